@@ -1,0 +1,24 @@
+"""Unified Normalization for vision Transformers in the OpenMMLab world.
+
+Importing the package registers its layers, backbones and hooks in mmengine's root registries, so
+that a config of any OpenMMLab project finds them by name.
+"""
+from importlib.util import find_spec
+
+__version__ = '0.1.0'
+
+_MISSING = [name for name in ('mmengine', 'mmcv', 'mmpretrain') if find_spec(name) is None]
+if _MISSING:
+    raise ImportError(
+        f"mmunorm needs {', '.join(_MISSING)}, which this Python does not have: run `pip install "
+        "'mmunorm[onedl]'`, or install your own OpenMMLab distribution of it.")
+
+from . import ops  # noqa: E402
+
+# Before anything imports mmcv.ops.
+ops.install()
+
+from . import backbones, engine, norms  # noqa: E402, F401
+from .norms import UN, UN2d  # noqa: E402
+
+__all__ = ['UN', 'UN2d', '__version__']

@@ -1,0 +1,34 @@
+"""Weight decay for offline norms as for LayerNorm, in every config, by the stock constructor's own rules."""
+from __future__ import annotations
+
+from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+from ..norms import OfflineNorm
+
+
+# Replaces the stock constructor of the same name: a user's config that only swaps `norm_cfg` never
+# names a constructor, and would pull gamma to zero.
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class DefaultOptimWrapperConstructor(_StockConstructor):
+    """mmengine's constructor, with offline norms counted among the norms.
+
+    The stock one knows a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...), so that
+    `norm_decay_mult` misses every other. Arguments and all else are the stock ones.
+    """
+
+    def add_params(self, params, module, prefix='', is_dcn_module=None):
+        if isinstance(module, OfflineNorm):
+            module = _as_layer_norm(module)
+        super().add_params(params, module, prefix, is_dcn_module)
+
+
+def _as_layer_norm(norm: OfflineNorm) -> nn.LayerNorm:
+    """A LayerNorm that holds the norm's own parameters and children, for rules that go by the class."""
+    shell = nn.LayerNorm(norm.num_features, elementwise_affine=False)
+    for name, parameter in norm.named_parameters(recurse=False):
+        shell.register_parameter(name, parameter)
+    for name, child in norm.named_children():
+        shell.add_module(name, child)
+    return shell

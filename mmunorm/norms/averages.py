@@ -1,0 +1,54 @@
+"""Averages over the records of the last M steps, and UN's outlier test (Eq. 18-19), as pure functions.
+
+A record is `(M, C)`, oldest step first. Nothing here waits for a tensor's value.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def push(record: Tensor, newest: Tensor) -> Tensor:
+    """The record with its oldest row dropped and `newest` `(C,)` appended, as a new tensor."""
+    return torch.cat([record[1:], newest.unsqueeze(0).to(record.dtype)])
+
+
+def arithmetic_mean(record: Tensor) -> Tensor:
+    """AM over the steps, `(C,)`."""
+    return record.mean(dim=0)
+
+
+def geometric_mean(record: Tensor) -> Tensor:
+    """GM over the steps, `exp(mean(log))`, `(C,)`; 0 where a step holds 0."""
+    return record.log().mean(dim=0).exp()
+
+
+def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
+    """`alpha * old + (1 - alpha) * new` (Eq. 12): `alpha` weighs the OLD value."""
+    return alpha * old + (1 - alpha) * new
+
+
+def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
+    """`V(sqrt(record))` of Eq. 19 with the unbiased variance.
+
+    One number over all `M * C` entries, or `(C,)` numbers with `per_channel`.
+    """
+    return record.sqrt().var(dim=0) if per_channel else record.sqrt().var()
+
+
+def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False) -> Tensor:
+    """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19).
+
+    Args:
+        omega: the last M statistics with the newest, `(M, C)`.
+        omega_prev: the M statistics before the newest, `(M, C)`.
+        per_channel: read `V` for each channel; for study only (spec section 3).
+
+    Returns:
+        A bool tensor of shape `()`.
+    """
+    am = arithmetic_mean(omega)
+    # Equal statistics have AM = GM and V = 0: the rounding of exp and log must not decide there.
+    rounding = 16 * torch.finfo(omega.dtype).eps * am
+    excess = am - geometric_mean(omega) - rounding
+    return (excess > omega.shape[0] * root_variance(omega_prev, per_channel)).any()

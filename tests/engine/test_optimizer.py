@@ -1,0 +1,80 @@
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from torch import nn
+
+import mmunorm  # noqa: F401
+from mmunorm.norms import UN
+
+
+class Block(nn.Module):
+    """Norms under names that a `custom_keys={'norm': ...}` finds and does not find."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm1 = norm(8)
+        self.ln2 = norm(8)
+        self.fc = nn.Linear(8, 8)
+        self.inner = nn.Sequential(nn.Linear(8, 8), norm(8))
+
+
+PARAMWISE = [
+    dict(norm_decay_mult=0.),
+    dict(norm_decay_mult=0., bias_decay_mult=0.5, bias_lr_mult=2.),
+    dict(flat_decay_mult=0.),
+    dict(bias_decay_mult=0.),
+    dict(custom_keys={'norm': dict(decay_mult=0.)}),
+    dict(custom_keys={'norm1': dict(decay_mult=0.3, lr_mult=0.1)}, norm_decay_mult=0.),
+    None,
+]
+
+
+def settings_by_name(model, paramwise_cfg):
+    wrapper = build_optim_wrapper(
+        model,
+        dict(
+            optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05),
+            **({} if paramwise_cfg is None else dict(paramwise_cfg=paramwise_cfg))))
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        names[id(p)]: (group['lr'], group['weight_decay'])
+        for group in wrapper.optimizer.param_groups
+        for p in group['params']
+    }
+
+
+@pytest.mark.parametrize('paramwise_cfg', PARAMWISE, ids=str)
+def test_un_gets_what_layer_norm_gets(paramwise_cfg):
+    expected = settings_by_name(Block(nn.LayerNorm), paramwise_cfg)
+    assert settings_by_name(Block(UN), paramwise_cfg) == expected
+    if paramwise_cfg == PARAMWISE[0]:
+        assert expected['ln2.weight'] == expected['inner.1.bias'] == (0.1, 0.)
+        assert expected['fc.weight'] == (0.1, 0.05)
+
+
+def test_frozen_parameters_stay_out():
+    model = Block(UN)
+    model.ln2.weight.requires_grad = False
+    settings = settings_by_name(model, dict(norm_decay_mult=0.))
+    assert 'ln2.weight' not in settings and 'ln2.bias' in settings
+
+
+def test_from_every_scope():
+    """mmdet's and mmpretrain's registries ask the root registry for this constructor."""
+    from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
+    for scope in ('mmdet', 'mmpretrain'):
+        with DefaultScope.overwrite_default_scope(scope):
+            assert settings_by_name(Block(UN), dict(norm_decay_mult=0.))['ln2.weight'] == (0.1, 0.)
+        with OPTIM_WRAPPER_CONSTRUCTORS.switch_scope_and_registry(scope) as registry:
+            cls = registry.get('DefaultOptimWrapperConstructor')
+        assert cls.__module__ == 'mmunorm.engine.optimizer'
+
+
+def test_training_moves_gamma_only_by_its_gradient():
+    """Decay alone would halve gamma here."""
+    model = nn.Sequential(UN(4), nn.Linear(4, 1))
+    wrapper = build_optim_wrapper(
+        model,
+        dict(optimizer=dict(type='SGD', lr=0.1, weight_decay=5.), paramwise_cfg=dict(norm_decay_mult=0.)))
+    wrapper.update_params((model(torch.randn(6, 4)) * 0).sum())
+    assert torch.equal(model[0].weight, torch.ones(4))

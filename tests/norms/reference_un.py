@@ -1,0 +1,64 @@
+"""UN one token and one step at a time in float64 numpy, written from the spec and from nothing else."""
+import numpy as np
+
+
+class ReferenceUN:
+
+    def __init__(self, channels, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
+                 per_channel=False, eps=1e-5):
+        self.m_forward, self.m_backward = window
+        self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
+        self.outlier_filter, self.per_channel = outlier_filter, per_channel
+        self.gamma = np.ones(channels)
+        self.beta = np.zeros(channels)
+        self.running_var = np.ones(channels)
+        self.psi = np.zeros(channels)
+        self.activations, self.gradients = [], []
+        self.t = self.num_outliers = 0
+
+    def forward(self, x, padded=None):
+        """`x` (B, C) float64; `padded` (B,) bool."""
+        self.t += 1
+        self.x, self.padded = x, np.zeros(len(x), bool) if padded is None else padded
+        kept = x[~self.padded]
+        s = np.array([np.mean(kept[:, c] ** 2) for c in range(x.shape[1])])
+        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward,
+                                                                             self.m_backward)
+        self.outlier = False
+        if self.warm:
+            var_hat = s
+        else:
+            before = np.array(self.activations[-self.m_forward:])
+            omega = np.array(self.activations[-self.m_forward:] + [s])[-self.m_forward:]
+            am, gm = omega.mean(0), np.prod(omega, axis=0) ** (1 / self.m_forward)
+            roots = np.sqrt(before)
+            v = roots.var(axis=0, ddof=1) if self.per_channel else roots.var(ddof=1)
+            if self.outlier_filter:
+                self.outlier = bool(np.any(am - gm > self.m_forward * v)) and self.m_forward > 1
+            var_hat = s if self.outlier else gm
+        self.activations.append(self.running_var if self.outlier else s)
+        self.num_outliers += self.outlier
+        self.sigma = np.sqrt(var_hat + self.eps)
+        self.z = x / self.sigma
+        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * var_hat
+        return self.gamma * self.z + self.beta
+
+    def backward(self, dy):
+        """Gradients of x, gamma and beta."""
+        dz = self.gamma * dy
+        kept = ~self.padded
+        g = np.mean((dz * self.z)[kept], axis=0)
+        if self.outlier:
+            used = g
+            self.gradients.append(self.psi)
+        elif self.warm:
+            used = g
+            self.gradients.append(g)
+            self.psi = self.alpha * self.psi + (1 - self.alpha) * g
+        else:
+            self.gradients.append(g)
+            mean = np.mean(self.gradients[-self.m_backward:], axis=0)
+            self.psi = self.alpha * self.psi + (1 - self.alpha) * mean
+            used = self.psi
+        dx = (dz - kept[:, None] * self.z * used) / self.sigma
+        return dx, np.sum(dy * self.z, axis=0), np.sum(dy, axis=0)

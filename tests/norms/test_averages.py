@@ -1,0 +1,95 @@
+"""The theory of the paper as properties: Lemma 3.1, Corollary 3.2 and the AM-GM bound (spec section 3)."""
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mmunorm.norms.averages import (
+    arithmetic_mean,
+    geometric_mean,
+    is_outlier,
+    moving_average,
+    push,
+    root_variance,
+)
+
+positive = st.floats(1e-3, 1e3)
+records = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8),
+                     elements=positive)
+
+
+@given(records)
+def test_means_equal_numpy(record):
+    r = torch.from_numpy(record)
+    np.testing.assert_allclose(arithmetic_mean(r), record.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(geometric_mean(r), np.prod(record ** (1 / len(record)), axis=0), rtol=1e-10)
+    np.testing.assert_allclose(root_variance(r), np.sqrt(record).var(ddof=1), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(root_variance(r, per_channel=True), np.sqrt(record).var(axis=0, ddof=1),
+                               rtol=1e-9, atol=1e-12)
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 10), elements=positive))
+def test_am_gm_bound(values):
+    """`AM - GM <= M * V(sqrt)` with the population variance, always."""
+    r = torch.from_numpy(values)[:, None]
+    gap = arithmetic_mean(r) - geometric_mean(r)
+    assert -1e-9 * values.max() <= gap.item()
+    assert gap.item() <= len(values) * np.sqrt(values).var() + 1e-9 * values.max()
+
+
+@settings(max_examples=300)
+@given(hnp.arrays(np.float64, st.integers(1, 9), elements=positive), st.floats(1.0, 1e6))
+def test_lemma_3_1(previous, factor):
+    """A newest value above all others with `M * V(sqrt(A_prev)) < E(A) - GM(A)` has `GM(A) / a_t < 1`."""
+    newest = previous.max() * factor
+    a = np.append(previous, newest)
+    gm = geometric_mean(torch.from_numpy(a)[:, None]).item()
+    if factor > 1 and len(a) * np.sqrt(previous).var() < a.mean() - gm:
+        assert gm / newest < 1
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 7), elements=positive), st.floats(2.0, 1e4))
+def test_corollary_3_2(previous, factor):
+    """Without the filter an outlier `s_t` turns the gradient of the statistic into more than M times itself.
+
+    `dL/ds_t` through the geometric mean is `dL/dvar_hat * GM / (M * s_t)`: autograd must agree.
+    """
+    m = len(previous) + 1
+    newest = torch.tensor(previous.max() * factor, dtype=torch.float64, requires_grad=True)
+    omega = torch.cat([torch.from_numpy(previous), newest[None]])[:, None]
+    gm = geometric_mean(omega)
+    gm.sum().backward()
+    ratio = newest.grad.item()
+    np.testing.assert_allclose(ratio, gm.item() / (m * newest.item()), rtol=1e-9)
+    assert ratio < 1 / m
+
+
+@given(st.integers(2, 8), st.integers(1, 16), positive)
+def test_equal_statistics_are_never_an_outlier(window, channels, value):
+    for dtype in (torch.float32, torch.float64):
+        record = torch.full((window, channels), value, dtype=dtype)
+        assert not is_outlier(record, record)
+
+
+def test_one_wild_channel_is_enough():
+    record = torch.rand(4, 16) * 0.01 + 1
+    wild = push(record, record[-1].clone())
+    assert not is_outlier(wild, record)
+    wild[-1, 5] = 50.
+    assert is_outlier(wild, record)
+
+
+def test_per_channel_variance_is_stricter():
+    """A step that is mild against the spread over channels is an outlier against its own channel's."""
+    record = torch.linspace(0.1, 10, 8).expand(4, 8) * torch.tensor([1., 1.001, .999, 1.])[:, None]
+    omega = push(record, record[-1] * 1.2)
+    assert not is_outlier(omega, record)
+    assert is_outlier(omega, record, per_channel=True)
+
+
+def test_push_and_moving_average():
+    record = torch.arange(6.).view(3, 2)
+    assert push(record, torch.tensor([8., 9.])).tolist() == [[2, 3], [4, 5], [8, 9]]
+    assert record.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert moving_average(torch.tensor(1.), torch.tensor(2.), 0.9).item() == np.float32(1.1)
