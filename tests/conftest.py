@@ -3,6 +3,8 @@ import os
 import pytest
 import torch
 
+import mmunorm  # noqa: F401, before anything imports mmcv.ops
+
 
 @pytest.fixture(scope='session', autouse=True)
 def _threads():

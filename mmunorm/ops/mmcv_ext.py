@@ -1,0 +1,154 @@
+"""What `mmcv._ext` is when mmcv has no compiled operators (see `mmunorm.ops.install`).
+
+The functions keep the names, arguments and in-place outputs of the C++ ones in `mmcv/ops/csrc/pytorch`;
+torchvision's operators do the work. torchvision is imported on first use, since a classifier needs none
+of this and the import takes as long as torch's own.
+"""
+import torch
+
+_ANSWERED = 'nms and roi_align (average pooling)'
+_HOW_TO_GET = (
+    'To get it, build mmcv where this torch is installed, with a C++ compiler (for GPU tensors also the '
+    'CUDA toolkit): unpack the source archive of your mmcv distribution (`pip download --no-deps '
+    '--no-binary :all: onedl-mmcv`) and run `pip install --no-build-isolation .` in it; torch 2.14 and '
+    'later need -std=c++20 where its setup.py says c++17. mmunorm then uses the compiled operators.')
+
+
+def _operators():
+    import torchvision  # noqa: F401, registers torch.ops.torchvision
+    return torch.ops.torchvision
+
+
+def _at_least_float32(*tensors):
+    """The common dtype to compute in: box coordinates lose whole pixels in half precision."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def nms(boxes, scores, iou_threshold, offset):
+    """Greedy non-maximum suppression.
+
+    Args:
+        boxes (Tensor): (N, 4), x1 y1 x2 y2, any real dtype.
+        scores (Tensor): (N,), any real dtype. Equal scores count in the order given.
+        iou_threshold (float): A box goes when its IoU with a kept one is strictly above this.
+        offset (int): Added to every width and height, 0 or 1 (1: coordinates are pixel indices).
+
+    Returns:
+        Tensor: int64 indices of the kept boxes, highest score first.
+    """
+    dtype = _at_least_float32(boxes, scores)
+    if offset:
+        # Moving x2 and y2 by the offset gives the widened boxes and intersections; in float64 the
+        # shift itself rounds nothing away.
+        dtype = torch.float64
+        boxes = boxes.to(dtype)
+        boxes = torch.cat([boxes[:, :2], boxes[:, 2:] + offset], dim=1)
+    # mmcv compares in the precision of the boxes: an IoU of 3/5 is not above a threshold of 0.6.
+    threshold = torch.tensor(iou_threshold, dtype=dtype, device='cpu').item()
+    return _operators().nms(boxes.to(dtype), scores.to(dtype), threshold)
+
+
+def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width,
+                      spatial_scale, sampling_ratio, pool_mode, aligned):
+    """RoIAlign with average pooling, written into `output`.
+
+    Args:
+        input (Tensor): Features (N, C, H, W).
+        rois (Tensor): (K, 5), image index and x1 y1 x2 y2; its dtype may differ from that of `input`.
+        output (Tensor): (K, C, aligned_height, aligned_width), overwritten.
+        argmax_y, argmax_x (Tensor): Used by max pooling only.
+        aligned_height, aligned_width (int): Bins in each direction.
+        spatial_scale (float): From the coordinates of `rois` to those of `input`.
+        sampling_ratio (int): Samples a bin in each direction; 0: as many as the bin has pixels.
+        pool_mode (int): 1 for average; 0, for maximum, is not offered.
+        aligned (bool): Shift by half a pixel; False is the older convention, with sides of at least 1.
+
+    Raises:
+        NotImplementedError: `pool_mode` is 0.
+        ValueError: A box asks for pixels that are not there. What lies inside the boxes is checked on
+            the CPU only; on a GPU it would cost a synchronisation a call.
+    """
+    _check_pool_mode(pool_mode)
+    if not output.numel():
+        return
+    _check_rois(input, rois, aligned)
+    dtype = _at_least_float32(input, rois)
+    output.copy_(_operators().roi_align(
+        input.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width,
+        sampling_ratio, aligned))
+
+
+def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height,
+                       aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
+    """Add the gradient of :func:`roi_align_forward` with respect to `input` to `grad_input`.
+
+    Args:
+        grad_output (Tensor): Shape of the forward's `output`.
+        grad_input (Tensor): Shape of the forward's `input`, added to in place.
+
+    The other arguments are the forward's.
+
+    Raises:
+        NotImplementedError: `pool_mode` is 0.
+    """
+    _check_pool_mode(pool_mode)
+    if not grad_output.numel():
+        return
+    dtype = _at_least_float32(grad_output, rois)
+    grad_input.add_(_operators()._roi_align_backward(
+        grad_output.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width,
+        *grad_input.shape, sampling_ratio, aligned))
+
+
+def get_compiler_version():
+    """The line 'MMCV Compiler' of `collect_env`."""
+    return 'none (mmunorm.ops answers with torchvision)'
+
+
+def get_compiling_cuda_version():
+    """The line 'MMCV CUDA Compiler' of `collect_env`."""
+    return 'not available'
+
+
+def __getattr__(name):
+    # mmcv asks only whether an operator is there when it is imported, so that one that is never called
+    # may be missing. A module's private names stay missing.
+    if name.startswith('_'):
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+    def missing(*args, **kwargs):
+        raise NotImplementedError(
+            f'{name} is one of mmcv\'s compiled operators, and this mmcv was installed without them; '
+            f'mmunorm stands in for {_ANSWERED} only. {_HOW_TO_GET}')
+
+    missing.__name__ = missing.__qualname__ = name
+    return missing
+
+
+def _check_pool_mode(pool_mode):
+    if pool_mode != 1:
+        raise NotImplementedError(
+            "RoIAlign with pool_mode='max' needs mmcv's compiled operators, and this mmcv was installed "
+            f"without them; mmunorm stands in for {_ANSWERED} only: use pool_mode='avg'. {_HOW_TO_GET}")
+
+
+def _check_rois(input, rois, aligned):
+    """Refuse what would make torchvision read outside of `input`, and crash the process."""
+    if not input.numel():
+        raise ValueError(f'roi_align: input of shape {tuple(input.shape)} has no pixels to pool, but '
+                         f'rois holds {rois.size(0)} boxes')
+    if rois.device.type != 'cpu':
+        return
+    index, corners = rois[:, 0], rois[:, 1:]
+    good = corners.isfinite().all(1) & (index >= 0) & (index < input.size(0))
+    if aligned:
+        good &= (corners[:, 2:] >= corners[:, :2]).all(1)
+    if not good.all():
+        bad = rois[~good][0].tolist()
+        raise ValueError(
+            f'roi_align: rois holds (image index, x1, y1, x2, y2) = {bad}; the index must lie in '
+            f'[0, {input.size(0)}), the coordinates must be finite'
+            + (', and x1 <= x2, y1 <= y2' if aligned else ''))

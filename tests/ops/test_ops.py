@@ -1,0 +1,449 @@
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mmunorm.ops  # makes the next import possible
+
+# isort: split
+import mmcv.ops
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.utils import collect_env
+from mmcv.utils.ext_loader import check_ops_exist
+from mmengine.config import Config
+from mmengine.structures import InstanceData
+from mmengine.utils.dl_utils import mmcv_full_available
+
+from mmunorm.ops import mmcv_ext
+
+OPS = Path(mmunorm.ops.__file__)
+ROOT = OPS.parents[2]
+ASKED = {name for file in Path(mmcv.ops.__file__).parent.glob('*.py')
+         for name in re.findall(r'\bext_module\.(\w+)', file.read_text(encoding='utf-8'))}
+ANSWERED = {'nms', 'roi_align_forward', 'roi_align_backward',
+            'get_compiler_version', 'get_compiling_cuda_version'}
+
+
+@pytest.fixture
+def mmcv_ops(monkeypatch):
+    """mmcv.ops on the stand-in, also where mmcv has compiled operators of its own."""
+    for name in ('nms', 'roi_align'):
+        monkeypatch.setattr(sys.modules[f'mmcv.ops.{name}'], 'ext_module', mmcv_ext)
+    return mmcv.ops
+
+
+# ---- nms -------------------------------------------------------------------------------------------
+def plain_nms(boxes, scores, threshold, offset=0):
+    """Greedy suppression by its definition, in float32, as mmcv's C++ computes it."""
+    boxes, one = boxes.numpy(), np.float32(1)
+    kept = []
+    for i in sorted(range(len(boxes)), key=lambda i: -scores[i].item()):
+        a, suppressed = boxes[i], False
+        for b in boxes[kept]:
+            width = max(min(a[2], b[2]) - max(a[0], b[0]) + offset * one, 0 * one)
+            height = max(min(a[3], b[3]) - max(a[1], b[1]) + offset * one, 0 * one)
+            area_a = (a[2] - a[0] + offset * one) * (a[3] - a[1] + offset * one)
+            area_b = (b[2] - b[0] + offset * one) * (b[3] - b[1] + offset * one)
+            union = area_a + area_b - width * height
+            suppressed |= bool(union > 0 and width * height / union > np.float32(threshold))
+        if not suppressed:
+            kept.append(i)
+    return kept
+
+
+def random_boxes(n, size=100.):
+    corner = torch.rand(n, 2) * size
+    return torch.cat([corner, corner + torch.rand(n, 2) * size / 2], dim=1)
+
+
+pixel_boxes = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 6), st.integers(0, 6),
+              st.integers(0, 3)), max_size=10)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(pixel_boxes, st.sampled_from([0., 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.9]), st.sampled_from([0, 1]))
+def test_nms_on_pixel_boxes_with_ties(drawn, threshold, offset):
+    drawn = torch.tensor(drawn, dtype=torch.float32).reshape(-1, 5)
+    boxes = torch.cat([drawn[:, :2], drawn[:, :2] + drawn[:, 2:4]], dim=1)
+    scores = drawn[:, 4]
+    kept = mmcv_ext.nms(boxes, scores, iou_threshold=threshold, offset=offset)
+    assert kept.dtype == torch.int64
+    assert kept.tolist() == plain_nms(boxes, scores, threshold, offset)
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('size', [3., 100., 1e5])
+def test_nms_on_real_valued_boxes(offset, size):
+    boxes, scores = random_boxes(150, size), torch.rand(150)
+    for threshold in (0.1, 0.5):
+        kept = mmcv_ext.nms(boxes, scores, threshold, offset)
+        assert kept.tolist() == plain_nms(boxes, scores, threshold, offset)
+        assert 1 < len(kept) < 150
+
+
+def test_nms_threshold_is_strict_in_the_precision_of_the_boxes():
+    boxes = torch.tensor([[0., 0., 4., 1.], [1., 0., 5., 1.]])  # IoU 3/5, and float32(3/5) > 0.6
+    scores = torch.tensor([0.9, 0.8])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        assert mmcv_ext.nms(boxes.to(dtype), scores, 0.6, 0).tolist() == [0, 1]
+        assert mmcv_ext.nms(boxes.to(dtype), scores, 0.599, 0).tolist() == [0]
+
+
+def test_nms_offset_widens_the_boxes():
+    boxes = torch.tensor([[0., 0., 1., 1.], [1., 0., 2., 1.]])
+    scores = torch.ones(2)
+    assert mmcv_ext.nms(boxes, scores, 0.3, 0).tolist() == [0, 1]  # they only touch
+    assert mmcv_ext.nms(boxes, scores, 0.3, 1).tolist() == [0]  # they share 2 of 6 pixels
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+def test_nms_of_other_dtypes(dtype, offset):
+    boxes, scores = random_boxes(60).to(dtype), torch.rand(60).to(dtype)
+    kept = mmcv_ext.nms(boxes, scores, 0.4, offset).tolist()
+    assert kept == plain_nms(boxes.float(), scores, 0.4, offset)
+    assert kept == mmcv_ext.nms(boxes, scores.double(), 0.4, offset).tolist()
+
+
+def test_nms_orders_scores_in_their_own_precision():
+    boxes = torch.tensor([[0., 0., 4., 4.], [0., 0., 4., 4.]])
+    scores = torch.tensor([0.5, 0.5 + 1e-12], dtype=torch.float64)
+    assert mmcv_ext.nms(boxes, scores, 0.5, 0).tolist() == [1]
+
+
+@pytest.mark.parametrize('offset', [0, 1])
+def test_nms_of_nothing(mmcv_ops, offset):
+    dets, kept = mmcv_ops.nms(torch.zeros(0, 4), torch.zeros(0), 0.5, offset=offset)
+    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.int64
+    dets, kept = mmcv_ops.batched_nms(
+        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long),
+        dict(type='nms', iou_threshold=0.5), class_agnostic=True)
+    assert dets.shape == (0, 5) and kept.shape == (0,)
+
+
+def test_mmcv_nms_of_arrays(mmcv_ops):
+    boxes, scores = random_boxes(50), torch.rand(50)
+    dets, kept = mmcv_ops.nms(
+        boxes.numpy(), scores.numpy(), 0.5, score_threshold=0.2, max_num=10)
+    expected = [i for i in plain_nms(boxes, scores, 0.5) if scores[i] > 0.2][:10]
+    assert isinstance(kept, np.ndarray) and kept.tolist() == expected
+    np.testing.assert_array_equal(dets[:, :4], boxes.numpy()[expected])
+
+
+@pytest.mark.parametrize('split_thr', [10000, 20])
+@pytest.mark.parametrize('agnostic', [False, True])
+def test_mmcv_batched_nms(mmcv_ops, split_thr, agnostic):
+    boxes, scores, labels = random_boxes(80), torch.rand(80), torch.randint(0, 3, (80,))
+    dets, kept = mmcv_ops.batched_nms(
+        boxes, scores, labels, dict(type='nms', iou_threshold=0.3, split_thr=split_thr),
+        class_agnostic=agnostic)
+    if agnostic and split_thr == 10000:
+        expected = plain_nms(boxes, scores, 0.3)
+    else:  # mmcv splits by label even where it was asked not to
+        expected = []
+        for label in range(3):
+            index = (labels == label).nonzero().flatten()
+            expected += index[plain_nms(boxes[index], scores[index], 0.3)].tolist()
+        expected.sort(key=lambda i: -scores[i].item())
+    assert kept.tolist() == expected
+    torch.testing.assert_close(dets, torch.cat([boxes[kept], scores[kept, None]], dim=1))
+
+
+def test_mmcv_batched_nms_without_nms(mmcv_ops):
+    boxes, scores = random_boxes(9), torch.rand(9)
+    _, kept = mmcv_ops.batched_nms(boxes, scores, torch.zeros(9), None)
+    assert kept.tolist() == scores.argsort(descending=True).tolist()
+
+
+# ---- roi_align -------------------------------------------------------------------------------------
+def axis_weights(start, stop, bins, size, sampling_ratio, aligned):
+    """(bins, size): what each pixel of one axis adds to each bin, the bin's samples averaged."""
+    length = stop - start if aligned else max(stop - start, 1.)
+    samples = sampling_ratio or math.ceil(length / bins)
+    weights = torch.zeros(bins, size, dtype=torch.float64)
+    for b in range(bins):
+        for s in range(samples):
+            position = start + (b + (s + 0.5) / samples) * length / bins
+            if -1 <= position <= size:
+                position = min(max(position, 0), size - 1)
+                distance = (torch.arange(size, dtype=torch.float64) - position).abs()
+                weights[b] += (1 - distance).clamp(min=0) / samples
+    return weights
+
+
+def plain_roi_align(input, rois, output_size, scale, sampling_ratio, aligned):
+    """RoIAlign by its definition: bilinear interpolation is a tent a direction, and separates."""
+    output = []
+    for index, *corners in rois.tolist():
+        x1, y1, x2, y2 = (c * scale - 0.5 * aligned for c in corners)
+        rows = axis_weights(y1, y2, output_size[0], input.size(2), sampling_ratio, aligned)
+        columns = axis_weights(x1, x2, output_size[1], input.size(3), sampling_ratio, aligned)
+        output.append(torch.einsum('ph,chw,qw->cpq', rows, input[int(index)], columns))
+    return torch.stack(output)
+
+
+def random_rois(scale):
+    """Inside, over the border, all of the image and more, tiny, and without area; image 1 first."""
+    corners = torch.rand(6, 2, dtype=torch.float64) * 5
+    rois = torch.cat([corners, corners + torch.rand(6, 2, dtype=torch.float64) * 4], dim=1).tolist()
+    rois += [[-3.3, -2.2, 2.1, 3.7], [5.2, 3.9, 12.5, 9.1], [-4.1, -4.2, 14.3, 13.4],
+             [2.3, 2.4, 2.5, 2.7], [3.1, 1.2, 3.1, 4.4], [30.5, 30.5, 33.5, 34.5]]
+    rois = torch.tensor(rois, dtype=torch.float64) / scale
+    index = (torch.arange(len(rois)) + 1) % 2
+    return torch.cat([index[:, None].to(rois), rois], dim=1)
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('sampling_ratio', [0, 1, 2])
+@pytest.mark.parametrize('scale', [1., 0.25])
+@pytest.mark.parametrize('output_size', [(3, 2), (1, 5)])
+def test_roi_align(mmcv_ops, aligned, sampling_ratio, scale, output_size):
+    input = torch.randn(2, 3, 6, 8, dtype=torch.float64, requires_grad=True)
+    rois = random_rois(scale)
+    output = mmcv_ops.roi_align(input, rois, output_size, scale, sampling_ratio, 'avg', aligned)
+    expected = plain_roi_align(input, rois, output_size, scale, sampling_ratio, aligned)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-12)
+    weight = torch.randn_like(expected)
+    grad, = torch.autograd.grad(output, input, weight)
+    expected_grad, = torch.autograd.grad(expected, input, weight)
+    assert expected_grad.abs().sum() > 1
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('rois_dtype', [None, torch.float32, torch.float64])
+def test_roi_align_of_other_dtypes(mmcv_ops, dtype, rois_dtype):
+    input = torch.randn(2, 3, 6, 8).to(dtype).requires_grad_()
+    rois = random_rois(1.).to(rois_dtype or dtype)
+    output = mmcv_ops.RoIAlign((2, 2), sampling_ratio=2)(input, rois)
+    wide = input.detach().double().requires_grad_()
+    expected = plain_roi_align(wide, rois, (2, 2), 1., 2, True)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+    output.sum().backward()
+    expected.sum().backward()
+    assert input.grad.dtype == dtype
+    torch.testing.assert_close(input.grad.double(), wide.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_roi_align_under_autocast(mmcv_ops):
+    input, rois = torch.randn(2, 3, 6, 8), random_rois(1.).float()
+    with torch.autocast('cpu', torch.bfloat16):
+        output = mmcv_ops.roi_align(input, rois, (2, 2), 1., 2, 'avg', True)
+    assert output.dtype == torch.float32
+    expected = plain_roi_align(input.double(), rois, (2, 2), 1., 2, True).float()
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_roi_align_overwrites_the_output_and_adds_the_gradient():
+    input, rois = torch.randn(2, 3, 6, 8), random_rois(1.).float()
+    unused = torch.zeros(0)
+    kwargs = dict(aligned_height=2, aligned_width=2, spatial_scale=1., sampling_ratio=2, pool_mode=1,
+                  aligned=True)
+    output = torch.full((len(rois), 3, 2, 2), math.nan)
+    assert mmcv_ext.roi_align_forward(input, rois, output, unused, unused, **kwargs) is None
+    expected = plain_roi_align(input.double(), rois, (2, 2), 1., 2, True).float()
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    once, twice = torch.zeros_like(input), torch.zeros_like(input)
+    grad_output = torch.randn_like(output).transpose(2, 3)  # any strides
+    mmcv_ext.roi_align_backward(grad_output, rois, unused, unused, once, **kwargs)
+    for _ in range(2):
+        mmcv_ext.roi_align_backward(grad_output, rois, unused, unused, twice, **kwargs)
+    assert once.abs().sum() > 1
+    torch.testing.assert_close(twice, 2 * once)
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('images', [0, 2])
+def test_roi_align_of_no_rois(mmcv_ops, aligned, images):
+    input = torch.randn(images, 3, 6, 8, requires_grad=True)
+    output = mmcv_ops.roi_align(input, torch.zeros(0, 5), (7, 7), 1., 0, 'avg', aligned)
+    assert output.shape == (0, 3, 7, 7)
+    output.sum().backward()
+    assert input.grad.shape == input.shape and not input.grad.any()
+
+
+@pytest.mark.parametrize('shape', [(0, 3, 6, 8), (2, 3, 0, 8), (2, 3, 6, 0)])
+def test_roi_align_of_an_input_without_pixels(mmcv_ops, shape):
+    with pytest.raises(ValueError, match=re.escape(f'input of shape {shape} has no pixels')):
+        mmcv_ops.roi_align(torch.zeros(shape), torch.zeros(1, 5), (7, 7))
+
+
+@pytest.mark.parametrize('roi', [
+    [2., 0., 0., 3., 3.], [-1., 0., 0., 3., 3.], [math.nan, 0., 0., 3., 3.],
+    [0., 0., math.nan, 3., 3.], [0., 0., 0., math.inf, 3.]])
+@pytest.mark.parametrize('aligned', [True, False])
+def test_roi_align_refuses_what_would_crash(mmcv_ops, roi, aligned):
+    rois = torch.tensor([[0., 0., 0., 3., 3.], roi])
+    with pytest.raises(ValueError, match=re.escape(str(roi))):
+        mmcv_ops.roi_align(torch.zeros(2, 3, 6, 8), rois, (2, 2), 1., 2, 'avg', aligned)
+
+
+def test_roi_align_of_a_negative_size(mmcv_ops):
+    rois = torch.tensor([[0., 3., 3., 1., 5.]])
+    with pytest.raises(ValueError, match='x1 <= x2'):
+        mmcv_ops.roi_align(torch.zeros(1, 3, 6, 8), rois, (2, 2), 1., 0, 'avg', True)
+    output = mmcv_ops.roi_align(torch.ones(1, 3, 6, 8), rois, (2, 2), 1., 0, 'avg', False)
+    torch.testing.assert_close(output, torch.ones(1, 3, 2, 2))  # a side of 1 by the old convention
+
+
+def test_roi_align_max_is_not_offered(mmcv_ops):
+    with pytest.raises(NotImplementedError, match="pool_mode='max'"):
+        mmcv_ops.roi_align(torch.ones(1, 3, 6, 8), torch.zeros(1, 5), (2, 2), 1., 0, 'max', True)
+
+
+# ---- the other operators ---------------------------------------------------------------------------
+def test_mmcv_asks_for_many_operators():
+    assert len(ASKED) > 100 and ANSWERED < ASKED
+
+
+@pytest.mark.parametrize('name', sorted(ASKED - ANSWERED))
+def test_every_other_operator_raises_when_called(name):
+    operator = getattr(mmcv_ext, name)
+    assert operator.__name__ == name
+    with pytest.raises(NotImplementedError, match=rf'^{name} is .*build mmcv.*std=c\+\+20'):
+        operator(torch.zeros(1), key=1)
+
+
+def test_private_names_stay_missing():
+    for name in ('__path__', '__wrapped__', '_private'):
+        assert not hasattr(mmcv_ext, name)
+
+
+def test_environment_reports():
+    assert mmcv_full_available() and check_ops_exist()
+    for version in (mmcv_ext.get_compiler_version(), mmcv_ext.get_compiling_cuda_version()):
+        assert isinstance(version, str) and 0 < len(version) < 60
+    assert collect_env()['MMCV Compiler'] == mmcv.ops.get_compiler_version()
+
+
+# ---- install ---------------------------------------------------------------------------------------
+def run(code, path=ROOT, **kwargs):
+    return subprocess.run([sys.executable, '-c', code, str(OPS)], cwd=path, capture_output=True,
+                          text=True, timeout=300, check=True, **kwargs).stdout
+
+
+LOAD = '''
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location('ops', sys.argv[1])
+ops = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ops)
+'''
+IMPORT = '''
+import mmcv
+if not {compiled}:
+    try:
+        import mmcv._ext
+    except ModuleNotFoundError:
+        pass
+    else:
+        raise AssertionError('mmcv._ext before install')
+'''
+USE = '''
+ops.install(), ops.install()
+found = importlib.util.find_spec('mmcv._ext')
+assert 'mmcv._ext' not in sys.modules and 'torch' not in sys.modules
+import mmcv._ext
+from mmcv import _ext
+assert _ext is mmcv._ext is sys.modules['mmcv._ext'] and _ext.__spec__.origin == found.origin
+assert importlib.util.find_spec('mmcv._ext') is _ext.__spec__
+assert importlib.util.find_spec('mmcv._other') is None
+print(_ext.__file__)
+'''
+
+
+@pytest.mark.parametrize('compiled', [True, False])
+@pytest.mark.parametrize('mmcv_first', [True, False])
+def test_install_steps_aside_for_a_compiled_mmcv(tmp_path, compiled, mmcv_first):
+    package = tmp_path / 'mmcv'
+    package.mkdir()
+    (package / '__init__.py').touch()
+    if compiled:
+        (package / '_ext.py').touch()
+    out = run(LOAD + IMPORT.format(compiled=compiled) * mmcv_first + USE, path=tmp_path)
+    expected = package / '_ext.py' if compiled else OPS.with_name('mmcv_ext.py')
+    assert Path(out.strip()).samefile(expected)
+
+
+def test_install_twice_adds_one_finder():
+    before = list(sys.meta_path)
+    mmunorm.ops.install()
+    assert sys.meta_path == before and sys.meta_path.count(mmunorm.ops._StandInFinder) == 1
+
+
+def test_install_too_late_warns(monkeypatch):
+    finder = mmunorm.ops._StandInFinder
+    monkeypatch.setattr(sys, 'meta_path', [f for f in sys.meta_path if f is not finder])
+    monkeypatch.delitem(sys.modules, 'mmcv.ops')
+    monkeypatch.setitem(sys.modules, 'mmdet.models.dense_heads.base_dense_head', sys)
+    with pytest.warns(UserWarning, match='import mmunorm first'):
+        mmunorm.ops.install()
+    assert sys.meta_path[-1] is finder
+
+
+@pytest.mark.slow
+def test_import_in_a_fresh_interpreter():
+    run('import mmunorm, mmdet.models, mmcv.ops')
+
+
+@pytest.mark.slow
+def test_mmcv_ops_after_an_attempt_that_failed():
+    out = run(LOAD + '''
+try:
+    import mmcv.ops
+except ModuleNotFoundError:
+    pass
+ops.install()
+import torch
+from mmcv.ops import nms
+print(nms(torch.tensor([[0., 0., 4., 4.]] * 2), torch.ones(2), 0.5)[1].tolist())
+''')
+    assert out.strip() == '[0]'
+
+
+@pytest.mark.slow
+def test_mask_rcnn_trains_and_predicts(tmp_path):
+    from mmdet.registry import MODELS
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmdet.utils import register_all_modules
+
+    register_all_modules(init_default_scope=True)
+    file = tmp_path / 'config.py'
+    file.write_text('''
+_base_ = ['mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py']
+model = dict(backbone=dict(depth=18, init_cfg=None), neck=dict(in_channels=[64, 128, 256, 512]),
+             test_cfg=dict(rcnn=dict(score_thr=0.)))
+''')
+    model = MODELS.build(Config.fromfile(str(file)).model)
+    sample = DetDataSample(metainfo=dict(
+        img_shape=(96, 96), ori_shape=(96, 96), pad_shape=(96, 96), batch_input_shape=(96, 96),
+        scale_factor=(1., 1.)))
+    mask = np.zeros((1, 96, 96), dtype=np.uint8)
+    mask[:, 20:60, 10:50] = 1
+    sample.gt_instances = InstanceData(
+        bboxes=torch.tensor([[10., 20., 50., 60.]]), labels=torch.tensor([3]),
+        masks=BitmapMasks(mask, 96, 96))
+    data = model.data_preprocessor(dict(
+        inputs=[torch.randint(0, 256, (3, 96, 96), dtype=torch.uint8)], data_samples=[sample]), True)
+
+    losses = model(**data, mode='loss')
+    loss, _ = model.parse_losses(losses)
+    loss.backward()
+    assert loss.isfinite() and losses['loss_mask'] > 0
+    # Everything but the frozen stem learns, so the gradient passes RoIAlign.
+    assert model.backbone.layer4[0].conv1.weight.grad.abs().sum() > 0
+
+    model.eval()
+    with torch.no_grad():
+        predicted, = model(**data, mode='predict')
+    found = predicted.pred_instances
+    assert 0 < len(found) <= 100
+    assert found.masks.shape == (len(found), 96, 96) and found.bboxes.shape == (len(found), 4)
