@@ -1,0 +1,128 @@
+"""Folders that a tool makes as a whole or not at all, and recognises as its own later."""
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed run left behind then stays there.
+    fcntl = None
+
+MARKER = '.made_by_mmunorm.json'
+
+
+class FolderError(RuntimeError):
+    """A folder that must not or cannot be written. The message is one line for the user."""
+
+
+def is_made(folder, settings, force=False):
+    """Say whether a folder is there, made with these settings, or still has to be made.
+
+    Args:
+        folder (str | Path): the folder.
+        settings (dict): what it should have been made with; values that JSON can hold.
+        force (bool): whether a folder that was made before is to be made anew.
+
+    Returns:
+        bool: True if there is nothing to do; False if ``making_folder`` may write it.
+
+    Raises:
+        FolderError: if it is a file, holds something that was not made here, or, without ``force``,
+            was made with other settings or has lost files since.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise FolderError(f'{folder} is a file: name a folder')
+    marker = _read_marker(folder)
+    if marker is None:
+        if any(folder.iterdir()):
+            raise FolderError(f'{folder} holds files and was not made by this tool (no {MARKER} in '
+                              'it), so it is left alone: name another folder')
+        return False
+    if force:
+        return False
+    if marker['settings'] != settings:
+        keys = {**settings, **marker['settings']}
+        differences = ', '.join(
+            f'{key} {marker["settings"].get(key)} instead of {settings.get(key)}' for key in keys
+            if marker['settings'].get(key) != settings.get(key))
+        raise FolderError(f'{folder} was made with other settings ({differences}): name another '
+                          'folder, or overwrite it with --force')
+    count = _count_files(folder)
+    if count < marker['files']:
+        raise FolderError(f'{folder} has lost files ({count} of {marker["files"]} are there): make '
+                          'it anew with --force')
+    return True
+
+
+@contextmanager
+def making_folder(folder, settings, force=False):
+    """Fill a folder out of sight and put it in its place at the end of the ``with`` block.
+
+    The block gets the path of a new, empty folder beside the real one. If the block fails or is
+    interrupted, that folder goes and nothing else has changed. What a killed run left behind is
+    removed by the next run.
+
+    Args:
+        folder, settings, force: as for ``is_made``, whose errors it raises.
+    """
+    # A link to a larger disk stays a link.
+    folder = Path(folder).resolve()
+    is_made(folder, settings, force)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f'.{folder.name}.making-'
+    for sibling in folder.parent.iterdir():
+        if sibling.name.startswith(prefix):
+            _remove_if_abandoned(sibling)
+    workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        with open(workshop / 'lock', 'w') as lock:
+            if fcntl:
+                # Held as long as this process lives, so that others know the folder is in use.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            new = workshop / 'new'
+            new.mkdir()
+            yield new
+            marker = {'settings': settings, 'files': _count_files(new)}
+            (new / MARKER).write_text(json.dumps(marker, indent=1) + '\n', encoding='utf-8')
+            # Somebody may have written there meanwhile.
+            if not is_made(folder, settings, force):
+                _replace(folder, new, workshop / 'old')
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _replace(folder, new, old):
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+
+
+def _read_marker(folder):
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        marker = json.loads((folder / MARKER).read_text(encoding='utf-8'))
+        if isinstance(marker['settings'], dict) and isinstance(marker['files'], int):
+            return marker
+    return None
+
+
+def _count_files(folder):
+    return sum(len(set(files) - {MARKER}) for _, _, files in os.walk(folder))
+
+
+def _remove_if_abandoned(workshop):
+    if fcntl is None:
+        return
+    with suppress(OSError), open(workshop / 'lock', 'r+') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(workshop, ignore_errors=True)

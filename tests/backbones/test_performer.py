@@ -1,0 +1,153 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mmunorm.backbones.performer import PerformerAttention, PerformerLayer, performer_attention
+from mmunorm.norms import UN
+
+
+def layer_norm(x, norm):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + norm.eps) * array(norm.weight) + array(norm.bias)
+
+
+def linear(x, layer):
+    return x @ array(layer.weight).T + array(layer.bias)
+
+
+def array(tensor):
+    return tensor.detach().double().numpy()
+
+
+def straight_line_attention(q, k, v, w):
+    """One query, one key and one feature at a time, in float64."""
+    m = len(w)
+    y = np.zeros_like(v)
+    for b, i in np.ndindex(*q.shape[:2]):
+        total = 0.
+        for j in range(k.shape[1]):
+            kernel = 0.
+            for direction in w:
+                q_feature = math.exp(direction @ q[b, i] - q[b, i] @ q[b, i] / 2) / math.sqrt(m)
+                k_feature = math.exp(direction @ k[b, j] - k[b, j] @ k[b, j] / 2) / math.sqrt(m)
+                kernel += q_feature * k_feature
+            y[b, i] += kernel * v[b, j]
+            total += kernel
+        y[b, i] /= total + 1e-8
+    return y
+
+
+def test_attention_equals_the_straight_line_computation():
+    q, k, v = torch.randn(3, 2, 5, 6, dtype=torch.float64)
+    w = torch.randn(4, 6, dtype=torch.float64)
+    expected = straight_line_attention(*(t.numpy() for t in (q, k, v, w)))
+    np.testing.assert_allclose(performer_attention(q, k, v, w).numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize('dtype, rtol', [(torch.float64, 1e-9), (torch.float32, 2e-5)])
+def test_layer_equals_the_straight_line_computation(dtype, rtol):
+    layer = PerformerLayer(10, 6, norm_cfg=dict(type='LN')).to(dtype).eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 7, 10, dtype=dtype)
+
+    kqv = linear(layer_norm(array(x), layer.ln1), layer.attn.kqv)
+    k, q, v = kqv[..., :6], kqv[..., 6:12], kqv[..., 12:]
+    y = v + linear(straight_line_attention(q, k, v, array(layer.attn.w)), layer.attn.proj)
+    hidden = linear(layer_norm(y, layer.ln2), layer.ffn.layers[0][0])
+    hidden = hidden / 2 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+    expected = y + linear(hidden, layer.ffn.layers[1])
+    np.testing.assert_allclose(array(layer(x)), expected, rtol=rtol, atol=rtol)
+
+
+def test_many_random_features_approach_softmax_attention():
+    q, k, v = torch.randn(3, 8, 12, 16)
+    q, k = nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1)
+    expected = (q @ k.transpose(1, 2)).softmax(-1) @ v
+    # What attention adds to a plain mean over the tokens.
+    added = (expected - v.mean(dim=1, keepdim=True)).norm()
+
+    def error(num_features):
+        w = PerformerAttention(16, 16, kernel_ratio=num_features / 16).w
+        return ((performer_attention(q, k, v, w) - expected).norm() / added).item()
+
+    few, many = error(1024), error(65536)
+    assert many < 0.06
+    # The error of a mean over m features falls as 1 / sqrt(m).
+    assert 8 / 2 < few / many < 8 * 2
+
+
+def test_skip_connection_comes_from_the_values_and_dropout_before_it():
+    attention = PerformerAttention(10, 6, drop_rate=0.5)
+    nn.init.zeros_(attention.proj.weight)
+    nn.init.ones_(attention.proj.bias)
+    x = torch.randn(4, 50, 10)
+    v = attention.kqv(x)[..., 12:]
+    torch.testing.assert_close(attention.eval()(x), v + 1)
+    dropped = attention.train()(x) - v
+    assert 0.4 < (dropped > 1).float().mean() < 0.6  # kept: scaled to 2
+    assert ((dropped.abs() < 1e-5) | ((dropped - 2).abs() < 1e-5)).all()
+
+
+def test_random_directions_are_orthogonal_reproducible_saved_and_not_trained():
+    def build(seed):
+        torch.manual_seed(seed)
+        return PerformerAttention(10, 64)
+
+    attention = build(1)
+    assert attention.w.shape == (32, 64)
+    torch.testing.assert_close(attention.w @ attention.w.t(), 32 * torch.eye(32), atol=1e-4, rtol=0)
+    assert torch.equal(attention.w, build(1).w)
+    other = build(2)
+    assert not torch.equal(attention.w, other.w)
+    assert 'w' not in dict(attention.named_parameters())
+    other.load_state_dict(attention.state_dict())
+    x = torch.randn(2, 5, 10)
+    assert torch.equal(other.eval()(x), attention.eval()(x))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_loses_nothing_but_the_rounding_of_its_inputs(dtype):
+    q, k, v = torch.randn(3, 2, 40, 64).to(dtype)
+    w = PerformerAttention(64, 64).w
+    expected = performer_attention(q.float(), k.float(), v.float(), w).to(dtype)
+    with torch.autocast('cpu', dtype):
+        output = performer_attention(q, k, v, w)
+    assert output.dtype == dtype
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize('scale', [0., 10., 1e4])
+def test_large_and_zero_inputs_stay_finite(dtype, scale):
+    q, k, v = (scale * torch.randn(3, 2, 40, 64)).to(dtype).unbind()
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+    output = performer_attention(*inputs, PerformerAttention(64, 64).w)
+    output.float().sum().backward()
+    assert output.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in inputs)
+
+
+def test_the_largest_possible_features_stay_finite():
+    # The exponent is largest where a token equals a random direction.
+    w = PerformerAttention(64, 64, kernel_ratio=1).w
+    tokens = w.unsqueeze(0)
+    output = performer_attention(tokens, tokens, tokens, w)
+    assert output.isfinite().all()
+
+
+def test_whole_layer_under_autocast_and_in_bfloat16():
+    layer = PerformerLayer(10, 8, norm_cfg=dict(type='UN', window=2, warmup_iters=0))
+    assert isinstance(layer.ln1, UN) and isinstance(layer.ln2, UN)
+    x = torch.randn(2, 30, 10)
+    with torch.autocast('cpu', torch.bfloat16):
+        for _ in range(4):
+            layer(x).float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    expected = layer.eval()(x)
+    output = layer.bfloat16()(x.bfloat16())
+    assert output.dtype == torch.bfloat16
+    assert (output.float() - expected).norm() < 0.05 * expected.norm()

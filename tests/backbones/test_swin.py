@@ -1,0 +1,302 @@
+import numpy as np
+import pytest
+import torch
+from mmdet.registry import MODELS as MMDET_MODELS
+from mmpretrain.models import SwinTransformer
+from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
+from torch import nn
+
+from mmunorm.backbones import UNSwinTransformer
+from mmunorm.norms import UN
+
+ARCH = dict(embed_dims=8, depths=[2, 1, 2, 1], num_heads=[1, 2, 2, 4])
+SMALL = dict(
+    arch=ARCH, img_size=32, patch_size=2, window_size=4, drop_path_rate=0., pad_small_map=True)
+ALL_STAGES = (0, 1, 2, 3)
+NORMS_OF_BLOCKS = 2 * sum(ARCH['depths'])
+NO_WARMUP = dict(type='UN', window=2, warmup_iters=0)
+IMAGES = (2, 3, 32, 32)
+
+
+def randomize(model):
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def count(model, norm_type):
+    return sum(isinstance(module, norm_type) for module in model.modules())
+
+
+def train_step(model, images):
+    outputs = model.train()(images)
+    sum(output.float().square().mean() for output in outputs).backward()
+    return outputs
+
+
+@pytest.mark.parametrize('registry', [MMDET_MODELS, MMPRETRAIN_MODELS])
+def test_every_openmmlab_scope_finds_it(registry):
+    model = registry.build(dict(type='UNSwinTransformer', **SMALL))
+    assert isinstance(model, UNSwinTransformer)
+    assert isinstance(model.norm3, UN)
+
+
+@pytest.mark.parametrize('norm_cfg, norm_type', [(None, UN), (dict(type='LN'), nn.LayerNorm)])
+@pytest.mark.parametrize('out_indices, number', [((3, ), 29), (ALL_STAGES, 32)])
+def test_swin_tiny_has_the_asked_norm_everywhere(norm_cfg, norm_type, out_indices, number):
+    arguments = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
+    model = UNSwinTransformer('tiny', out_indices=out_indices, **arguments)
+    assert count(model, norm_type) == number
+    other = {UN: nn.LayerNorm, nn.LayerNorm: UN}[norm_type]
+    assert count(model, other) == 0
+
+
+def test_norm_arguments_reach_every_norm():
+    norms = [m for m in UNSwinTransformer(**SMALL, norm_cfg=dict(type='UN', window=7, eps=1e-3)).modules()
+             if isinstance(m, UN)]
+    assert len(norms) == 1 + NORMS_OF_BLOCKS + 3 + 1
+    assert all(norm.window == (7, 7) and norm.eps == 1e-3 for norm in norms)
+
+
+def test_a_norm_named_for_a_part_wins():
+    model = UNSwinTransformer(
+        **SMALL,
+        patch_cfg=dict(norm_cfg=dict(type='LN')),
+        stage_cfgs=[
+            dict(block_cfgs=[dict(norm_cfg=dict(type='LN')), dict(ffn_ratio=2.)]),
+            dict(downsample_cfg=dict(norm_cfg=dict(type='LN'))),
+            {},
+            dict(block_cfgs=dict(norm_cfg=dict(type='LN'))),
+        ])
+    assert isinstance(model.patch_embed.norm, nn.LayerNorm)
+    assert count(model.stages[0].blocks[0], nn.LayerNorm) == 2
+    assert count(model.stages[0].blocks[1], UN) == 2
+    assert model.stages[0].blocks[1].ffn.feedforward_channels == 16
+    assert isinstance(model.stages[0].downsample.norm, UN)
+    assert count(model.stages[1].blocks, UN) == 2
+    assert isinstance(model.stages[1].downsample.norm, nn.LayerNorm)
+    assert count(model.stages[2], UN) == 5
+    assert count(model.stages[3], nn.LayerNorm) == 2
+    assert isinstance(model.norm3, UN)
+
+
+def test_arguments_are_not_written_to():
+    norm_cfg, patch_cfg = dict(type='UN'), dict(bias=False)
+    stage_cfgs = dict(block_cfgs=dict(ffn_ratio=2.), downsample_cfg=dict(bias=True))
+    model = UNSwinTransformer(**SMALL, norm_cfg=norm_cfg, patch_cfg=patch_cfg, stage_cfgs=stage_cfgs)
+    assert norm_cfg == dict(type='UN')
+    assert patch_cfg == dict(bias=False)
+    assert stage_cfgs == dict(block_cfgs=dict(ffn_ratio=2.), downsample_cfg=dict(bias=True))
+    assert model.patch_embed.projection.bias is None
+    assert model.stages[0].downsample.reduction.bias is not None
+
+
+@pytest.mark.parametrize('norm_cfg', [None, 'UN', dict(window=4)])
+def test_bad_norm_cfg_is_named(norm_cfg):
+    with pytest.raises(TypeError, match='norm_cfg=.*must be a dict that names its type'):
+        UNSwinTransformer(**SMALL, norm_cfg=norm_cfg)
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('out_indices', [(3, ), ALL_STAGES])
+@pytest.mark.parametrize('size', [(32, 32), (37, 51)])
+def test_with_ln_equals_the_stock_class(training, out_indices, size):
+    stock = randomize(SwinTransformer(**SMALL, out_indices=out_indices))
+    ours = UNSwinTransformer(**SMALL, out_indices=out_indices, norm_cfg=dict(type='LN'))
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    ours.load_state_dict(stock.state_dict())
+    stock.train(training)
+    ours.train(training)
+    images = torch.randn(2, 3, *size)
+    outputs, expected = ours(images), stock(images)
+    assert len(outputs) == len(out_indices)
+    assert all(map(torch.equal, outputs, expected))
+
+    for result in (outputs, expected):
+        sum(output.square().mean() for output in result).backward()
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    for name, parameter in stock.named_parameters():
+        assert torch.equal(gradients[name], parameter.grad), name
+
+
+def test_our_checkpoint_loads_into_the_stock_class():
+    ours = randomize(UNSwinTransformer(**SMALL, norm_cfg=dict(type='LN'))).eval()
+    stock = SwinTransformer(**SMALL)
+    stock.load_state_dict(ours.state_dict())
+    stock.eval()
+    images = torch.randn(IMAGES)
+    assert torch.equal(stock(images)[0], ours(images)[0])
+
+
+@pytest.mark.parametrize('wrap', [lambda model: model, lambda model: nn.ModuleDict({'backbone': model})])
+def test_checkpoint_of_an_old_stock_version_loads(wrap):
+    stock = randomize(SwinTransformer(**SMALL))
+    old = {}
+    for name, value in wrap(stock).state_dict().items():
+        old[name.replace('norm3.', 'norm.')] = value
+    assert sum('norm.weight' in name and 'stages' not in name for name in old) == 2  # patch_embed, output
+    prefix = 'backbone.' if wrap(stock) is not stock else ''
+    old[f'{prefix}stages.0.blocks.1.attn.attn_mask'] = torch.zeros(4, 16, 16)
+    ours = UNSwinTransformer(**SMALL, norm_cfg=dict(type='LN'))
+    wrap(ours).load_state_dict(old, strict=True)
+    images = torch.randn(IMAGES)
+    assert torch.equal(ours.eval()(images)[0], _eval(stock)(images)[0])
+
+
+def _eval(stock):
+    stock.eval()  # returns None
+    return stock
+
+
+def cubic_matrix(old, new, a=-0.75):
+    """Cubic convolution from `old` to `new` samples of one axis, borders repeated, in float64."""
+    matrix = np.zeros((new, old))
+    for row in range(new):
+        position = (row + 0.5) * old / new - 0.5
+        first = int(np.floor(position)) - 1
+        for column in range(first, first + 4):
+            t = abs(position - column)
+            near = (a + 2) * t**3 - (a + 3) * t**2 + 1
+            far = a * (t**3 - 5 * t**2 + 8 * t - 4)
+            matrix[row, min(max(column, 0), old - 1)] += near if t <= 1 else far
+    return matrix
+
+
+@pytest.mark.parametrize('window_size', [3, 8])
+def test_checkpoint_of_another_window_size_loads(window_size):
+    source = randomize(SwinTransformer(**SMALL))
+    ours = UNSwinTransformer(**{**SMALL, 'window_size': window_size}, norm_cfg=dict(type='LN'))
+    index = ours.stages[0].blocks[0].attn.w_msa.relative_position_index.clone()
+    nn.ModuleDict({'backbone': ours}).load_state_dict(
+        nn.ModuleDict({'backbone': source}).state_dict(), strict=True)
+
+    old, new = 2 * 4 - 1, 2 * window_size - 1
+    matrix = cubic_matrix(old, new)
+    for stage, heads in enumerate(ARCH['num_heads']):
+        table = source.stages[stage].blocks[0].attn.w_msa.relative_position_bias_table
+        resized = ours.stages[stage].blocks[0].attn.w_msa.relative_position_bias_table
+        grid = table.detach().double().numpy().reshape(old, old, heads)
+        expected = np.einsum('ij,kl,jlh->ikh', matrix, matrix, grid).reshape(new * new, heads)
+        np.testing.assert_allclose(resized.detach().numpy(), expected, atol=1e-6)
+    assert torch.equal(ours.stages[0].blocks[0].attn.w_msa.relative_position_index, index)
+    assert ours.eval()(torch.randn(IMAGES))[0].shape == (2, 64, 2, 2)
+    # The caller's checkpoint keeps its own tables.
+    assert source.state_dict()['stages.0.blocks.0.attn.w_msa.relative_position_bias_table'].shape == (49, 1)
+
+
+def test_weights_of_a_classifier_load_into_a_detector(tmp_path):
+    classifier = MMPRETRAIN_MODELS.build(dict(
+        type='ImageClassifier',
+        backbone=dict(type='UNSwinTransformer', **{**SMALL, 'pad_small_map': False}),
+        neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=5, in_channels=64)))
+    randomize(classifier)
+    train_step(classifier.backbone, torch.randn(2, 3, 64, 64))  # statistics that are not the initial ones
+    saved = classifier.backbone.state_dict()
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'classifier.pth')
+
+    detector = MMDET_MODELS.build(dict(
+        type='UNSwinTransformer', **SMALL, out_indices=ALL_STAGES,
+        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'), prefix='backbone.')))
+    assert {name for name in saved if name not in detector.state_dict()} == set()
+    detector.init_weights()
+    loaded = detector.state_dict()
+    for name, value in saved.items():
+        assert torch.equal(loaded[name], value), name
+    new = {name.split('.')[0] for name in loaded if name not in saved}
+    assert new == {'norm0', 'norm1', 'norm2'}
+
+    images = torch.randn(1, 3, 64, 64)
+    classifier.eval()
+    assert torch.equal(detector.eval()(images)[3], classifier.backbone(images)[0])
+
+
+def test_train_and_eval_return_the_module():
+    model = UNSwinTransformer(**SMALL)
+    assert model.train() is model
+    assert model.eval() is model
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize('norm_type, norm_class', [('UN', UN), ('LN', nn.LayerNorm)])
+def test_norm_eval_reaches_norms_of_every_type(norm_type, norm_class):
+    model = UNSwinTransformer(
+        **SMALL, out_indices=ALL_STAGES, norm_eval=True, norm_cfg=dict(type=norm_type)).train()
+    norms = [module for module in model.modules() if isinstance(module, norm_class)]
+    assert len(norms) == 1 + NORMS_OF_BLOCKS + 3 + 4
+    assert not any(norm.training for norm in norms)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.stages[0].blocks[0].training
+
+
+def test_norm_eval_keeps_statistics():
+    model = UNSwinTransformer(**SMALL, norm_eval=True)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    train_step(model, torch.randn(IMAGES))
+    assert all(torch.equal(before[name], value) for name, value in model.named_buffers())
+
+
+def test_frozen_stages_rest_and_the_others_learn():
+    model = UNSwinTransformer(**SMALL, out_indices=ALL_STAGES, frozen_stages=1)
+
+    def is_frozen(name):
+        return name.startswith(('patch_embed.', 'stages.0.', 'stages.1.', 'norm0.', 'norm1.'))
+
+    # From the start, because DDP looks at this before the first call of train().
+    assert all(parameter.requires_grad != is_frozen(name) for name, parameter in model.named_parameters())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        train_step(model, torch.randn(IMAGES))
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) == is_frozen(name), name
+    for name, value in model.state_dict().items():
+        if name.endswith(('running_var', 'num_batches_tracked')):
+            assert torch.equal(value, before[name]) == is_frozen(name), name
+    for name, module in model.named_modules():
+        if isinstance(module, UN):
+            assert module.training != is_frozen(f'{name}.'), name
+
+
+@pytest.mark.parametrize('size', [(32, 32), (33, 47), (5, 90)])
+def test_odd_sizes_give_one_map_per_level(size):
+    model = UNSwinTransformer(**SMALL, out_indices=ALL_STAGES)
+    height, width = size
+    for stage, output in enumerate(train_step(model, torch.randn(2, 3, height, width))):
+        stride = 2**(stage + 1)
+        # Every level rounds up, and so does the whole.
+        assert output.shape == (2, 8 * 2**stage, -(-height // stride), -(-width // stride))
+        assert output.is_contiguous()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize('norm_cfg', [NO_WARMUP, dict(type='LN')])
+def test_bfloat16_autocast(norm_cfg):
+    model = UNSwinTransformer(**SMALL, norm_cfg=norm_cfg)
+    with torch.autocast('cpu', torch.bfloat16):
+        for _ in range(4):
+            train_step(model, torch.randn(IMAGES))
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad.isfinite().all(), name
+    images = torch.randn(IMAGES)
+    expected = model.eval()(images)[0]
+    with torch.autocast('cpu', torch.bfloat16):
+        output = model(images)[0].float()
+    assert (output - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
+def test_activation_checkpointing_counts_each_step_once():
+    plain = UNSwinTransformer(**SMALL, norm_cfg=NO_WARMUP)
+    checkpointed = UNSwinTransformer(**SMALL, norm_cfg=NO_WARMUP, with_cp=True)
+    checkpointed.load_state_dict(plain.state_dict())
+    for _ in range(4):
+        images = torch.randn(IMAGES)
+        train_step(plain, images)
+        train_step(checkpointed, images)
+    assert plain.norm3.num_batches_tracked == 4
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(checkpointed.state_dict()[name], value, msg=name)
+    for (name, parameter), other in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, msg=name)

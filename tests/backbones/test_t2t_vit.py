@@ -1,0 +1,224 @@
+import pytest
+import torch
+from mmdet.registry import MODELS as MMDET_MODELS
+from mmpretrain.models import T2T_ViT
+from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
+from torch import nn
+
+from mmunorm.backbones import UNT2TViT
+from mmunorm.backbones.performer import PerformerLayer
+from mmunorm.norms import UN
+
+SMALL = dict(
+    img_size=32, embed_dims=24, num_layers=2,
+    layer_cfgs=dict(num_heads=2, feedforward_channels=48))
+SOFTMAX = dict(token_dims=8, use_performer=False)
+PERFORMER = dict(token_dims=8, use_performer=True)
+NO_WARMUP = dict(type='UN', window=2, warmup_iters=0)
+
+
+def randomize(model):
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def count(model, module_type):
+    return sum(isinstance(module, module_type) for module in model.modules())
+
+
+@pytest.mark.parametrize('registry', [MMDET_MODELS, MMPRETRAIN_MODELS])
+def test_every_openmmlab_scope_finds_it(registry):
+    model = registry.build(dict(type='UNT2TViT', **SMALL))
+    assert isinstance(model, UNT2TViT)
+    assert count(model, UN) == 2 * 2 + 1 + 4
+
+
+@pytest.mark.parametrize('norm_type, norm_class', [('UN', UN), ('LN', nn.LayerNorm)])
+@pytest.mark.parametrize('use_performer', [True, False])
+def test_t2t_vit_14_has_33_norms_of_the_asked_type(norm_type, norm_class, use_performer):
+    model = UNT2TViT(norm_cfg=dict(type=norm_type), t2t_cfg=dict(use_performer=use_performer))
+    assert count(model, norm_class) == 2 * 14 + 1 + 4 == 33
+    assert count(model, UN) + count(model, nn.LayerNorm) == 33
+    assert count(model, PerformerLayer) == 2 * use_performer
+
+
+def linear(inputs, outputs, bias=True):
+    return inputs * outputs + bias * outputs
+
+
+def norm(channels):
+    return 2 * channels
+
+
+def test_parameter_count_of_t2t_vit_14():
+    """arXiv 2101.11986 gives 21.5 M."""
+    backbone = MMPRETRAIN_MODELS.build(dict(type='UNT2TViT'))
+    head = MMPRETRAIN_MODELS.build(
+        dict(type='VisionTransformerClsHead', num_classes=1000, in_channels=384))
+
+    def performer(inputs):
+        attention = linear(inputs, 3 * 64) + linear(64, 64)
+        return norm(inputs) + attention + norm(64) + linear(64, 64) + linear(64, 64)
+
+    tokens = performer(3 * 7 * 7) + performer(64 * 3 * 3) + linear(64 * 3 * 3, 384)
+    layer = (norm(384) + linear(384, 3 * 384, bias=False) + linear(384, 384) +
+             norm(384) + linear(384, 3 * 384) + linear(3 * 384, 384))
+    class_token = 384
+    expected = tokens + class_token + 14 * layer + norm(384) + linear(384, 1000)
+    assert expected == 21_465_806
+
+    trainable = sum(p.numel() for m in (backbone, head) for p in m.parameters() if p.requires_grad)
+    assert trainable == sum(p.numel() for m in (backbone, head) for p in m.parameters()) == expected
+    position_table, random_features = (14 * 14 + 1) * 384, 2 * 32 * 64
+    assert backbone.pos_embed.numel() == position_table
+    assert sum(value.numel() for name, value in backbone.named_buffers()
+               if name.endswith('attn.w')) == random_features
+    assert round(expected / 1e6, 1) == 21.5
+    assert round((expected + position_table + random_features) / 1e6, 1) == 21.5
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('size', [(32, 32), (40, 71)])
+@pytest.mark.parametrize('out_type', ['cls_token', 'featmap', 'avg_featmap', 'raw'])
+def test_with_ln_and_softmax_tokens_equals_the_stock_class(training, size, out_type):
+    arguments = dict(**SMALL, t2t_cfg=SOFTMAX, out_type=out_type, norm_cfg=dict(type='LN'))
+    stock = randomize(T2T_ViT(**arguments, out_indices=[0, 1]))
+    ours = UNT2TViT(**arguments, out_indices=(0, -1))
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    assert torch.equal(ours.pos_embed, stock.pos_embed)
+    ours.load_state_dict(stock.state_dict())
+    stock.train(training)
+    ours.train(training)
+    images = torch.randn(2, 3, *size)
+    outputs, expected = ours(images), stock(images)
+    assert len(outputs) == 2
+    assert all(map(torch.equal, outputs, expected))
+
+    for result in (outputs, expected):
+        sum(output.square().mean() for output in result).backward()
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    for name, parameter in stock.named_parameters():
+        assert torch.equal(gradients[name], parameter.grad), name
+
+
+def test_our_checkpoint_loads_into_the_stock_class():
+    arguments = dict(**SMALL, t2t_cfg=SOFTMAX, norm_cfg=dict(type='LN'))
+    ours = randomize(UNT2TViT(**arguments)).eval()
+    stock = T2T_ViT(**arguments)
+    stock.load_state_dict(ours.state_dict())
+    stock.eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(stock(images)[0], ours(images)[0])
+
+
+def test_a_norm_named_for_a_part_wins():
+    layer_cfgs = [dict(num_heads=2), dict(num_heads=2, norm_cfg=dict(type='LN'))]
+    model = UNT2TViT(**{**SMALL, 'layer_cfgs': layer_cfgs})
+    assert count(model.encoder[0], UN) == count(model.encoder[1], nn.LayerNorm) == 2
+    assert count(model.tokens_to_token, UN) == 4
+    model = UNT2TViT(**SMALL, t2t_cfg=dict(norm_cfg=dict(type='LN')))
+    assert count(model.tokens_to_token, nn.LayerNorm) == 4
+    assert count(model.encoder, UN) == 4
+
+
+@pytest.mark.parametrize('norm_cfg', [None, 'UN', dict(window=4)])
+def test_bad_norm_cfg_is_named(norm_cfg):
+    with pytest.raises(TypeError, match='norm_cfg=.*must be a dict that names its type'):
+        UNT2TViT(**SMALL, norm_cfg=norm_cfg)
+
+
+def test_too_small_img_size_is_named():
+    with pytest.raises(ValueError, match=r'img_size=\(32, 8\): each side must be at least 16'):
+        UNT2TViT(**{**SMALL, 'img_size': (32, 8)})
+
+
+def test_arguments_are_not_written_to():
+    out_indices, t2t_cfg = [0, -1], dict(token_dims=8)
+    UNT2TViT(**SMALL, out_indices=out_indices, t2t_cfg=t2t_cfg)
+    assert out_indices == [0, -1]
+    assert t2t_cfg == dict(token_dims=8)
+
+
+@pytest.mark.parametrize('t2t_cfg', [PERFORMER, SOFTMAX])
+@pytest.mark.parametrize('img_size, size, map_size', [
+    ((32, 64), (32, 64), (2, 4)),
+    ((64, 32), (33, 80), (2, 5)),
+    (32, (90, 17), (6, 1)),
+])
+def test_sizes_that_are_not_square(t2t_cfg, img_size, size, map_size):
+    model = UNT2TViT(**{**SMALL, 'img_size': img_size}, t2t_cfg=t2t_cfg, out_type='featmap').eval()
+    sides = (img_size, img_size) if isinstance(img_size, int) else img_size
+    assert model.pos_embed.shape == (1, sides[0] // 16 * (sides[1] // 16) + 1, 24)
+    output, = model(torch.randn(2, 3, *size))
+    assert output.shape == (2, 24, *map_size)
+    assert output.isfinite().all()
+
+
+def test_checkpoint_of_another_img_size_loads():
+    source = UNT2TViT(**{**SMALL, 'img_size': 64}, t2t_cfg=PERFORMER)
+    model = UNT2TViT(**{**SMALL, 'img_size': (48, 96)}, t2t_cfg=PERFORMER)
+    model.load_state_dict(source.state_dict(), strict=True)
+    assert model.pos_embed.shape == (1, 1 + 3 * 6, 24)
+    assert torch.equal(model.pos_embed[:, 0], source.pos_embed[:, 0])
+
+
+def test_image_channels():
+    model = UNT2TViT(**SMALL, in_channels=1, t2t_cfg=PERFORMER)
+    assert model(torch.randn(2, 1, 32, 32))[0].shape == (2, 24)
+
+
+@pytest.mark.parametrize('with_cls_token', [True, False])
+def test_initialization_is_that_of_the_stock_config(with_cls_token):
+    model = UNT2TViT(
+        **{**SMALL, 'embed_dims': 96}, with_cls_token=with_cls_token, out_type='avg_featmap')
+    directions = model.tokens_to_token.attention1.attn.w.clone()
+    model.init_weights()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            assert abs(module.weight.std().item() - 0.02) < 0.002, name
+            assert module.bias is None or not module.bias.any()
+        elif isinstance(module, UN):
+            assert module.weight.eq(1).all() and not module.bias.any()
+    assert torch.equal(model.tokens_to_token.attention1.attn.w, directions)
+    if with_cls_token:
+        assert 0.01 < model.cls_token.std().item() < 0.03
+    else:
+        assert model.cls_token is None
+        assert model(torch.randn(1, 3, 32, 32))[0].shape == (1, 96)
+
+
+def test_train_and_eval_return_the_module():
+    model = UNT2TViT(**SMALL)
+    assert model.train() is model
+    assert model.eval() is model
+    assert not any(module.training for module in model.modules())
+
+
+def test_performer_dropout_can_be_set():
+    def rates(**t2t_cfg):
+        blocks = UNT2TViT(**SMALL, t2t_cfg=t2t_cfg).tokens_to_token
+        return [rate for block in (blocks.attention1, blocks.attention2)
+                for rate in (block.attn.drop.p, block.ffn.dropout_layer.p)]
+
+    assert rates() == [0.1] * 4
+    assert rates(performer_drop_rate=0.) == [0.] * 4
+
+
+@pytest.mark.parametrize('t2t_cfg', [PERFORMER, SOFTMAX])
+@pytest.mark.parametrize('norm_cfg', [NO_WARMUP, dict(type='LN')])
+def test_training_under_bfloat16_autocast(t2t_cfg, norm_cfg):
+    model = UNT2TViT(**SMALL, t2t_cfg=t2t_cfg, norm_cfg=norm_cfg)
+    model.init_weights()
+    for _ in range(4):
+        model.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16):
+            output, = model.train()(torch.randn(2, 3, 33, 47))
+        output.float().square().mean().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad.isfinite().all(), name
+    images = torch.randn(2, 3, 32, 32)
+    expected, = model.eval()(images)
+    with torch.autocast('cpu', torch.bfloat16):
+        output, = model(images)
+    assert (output.float() - expected).norm() < 0.05 * expected.norm()

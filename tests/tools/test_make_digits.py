@@ -1,0 +1,82 @@
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / 'tools/dataset/make_digits.py'
+TINY = ('--train-scenes', '2', '--val-scenes', '2', '--scene-size', '64', '--train-images', '10',
+        '--val-images', '10', '--image-size', '16')
+
+
+@pytest.fixture(scope='module')
+def main():
+    spec = importlib.util.spec_from_file_location('make_digits_tool', TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def error_of(main, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    # A string is printed on stderr and makes the exit status 1.
+    assert isinstance(stop.value.code, str) and '\n' not in stop.value.code
+    return stop.value.code
+
+
+def test_makes_it_says_so_and_makes_it_only_once(main, tmp_path, capsys):
+    out = tmp_path / 'digits'
+    main(['--out', str(out), *TINY])
+    printed = capsys.readouterr()
+    assert 'train scenes' in printed.err and 'val images' in printed.err
+    assert '2 train scenes' in printed.out and str(out / 'preview.png') in printed.out
+    assert len(list(out.glob('imagenet/train/*/*.png'))) == 10
+    stamp = (out / 'preview.png').stat().st_mtime_ns
+
+    main(['--out', str(out), *TINY])
+    printed = capsys.readouterr()
+    assert 'already there' in printed.out and not printed.err
+    assert (out / 'preview.png').stat().st_mtime_ns == stamp
+
+    error = error_of(main, '--out', out, *TINY, '--seed', 1)
+    assert str(out) in error and 'seed 0 instead of 1' in error and '--force' in error
+    main(['--out', str(out), *TINY, '--seed', '1', '--force'])
+    assert (out / 'preview.png').stat().st_mtime_ns != stamp
+
+
+@pytest.mark.parametrize('arguments', [(), ('--force',)])
+def test_refuses_a_folder_of_others(main, tmp_path, arguments):
+    (tmp_path / 'dear.txt').write_text('dear')
+    error = error_of(main, '--out', tmp_path, *TINY, *arguments)
+    assert str(tmp_path) in error and 'not made by this tool' in error
+    assert [path.name for path in tmp_path.iterdir()] == ['dear.txt']
+
+
+@pytest.mark.parametrize('option, value', [('--train-scenes', 0), ('--val-scenes', -3),
+                                           ('--scene-size', 20), ('--image-size', 4),
+                                           ('--train-images', 0), ('--val-images', 0),
+                                           ('--seed', -1)])
+def test_bad_option_is_named(main, tmp_path, option, value):
+    error = error_of(main, '--out', tmp_path / 'digits', option, value)
+    assert f'{option} must be a whole number from' in error and f'got {value}' in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written(main, tmp_path):
+    (tmp_path / 'file').write_text('')
+    assert 'cannot write' in error_of(main, '--out', tmp_path / 'file' / 'digits', *TINY)
+
+
+def test_run_as_a_script_an_error_is_one_line(tmp_path):
+    (tmp_path / 'dear.txt').write_text('dear')
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    result = subprocess.run([sys.executable, str(TOOL), '--out', str(tmp_path)],
+                            capture_output=True, text=True, timeout=300,
+                            env={**os.environ, 'PYTHONPATH': path})
+    assert result.returncode == 1 and not result.stdout
+    assert 'Traceback' not in result.stderr
+    assert 'not made by this tool' in result.stderr.splitlines()[-1]

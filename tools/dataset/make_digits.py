@@ -1,0 +1,53 @@
+"""Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
+import argparse
+import sys
+
+from mmunorm.datasets import FolderError, make_digits
+from mmunorm.datasets.digits import check_setting
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description='Write scenes of handwritten digits in the COCO format (OUT/coco) and single '
+        'digits in ImageNet folders (OUT/imagenet), from data that scikit-learn bundles.',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--out', default='data/digits', help='folder to write')
+    parser.add_argument('--seed', type=int, default=0, help='decides everything random')
+    parser.add_argument('--train-scenes', type=int, default=1500, help='COCO train images')
+    parser.add_argument('--val-scenes', type=int, default=200, help='COCO val images')
+    parser.add_argument('--scene-size', type=int, default=128, help='side of a scene in pixels')
+    parser.add_argument('--train-images', type=int, default=6000, help='classification images')
+    parser.add_argument('--val-images', type=int, default=1000, help='classification images')
+    parser.add_argument('--image-size', type=int, default=32,
+                        help='side of a classification image in pixels')
+    parser.add_argument('--force', action='store_true',
+                        help='overwrite OUT, with everything in it, if this tool made it')
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = vars(parse_args(argv))
+    out, force = args.pop('out'), args.pop('force')
+    try:
+        for name, value in args.items():
+            check_setting(name, value, label='--' + name.replace('_', '-'))
+        counts = make_digits(out, **args, force=force)
+    except (ValueError, FolderError) as error:
+        sys.exit(f'make_digits: {error}')
+    except OSError as error:
+        sys.exit(f'make_digits: cannot write {out}: {error}')
+    except KeyboardInterrupt:
+        sys.exit('make_digits: interrupted; nothing was written')
+    if counts is None:
+        print(f'{out} is already there, made with these settings.')
+        return
+    size, side = args['scene_size'], args['image_size']
+    print(f'{out}/coco      {args["train_scenes"]} train scenes with {counts["train"]} digits, '
+          f'{args["val_scenes"]} val scenes with {counts["val"]}, {size}x{size} pixels')
+    print(f'{out}/imagenet  {args["train_images"]} train and {args["val_images"]} val images, '
+          f'{side}x{side} pixels')
+    print(f'{out}/preview.png shows val scenes with their boxes and masks.')
+
+
+if __name__ == '__main__':
+    main()
