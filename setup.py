@@ -22,7 +22,8 @@ setup(
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
     install_requires=[
-        'torch>=2.6', 'torchvision>=0.21', 'numpy', 'scipy', 'scikit-learn', 'pycocotools', 'tqdm'
+        'torch>=2.6', 'torchvision>=0.21', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
+        'tqdm'
     ],
     extras_require={
         'onedl': read_requirements('onedl.txt'),

@@ -1,5 +1,7 @@
 """What plugs into mmengine's Runner."""
+from .amp import BFloat16OptimWrapper
+from .ema import BufferedEMA
 from .hooks import UNWarmupHook
 from .optimizer import DefaultOptimWrapperConstructor
 
-__all__ = ['DefaultOptimWrapperConstructor', 'UNWarmupHook']
+__all__ = ['BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'UNWarmupHook']

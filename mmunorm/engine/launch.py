@@ -1,0 +1,242 @@
+"""What the command-line tools share: their arguments, a config made ready, errors of one line."""
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner, find_latest_checkpoint
+
+from .preflight import PreflightError, check_norms, pretrained_path
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `--cfg-options`, as the stock OpenMMLab tools have it."""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=_ConfigOptions,
+        metavar='KEY=VALUE',
+        help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
+        'key="[a,b]". pretrained=PATH names the backbone weights to start from, pretrained=None starts '
+        'without')
+
+
+def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that training and testing share, as the stock OpenMMLab tools have them."""
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints; work_dirs/CONFIG by default')
+    add_config_arguments(parser)
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='how the processes of a distributed run were started')
+    # torch.distributed.launch passes one spelling or the other.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+class _ConfigOptions(DictAction):
+    """mmengine's DictAction, with a usage error in place of a traceback."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for value in values:
+            if '=' not in value:
+                parser.error(f'{option_string} takes KEY=VALUE pairs, got {value!r}')
+        super().__call__(parser, namespace, values, option_string)
+
+
+def command(main):
+    """Makes a tool's `main` print a PreflightError as one line and exit with status 2.
+
+    The processes of a distributed run part in order when they are done.
+    """
+
+    @functools.wraps(main)
+    def wrapper(argv=None):
+        try:
+            result = main(argv)
+        except PreflightError as error:
+            rank = os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0'
+            if rank == '0':  # one process of a distributed run is enough
+                print(f'error: {error}', file=sys.stderr)
+            raise SystemExit(2) from None
+        if torch.distributed.is_initialized():
+            # A gloo thread that lets go of its last tensor while Python shuts down aborts the process.
+            # The group joins its threads when nothing refers to it, neither the model nor its runner.
+            gc.collect()
+            torch.distributed.destroy_process_group()
+        return result
+
+    return wrapper
+
+
+def load_config(path: str, options: dict | None = None) -> Config:
+    """Reads a config and merges `--cfg-options`, of which `pretrained` also sets the backbone's weights.
+
+    Raises:
+        PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
+    """
+    if not os.path.isfile(path):
+        raise PreflightError(f'there is no config file {path} (working directory {os.getcwd()}).')
+    try:
+        cfg = Config.fromfile(path)
+    except Exception as error:  # a config is code: anything may be raised
+        raise PreflightError(f'cannot read the config {path}: {_describe(error)}') from error
+    if options:
+        try:
+            cfg.merge_from_dict(options)
+        except (KeyError, TypeError, IndexError) as error:
+            raise PreflightError(f'--cfg-options does not fit {path}: {_describe(error)}') from error
+        if 'pretrained' in options:
+            set_pretrained(cfg, options['pretrained'])
+    if 'model' not in cfg:
+        raise PreflightError(f'the config {path} has no `model`.')
+    check_norms(cfg)
+    return cfg
+
+
+def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
+    """Makes the backbone start from `checkpoint`, one of a whole classifier, or from nothing if None."""
+    if 'backbone' not in cfg.model:
+        raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
+    if checkpoint is None:
+        # The initialization that Swin and T2T-ViT are trained from scratch with.
+        init_cfg = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0)
+    else:
+        init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
+    cfg.model.backbone.init_cfg = init_cfg
+
+
+def prepare(cfg: Config, args: argparse.Namespace) -> None:
+    """Applies the arguments of `add_runner_arguments` and the stock dataloader defaults, in place."""
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+    for split in ('train', 'val', 'test'):
+        dataloader = cfg.get(f'{split}_dataloader')
+        if dataloader is not None:
+            _set_dataloader_defaults(dataloader, cfg.get('default_scope'))
+
+
+def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
+    if scope == 'mmpretrain':  # whose own tool sets these
+        dataloader.setdefault('pin_memory', torch.cuda.is_available())
+        dataloader.setdefault('persistent_workers', True)
+        dataloader.setdefault('collate_fn', dict(type='default_collate'))
+    if dataloader.get('num_workers') == 0:
+        dataloader['persistent_workers'] = False  # torch refuses it without workers
+
+
+def enable_amp(cfg: Config) -> None:
+    """Turns mixed precision on: float16 with a loss scale on a GPU, bfloat16 on a CPU."""
+    wrapper = cfg.optim_wrapper
+    if get_device() == 'cpu':
+        wrapper.type = 'BFloat16OptimWrapper'
+        for key in ('loss_scale', 'dtype'):
+            wrapper.pop(key, None)
+    else:
+        wrapper.type = 'AmpOptimWrapper'
+        wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Turns on scaling of the learning rate by the batch size.
+
+    Raises:
+        PreflightError: the config does not say which batch size its learning rate is for.
+    """
+    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
+        raise PreflightError('--auto-scale-lr needs `auto_scale_lr=dict(base_batch_size=...)` in the config: '
+                             'the total batch size that its learning rate is for.')
+    cfg.auto_scale_lr.enable = True
+
+
+def add_warmup_hook(cfg: Config) -> None:
+    """Adds UNWarmupHook to a config whose own `custom_hooks` do not name it."""
+    hooks = cfg.get('custom_hooks') or []
+    if not any(isinstance(hook, dict) and hook.get('type') == 'UNWarmupHook' for hook in hooks):
+        cfg.custom_hooks = [*hooks, dict(type='UNWarmupHook')]
+
+
+def set_resume(cfg: Config, resume: str | None) -> None:
+    """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
+
+    A run that continues takes all its weights from there, so pretrained ones are not looked for.
+
+    Raises:
+        PreflightError: the checkpoint does not exist.
+    """
+    if resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if resume == 'auto' else resume
+    source = cfg.get('load_from')
+    if source is None and cfg.get('resume'):
+        source = find_latest_checkpoint(cfg.work_dir)
+    elif source is not None:
+        check_checkpoint(source)
+    if source is not None and pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg = None
+
+
+def check_checkpoint(path: str) -> None:
+    """Raises a PreflightError if a local checkpoint does not exist."""
+    if '://' not in path and not os.path.isfile(path):
+        raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Builds the Runner of a config, with processes that talk over gloo where there is no GPU.
+
+    Raises:
+        PreflightError: the config names a type that is not registered.
+    """
+    if cfg.launcher == 'pytorch':
+        if 'RANK' not in os.environ:
+            raise PreflightError('--launcher pytorch is for processes started by torchrun: use '
+                                 'tools/dist_train.sh or tools/dist_test.sh.')
+        if get_device() == 'cpu':
+            _distribute_on_cpu(cfg)
+    with clear_build_errors():
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+@contextmanager
+def clear_build_errors():
+    """Turns a registry's "no such type" into a PreflightError."""
+    try:
+        yield
+    except KeyError as error:
+        if 'registry' not in str(error):
+            raise
+        raise PreflightError(f'cannot build what the config describes: {_describe(error)}') from error
+
+
+def _distribute_on_cpu(cfg: Config) -> None:
+    # mmengine would select a GPU, both for the process group and for the model.
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group('gloo')
+    cfg.setdefault('model_wrapper_cfg', dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False)))
+    cfg.model_wrapper_cfg.device_ids = None
+
+
+def _describe(error: Exception) -> str:
+    """An exception as one line, with the place in the config that raised it."""
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error
+    text = f'{type(error).__name__}: {" ".join(str(message).split())}'
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f'{text} ({place.filename}, line {place.lineno})' if place.name == '<module>' else text

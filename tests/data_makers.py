@@ -1,0 +1,105 @@
+"""Tiny data sets in the real formats: COCO json, ImageNet folders, CIFAR pickles."""
+import json
+import pickle
+from hashlib import md5
+
+import cv2
+import numpy as np
+from pycocotools import mask as mask_utils
+
+# isort: split
+from mmunorm import datasets  # before mmdet, which asks for mmcv's operators when it is imported
+
+# isort: split
+from mmdet.datasets import CocoDataset
+
+# COCO's 80 category ids have gaps.
+COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+
+
+def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
+    """COCO 2017 in `root`: every picture has a polygon, a compressed RLE and a crowd as a plain RLE."""
+    rng = np.random.default_rng(0)
+    height, width = size
+    names = CocoDataset.METAINFO['classes']
+    categories = [dict(id=i, name=name, supercategory='thing')
+                  for i, name in zip(COCO_IDS, names, strict=True)]
+    (root / 'annotations').mkdir(parents=True)
+    for split in splits:
+        (root / split).mkdir()
+        pictures, annotations = [], []
+        for image_id in range(1, images + 1):
+            name = f'{image_id:012d}.jpg'
+            cv2.imwrite(str(root / split / name), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+            pictures.append(dict(id=image_id, file_name=name, height=height, width=width))
+            for segmentation, box, crowd, category in (
+                    ([[8.0, 8.0, 40.0, 8.0, 40.0, 40.0, 8.0, 40.0]], [8, 8, 32, 32], 0, 1),
+                    (_rle(height, width, [44, 20, 40, 40]), [44, 20, 40, 40], 0, 90),
+                    (_plain_rle(height, width, [0, 44, 30, 20]), [0, 44, 30, 20], 1, 18)):
+                annotations.append(
+                    dict(id=len(annotations) + 1, image_id=image_id, category_id=category, bbox=box,
+                         area=box[2] * box[3], iscrowd=crowd, segmentation=segmentation))
+        text = json.dumps(dict(images=pictures, annotations=annotations, categories=categories))
+        (root / 'annotations' / f'instances_{split}.json').write_text(text)
+
+
+def _box_mask(height, width, box):
+    mask = np.zeros((height, width), dtype=np.uint8, order='F')
+    x, y, w, h = box
+    mask[y:y + h, x:x + w] = 1
+    return mask
+
+
+def _rle(height, width, box):
+    rle = mask_utils.encode(_box_mask(height, width, box))
+    return dict(size=rle['size'], counts=rle['counts'].decode())
+
+
+def _plain_rle(height, width, box):
+    """Run lengths as COCO writes them for crowds: a list that begins with zeros, column by column."""
+    pixels = _box_mask(height, width, box).flatten(order='F')
+    ends = np.flatnonzero(np.diff(pixels)) + 1
+    counts = np.diff([0, *ends, pixels.size]).tolist()
+    return dict(size=[height, width], counts=counts if pixels[0] == 0 else [0, *counts])
+
+
+def make_imagenet(root, images=2, size=(240, 260)):
+    """ImageNet in `root`: 1000 class folders in train and val, of which the first few have a picture."""
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        for i in range(1000):
+            folder = root / split / f'n{i:08d}'
+            folder.mkdir(parents=True)
+            if i < images:
+                cv2.imwrite(str(folder / f'{folder.name}_1.JPEG'),
+                            rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def make_cifar(root, dataset, images=2):
+    """The pickles of a CIFAR class of mmpretrain in `root`, with `images` in each of its files.
+
+    Returns:
+        dict: `train_list` and `test_list` with the MD5 sums of these files, to stand in for those of
+        the published ones in a test (`monkeypatch.setattr(dataset, ...)`).
+    """
+    rng = np.random.default_rng(0)
+    folder = root / dataset.base_folder
+    folder.mkdir(parents=True)
+    label_key = 'labels' if dataset.base_folder.startswith('cifar-10-') else 'fine_labels'
+    tables = {}
+    for table in ('train_list', 'test_list'):
+        tables[table] = []
+        for name, _ in getattr(dataset, table):
+            content = pickle.dumps({
+                'data': rng.integers(0, 256, (images, 3072), dtype=np.uint8),
+                label_key: rng.integers(0, 10, images).tolist(),
+            })
+            (folder / name).write_bytes(content)
+            tables[table].append([name, md5(content).hexdigest()])
+    return tables
+
+
+def make_digits(root, images=10):
+    """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and pictures."""
+    datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
+                         val_images=images)

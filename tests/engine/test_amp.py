@@ -1,0 +1,24 @@
+import torch
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import nn
+
+import mmunorm  # noqa: F401
+from mmunorm.engine.amp import BFloat16OptimWrapper
+from mmunorm.norms import UN
+
+
+def test_forward_in_bfloat16_and_update_in_float32():
+    model = nn.Sequential(nn.Linear(4, 4), UN(4, warmup_iters=0), nn.Linear(4, 2))
+    wrapper = OPTIM_WRAPPERS.build(
+        dict(type='BFloat16OptimWrapper', optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert isinstance(wrapper, BFloat16OptimWrapper)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with wrapper.optim_context(model):
+        y = model(torch.randn(8, 4))
+        assert y.dtype == torch.bfloat16
+        loss = y.float().square().mean()
+    wrapper.update_params(loss)
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert new.dtype == torch.float32 and not torch.equal(old, new)
+    assert model[1].running_var.dtype == torch.float32
+    assert model(torch.randn(8, 4)).dtype == torch.float32

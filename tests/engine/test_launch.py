@@ -1,0 +1,181 @@
+import argparse
+
+import pytest
+from mmengine.config import Config
+
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import PreflightError
+
+MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
+
+
+def parse(add, *arguments):
+    parser = argparse.ArgumentParser()
+    add(parser)
+    return parser.parse_args(arguments)
+
+
+def write(folder, text, name='a.py'):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_arguments_keep_their_stock_names():
+    args = parse(launch.add_runner_arguments, '--work-dir', 'w', '--launcher', 'slurm', '--local-rank', '3',
+                 '--cfg-options', 'a.b=[1,2]', 'c=None')
+    assert (args.work_dir, args.launcher, args.local_rank) == ('w', 'slurm', 3)
+    assert args.cfg_options == {'a.b': [1, 2], 'c': None}
+    assert parse(launch.add_runner_arguments).launcher == 'none'
+
+
+def test_options_without_a_value_are_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(launch.add_config_arguments, '--cfg-options', 'a=1', 'b')
+    assert stop.value.code == 2
+    assert "takes KEY=VALUE pairs, got 'b'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('text, said', [
+    (None, 'there is no config file'),
+    ('a = (', 'syntax'),
+    ('a = 1\nb = unknown\n', r"NameError: name 'unknown' is not defined \(.*a\.py, line 2\)"),
+    ("_base_ = ['./missing.py']\n", 'missing.py'),
+    ("custom_imports = dict(imports=['no_such_module'])\n", 'no_such_module'),
+    ('a = 1\n', 'has no `model`'),
+    ("model = dict(norm_cfg=dict(type='UNX'))\n", r"model\.norm_cfg: there is no norm 'UNX'"),
+])
+def test_a_bad_config_is_one_line(tmp_path, text, said):
+    path = tmp_path / 'a.py'
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PreflightError, match=f'(?i){said}') as caught:
+        launch.load_config(str(path))
+    assert '\n' not in str(caught.value) and 'a.py' in str(caught.value) or 'norm_cfg' in str(caught.value)
+
+
+def test_options_are_merged_or_refused(tmp_path):
+    path = write(tmp_path, MODEL + 'steps = [dict(a=1)]\n')
+    assert launch.load_config(path, {'steps.0.a': 2}).steps[0].a == 2
+    with pytest.raises(PreflightError, match='--cfg-options does not fit'):
+        launch.load_config(path, {'steps.1.a': 2})
+
+
+def test_pretrained_option_sets_the_backbone(tmp_path):
+    path = write(tmp_path, "pretrained = 'a.pth'\nmodel = dict(backbone=dict(init_cfg=dict("
+                           "type='Pretrained', checkpoint=pretrained, prefix='backbone.')))\n")
+    assert launch.load_config(path).model.backbone.init_cfg.checkpoint == 'a.pth'
+    init_cfg = launch.load_config(path, {'pretrained': 'b.pth'}).model.backbone.init_cfg
+    assert init_cfg == dict(type='Pretrained', checkpoint='b.pth', prefix='backbone.')
+    init_cfg = launch.load_config(path, {'pretrained': None}).model.backbone.init_cfg
+    assert init_cfg.type == 'TruncNormal'
+    with pytest.raises(PreflightError, match='no backbone'):
+        launch.load_config(write(tmp_path, "model = dict(type='A')\n"), {'pretrained': 'b.pth'})
+
+
+def prepared(cfg, *arguments, config='configs/name.py'):
+    args = parse(launch.add_runner_arguments, *arguments)
+    args.config = config
+    launch.prepare(cfg, args)
+    return cfg
+
+
+def test_work_dir_comes_from_the_argument_the_config_or_the_name():
+    assert prepared(Config(dict(work_dir='c')), '--work-dir', 'w').work_dir == 'w'
+    assert prepared(Config(dict(work_dir='c'))).work_dir == 'c'
+    assert prepared(Config(dict(work_dir=None))).work_dir == 'work_dirs/name'
+
+
+def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
+    def loader(scope, **settings):
+        return prepared(Config(dict(default_scope=scope, test_dataloader=settings))).test_dataloader
+
+    classifier = loader('mmpretrain', num_workers=2)
+    assert classifier.collate_fn.type == 'default_collate' and classifier.persistent_workers is True
+    assert loader('mmpretrain', num_workers=2, persistent_workers=False).persistent_workers is False
+    assert loader('mmdet', num_workers=2) == dict(num_workers=2)
+    # torch refuses persistent workers where there are none.
+    assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
+
+
+def test_amp_fits_the_device(monkeypatch):
+    cfg = Config(dict(optim_wrapper=dict(type='OptimWrapper', dtype='float16')))
+    monkeypatch.setattr(launch, 'get_device', lambda: 'cpu')
+    launch.enable_amp(cfg)
+    assert cfg.optim_wrapper == dict(type='BFloat16OptimWrapper')
+    monkeypatch.setattr(launch, 'get_device', lambda: 'cuda')
+    launch.enable_amp(cfg)
+    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', loss_scale='dynamic')
+
+
+def test_auto_scale_lr_needs_a_base():
+    cfg = Config(dict(auto_scale_lr=dict(base_batch_size=16)))
+    launch.enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr == dict(base_batch_size=16, enable=True)
+    with pytest.raises(PreflightError, match='base_batch_size'):
+        launch.enable_auto_scale_lr(Config({}))
+
+
+class TestResume:
+
+    def cfg(self, tmp_path, **others):
+        init_cfg = dict(type='Pretrained', checkpoint='missing.pth')
+        return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
+
+    def test_a_run_from_the_start_keeps_its_pretrained_weights(self, tmp_path):
+        for resume in (None, 'auto'):  # nothing to resume from yet
+            cfg = self.cfg(tmp_path)
+            launch.set_resume(cfg, resume)
+            assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth'
+            assert cfg.get('resume', False) == (resume == 'auto')
+
+    def test_a_continued_run_does_not_need_them(self, tmp_path):
+        checkpoint = tmp_path / 'epoch_1.pth'
+        checkpoint.write_text('')
+        (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
+        cfg = self.cfg(tmp_path, load_from='other.pth')
+        launch.set_resume(cfg, 'auto')
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, None, None)
+        cfg = self.cfg(tmp_path)
+        launch.set_resume(cfg, str(checkpoint))
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+
+    def test_a_missing_checkpoint_is_named(self, tmp_path):
+        with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
+            launch.set_resume(self.cfg(tmp_path), str(tmp_path / 'gone.pth'))
+        launch.check_checkpoint('https://example.org/a.pth')
+
+
+def test_one_process_prints_the_error(monkeypatch, capsys):
+    @launch.command
+    def main(argv=None):
+        raise PreflightError('it is so')
+
+    for rank, printed in (('0', 'error: it is so\n'), ('1', '')):
+        monkeypatch.setenv('RANK', rank)
+        with pytest.raises(SystemExit) as stop:
+            main([])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == printed
+
+
+def test_pytorch_launcher_without_torchrun(monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
+    with pytest.raises(PreflightError, match='dist_train.sh'):
+        launch.build_runner(Config(dict(launcher='pytorch')))
+
+
+def test_unregistered_types_are_one_line():
+    with pytest.raises(PreflightError, match='NoSuchModel'), launch.clear_build_errors():
+        raise KeyError('NoSuchModel is not in the mmengine::model registry.\nPlease check')
+    with pytest.raises(KeyError), launch.clear_build_errors():
+        raise KeyError('a key that a bug looked for')
+
+
+def test_training_has_the_warmup_hook_once_whatever_the_config_lists():
+    for text in ('', 'custom_hooks = []', "custom_hooks = [dict(type='EMAHook')]",
+                 "custom_hooks = [dict(type='UNWarmupHook', priority='LOW')]"):
+        cfg = Config.fromstring(text or 'a = 1', '.py')
+        listed = [hook['type'] for hook in cfg.get('custom_hooks', [])]
+        launch.add_warmup_hook(cfg)
+        types = [hook['type'] for hook in cfg.custom_hooks]
+        assert types.count('UNWarmupHook') == 1 and types[:len(listed)] == listed

@@ -1,0 +1,188 @@
+"""Every config is built, trained one step and tested one step by the real tools."""
+import json
+import math
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hub import get_config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from mmunorm.norms import OfflineNorm
+
+from . import tiny_runs
+
+FOLDER = tiny_runs.ROOT / 'configs'
+CONFIGS = sorted(path.relative_to(FOLDER).with_suffix('').as_posix()
+                 for path in FOLDER.rglob('*.py') if '_base_' not in path.parts)
+
+
+def load(name):
+    return Config.fromfile(FOLDER / f'{name}.py')
+
+
+def build(cfg):
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return MODELS.build(cfg.model)
+
+
+@pytest.fixture(scope='module')
+def tools():
+    return tiny_runs.load_tool('train'), tiny_runs.load_tool('test')
+
+
+def test_the_configs_that_are_promised():
+    promised = {f'{backbone}_{norm}_{task}'
+                for norm in ('ln', 'un')
+                for backbone, tasks in (('swin_t', ('maskrcnn_3x', 'fasterrcnn_3x', 'imagenet')),
+                                        ('t2t_vit_14', ('imagenet', 'cifar10', 'cifar100')))
+                for task in tasks}
+    assert promised <= set(CONFIGS)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
+    cfg = load(name)
+    model = build(cfg)
+    wanted = MODELS.get(cfg.model.backbone.norm_cfg.type)
+    norms = [module for module in model.modules() if isinstance(module, (OfflineNorm, nn.LayerNorm))]
+    assert norms and {type(norm) for norm in norms} == {wanted}
+    assert issubclass(wanted, OfflineNorm) != ('_ln_' in name)
+
+    wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
+             for parameter in group['params']}
+    assert len(decay) == sum(1 for _ in model.parameters())
+    assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()} == {0.0}
+    assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay > 0
+
+
+@pytest.mark.parametrize('name', [name for name in CONFIGS if '_un_' in name])
+def test_un_changes_the_norm_and_nothing_else(name):
+    def recipe(cfg):
+        cfg = cfg.to_dict()
+        cfg.pop('pretrained', None)
+        backbone = cfg['model']['backbone']
+        backbone.pop('norm_cfg')
+        if 'checkpoint' in (backbone.get('init_cfg') or {}):
+            backbone['init_cfg'].pop('checkpoint')
+        return cfg
+
+    un, ln = load(name), load(name.replace('_un_', '_ln_'))
+    assert un.model.backbone.norm_cfg.type == 'UN' and ln.model.backbone.norm_cfg.type == 'LN'
+    assert recipe(un) == recipe(ln)
+    if 'pretrained' in un:
+        for cfg, norm in ((un, '_un_'), (ln, '_ln_')):
+            assert norm in cfg.pretrained
+            assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained
+
+
+# Section 6 of the specification: optimizer, learning rate, weight decay, epochs, total batch.
+RECIPES = {
+    'swin_t_un_maskrcnn_3x': ('AdamW', 1e-4, 0.05, 36, 16),
+    'swin_t_un_fasterrcnn_3x': ('AdamW', 1e-4, 0.05, 36, 16),
+    'swin_t_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
+    't2t_vit_14_un_imagenet': ('AdamW', 5e-4, 0.05, 300, 512),
+    't2t_vit_14_un_cifar10': ('SGD', 0.05, 5e-4, 60, 128),
+    't2t_vit_14_un_cifar100': ('SGD', 0.05, 5e-4, 60, 128),
+}
+
+
+@pytest.mark.parametrize('name', RECIPES)
+def test_recipe(name):
+    cfg = load(name)
+    optimizer = cfg.optim_wrapper.optimizer
+    assert RECIPES[name] == (optimizer.type, optimizer.lr, optimizer.weight_decay,
+                             cfg.train_cfg.max_epochs, cfg.auto_scale_lr.base_batch_size)
+    backbone = cfg.model.backbone
+    if 'rcnn' in name:
+        assert (backbone.window_size, backbone.drop_path_rate, backbone.pad_small_map) == (7, 0.2, True)
+        assert tuple(backbone.out_indices) == (0, 1, 2, 3)
+        assert cfg.train_dataloader.batch_size * 8 == 16
+        assert cfg.test_dataloader.dataset.pipeline[1].scale == (1333, 800)
+        assert cfg.test_evaluator.metric == (['bbox', 'segm'] if 'mask' in name else 'bbox')
+    if 't2t' in name:
+        assert backbone.t2t_cfg == dict(token_dims=64, use_performer=True)
+    if 'cifar' in name:
+        assert optimizer.momentum == 0.9 and cfg.train_dataloader.batch_size == 128
+        for split in ('train', 'test'):
+            dataset = cfg[f'{split}_dataloader'].dataset
+            assert dataset.pipeline[0] == dict(type='Resize', scale=224)
+            # Never a surprise download.
+            assert dataset.download is False
+
+
+def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
+    def model(cfg):
+        model = cfg.to_dict()['model']
+        for key in ('backbone', '_scope_'):
+            model.pop(key, None)
+        model['neck'].pop('in_channels')
+        # What only the mask head reads.
+        model['train_cfg']['rcnn'].pop('mask_size', None)
+        model['test_cfg']['rcnn'].pop('mask_thr_binary', None)
+        model['data_preprocessor'].setdefault('pad_mask', False)
+        for key in ('mask_roi_extractor', 'mask_head'):
+            model['roi_head'].setdefault(key, None)
+        return model
+
+    stock = get_config('mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py')
+    assert model(load('swin_t_ln_fasterrcnn_3x')) == model(stock)
+    pipelines = [step for cfg in (load('swin_t_un_fasterrcnn_3x'), )
+                 for split in ('train', 'val', 'test')
+                 for step in cfg[f'{split}_dataloader'].dataset.pipeline]
+    assert not any(step.get('with_mask') for step in pipelines)
+
+
+@pytest.mark.parametrize('name', ['swin_t_un_maskrcnn_3x', 't2t_vit_14_un_cifar10'])
+def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
+    classifier = build(load(name.split('_un_')[0] + '_un_imagenet'))
+    for tensor in classifier.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randn_like(tensor))
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'epoch_300.pth')
+
+    cfg = load(name)
+    cfg.model.backbone.init_cfg.checkpoint = str(tmp_path / 'epoch_300.pth')
+    model = build(cfg)
+    model.init_weights()
+    source, target = classifier.backbone.state_dict(), model.backbone.state_dict()
+    assert set(source) <= set(target)
+    assert all(torch.equal(tensor, target[key]) for key, tensor in source.items())
+    # A detector has an output norm for each level, a classifier for the last alone.
+    extra = {key.split('.')[0] for key in set(target) - set(source)}
+    assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
+    train, test = tools
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+    config, work_dir = FOLDER / f'{name}.py', tmp_path / 'work'
+    options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch)
+
+    tiny_runs.call(train, config, '--work-dir', work_dir, '--cfg-options', *options)
+    log = [json.loads(line) for line in next(work_dir.glob('*/vis_data/scalars.json')).open()]
+    losses = [value for entry in log for key, value in entry.items() if key.startswith('loss')]
+    assert losses and all(math.isfinite(loss) for loss in losses)
+
+    checkpoint = next(work_dir.glob('*_1.pth'))
+    state = torch.load(checkpoint, map_location='cpu', weights_only=False)['state_dict']
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    steps = {int(tensor) for key, tensor in state.items() if key.endswith('num_batches_tracked')}
+    assert steps == (set() if '_ln_' in name else {1})
+
+    metrics = tiny_runs.call(test, config, checkpoint, '--work-dir', work_dir, '--cfg-options', *options)
+    checkpoint.unlink()
+    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'accuracy/top1'}
+    if 'maskrcnn' in name:
+        wanted.add('coco/segm_mAP')
+    assert wanted <= set(metrics)
+    # The same weights were validated after the step.
+    validated = {key: value for entry in log for key, value in entry.items()}
+    assert all(metrics[key] == pytest.approx(validated[key], abs=1e-3) for key in wanted)

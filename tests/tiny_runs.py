@@ -1,0 +1,162 @@
+"""Runs of the real tools, in this process, on tiny data."""
+import importlib.util
+from pathlib import Path
+
+import cv2
+import numpy as np
+from mmengine.config import Config
+from mmengine.utils import ManagerMixin
+from mmpretrain.registry import DATASETS
+
+from . import data_makers
+
+ROOT = Path(__file__).parent.parent
+
+CLASSIFIER = """
+_base_ = ['mmpretrain::_base_/default_runtime.py', '{root}/configs/_base_/mmunorm.py']
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(
+        type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]),
+        img_size=32, window_size=4, out_indices=(1, ), drop_path_rate=0.0,
+        norm_cfg=dict(type='UN', warmup_iters=1)),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=2, in_channels=24))
+data_preprocessor = dict(mean=[127.0] * 3, std=[127.0] * 3, to_rgb=True, num_classes=2)
+pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=32), dict(type='PackInputs')]
+train_dataloader = dict(
+    batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
+    dataset=dict(type='CustomDataset', data_root='{data}', pipeline=pipeline))
+val_dataloader = train_dataloader
+test_dataloader = train_dataloader
+val_evaluator = dict(type='Accuracy', topk=1)
+test_evaluator = val_evaluator
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, weight_decay=0.1))
+train_cfg = dict(by_epoch=True, max_epochs=1)
+val_cfg = dict()
+test_cfg = dict()
+auto_scale_lr = dict(base_batch_size=8)
+randomness = dict(seed=0)
+"""
+
+DETECTOR = """
+_base_ = ['{root}/configs/swin_t_un_maskrcnn_3x.py']
+model = dict(
+    backbone=dict(
+        arch=dict(
+            _delete_=True, embed_dims=12, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8]), init_cfg=None),
+    neck=dict(in_channels=[12, 24, 48, 96]),
+    roi_head=dict(bbox_head=dict(fc_out_channels=16)))
+"""
+
+
+def load_tool(name):
+    """The module of tools/{name}.py."""
+    spec = importlib.util.spec_from_file_location(f'tool_{name}', ROOT / 'tools' / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def skip_config_formatting(monkeypatch):
+    """Logs configs as they are: to lay one out takes longer than to train a step."""
+    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, False))
+
+
+def call(tool, *arguments):
+    """Runs a tool as in a process of its own: mmengine keeps loggers and visualizers for a whole process."""
+    pending = [ManagerMixin]
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        cls._instance_dict.clear()
+    return tool.main([str(argument) for argument in arguments])
+
+
+def write_classifier(folder):
+    """A small classifier's config in `folder`, with two classes of two 32x32 pictures each."""
+    rng = np.random.default_rng(0)
+    for name in ('dark', 'light'):
+        (folder / 'data' / name).mkdir(parents=True)
+        for i in range(2):
+            picture = rng.integers(0, 100, (32, 32, 3), dtype=np.uint8) + (155 if name == 'light' else 0)
+            cv2.imwrite(str(folder / 'data' / name / f'{i}.png'), picture.astype(np.uint8))
+    config = folder / 'classifier.py'
+    config.write_text(CLASSIFIER.format(root=ROOT, data=folder / 'data'))
+    return config
+
+
+def write_detector(folder):
+    """A narrow Mask R-CNN's config in `folder`, and the options that let it use tiny COCO data there."""
+    config = folder / 'detector.py'
+    config.write_text(DETECTOR.format(root=ROOT))
+    return config, tiny_data(Config.fromfile(config), folder / 'coco')
+
+
+def tiny_data(cfg, root, monkeypatch=None):
+    """Writes data like that of `cfg` under `root`; returns the `--cfg-options` for one step on all of it.
+
+    `monkeypatch` lets a CIFAR class accept the MD5 sums of the tiny files.
+    """
+    dataset = cfg.train_dataloader.dataset
+    if 'digits' in dataset.data_root:
+        return _tiny_digits(cfg, root)
+    if dataset.type == 'CocoDataset':
+        data_makers.make_coco(root)
+        return [*_options(cfg, root), *_coco_options(cfg, root, 'instances_val2017.json')]
+    if dataset.type == 'ImageNet':
+        data_makers.make_imagenet(root)
+        return _options(cfg, root)
+    if dataset.type in ('CIFAR10', 'CIFAR100'):
+        cls = DATASETS.get(f'mmpretrain.{dataset.type}')
+        for table, entries in data_makers.make_cifar(root, cls, images=1).items():
+            monkeypatch.setattr(cls, table, entries)
+        return _options(cfg, root, batch_size=10)
+    raise NotImplementedError(f'no tiny data in the format of {dataset.type}')
+
+
+def _tiny_digits(cfg, root):
+    data_makers.make_digits(root)
+    if cfg.train_dataloader.dataset.type == 'CocoDataset':
+        return [*_options(cfg, root / 'coco'), *_coco_options(cfg, root / 'coco', 'instances_val.json')]
+    return _options(cfg, root / 'imagenet', batch_size=10)
+
+
+def _options(cfg, root, batch_size=2):
+    options = [f'{split}_dataloader.{setting}'
+               for split in ('train', 'val', 'test')
+               for setting in (f'dataset.data_root={root}', f'batch_size={batch_size}', 'num_workers=0')]
+    options += ['default_hooks.checkpoint.save_optimizer=False', 'default_hooks.checkpoint.interval=1',
+                'default_hooks.logger.interval=1', 'randomness.seed=0', 'train_cfg.val_interval=1']
+    options.append('train_cfg.max_iters=1' if 'max_iters' in cfg.train_cfg else 'train_cfg.max_epochs=1')
+    # A scheduler that begins after the end is an error.
+    schedulers = cfg.param_scheduler if isinstance(cfg.param_scheduler, list) else []
+    options += [f'param_scheduler.{i}.begin=0' for i, scheduler in enumerate(schedulers)
+                if scheduler.get('begin', 0) > 0]
+    return options + ['pretrained=None'] * ('pretrained' in cfg)
+
+
+def _coco_options(cfg, root, ann_file):
+    """Small pictures, few regions of interest, and some detections from weights that know nothing."""
+    options = [f'{split}_evaluator.ann_file={root}/annotations/{ann_file}' for split in ('val', 'test')]
+    options += ['model.train_cfg.rpn_proposal.max_per_img=50', 'model.train_cfg.rcnn.sampler.num=16',
+                'model.test_cfg.rpn.max_per_img=50', 'model.test_cfg.rcnn.max_per_img=5',
+                'model.test_cfg.rcnn.score_thr=0.0']
+    for split in ('train', 'val', 'test'):
+        key = f'{split}_dataloader.dataset.pipeline'
+        options += _small_steps(cfg[f'{split}_dataloader'].dataset.pipeline, key)
+    return options
+
+
+def _small_steps(steps, key):
+    """Replaces each size in a pipeline by one that a CPU can train on in a test."""
+    options = []
+    for i, step in enumerate(steps):
+        if isinstance(step, (list, tuple)):
+            options += _small_steps(step, f'{key}.{i}')
+            continue
+        options += [f'{key}.{i}.{name}={value}'
+                    for name, value in (('scale', '(96,72)'), ('scales', '[(64,96),(72,96)]'),
+                                        ('crop_size', '(48,64)'), ('size', '(96,96)')) if name in step]
+        options += _small_steps(step.get('transforms', []), f'{key}.{i}.transforms')
+    return options

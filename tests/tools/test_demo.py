@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from ..tiny_runs import ROOT, load_tool
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """The demo in an empty folder; its commands are recorded in place of being run."""
+    demo = load_tool('demo')
+    commands = []
+
+    def run(title, *command):
+        commands.append(command)
+        if command[0] == 'tools/train.py':
+            folder = tmp_path / 'work_dirs' / command[1].rpartition('/')[2].removesuffix('.py')
+            folder.mkdir(parents=True)
+            (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
+        if command[0] == 'tools/test.py':
+            folder = tmp_path / command[command.index('--work-dir') + 1] / '20260101_000000'
+            folder.mkdir(parents=True)
+            metrics = {f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm')
+                       for name in ('mAP', 'mAP_50', 'mAP_75')}
+            (folder / 'log.json').write_text(json.dumps(dict(metrics, **{'coco/segm_mAP': 0.125})))
+
+    monkeypatch.setattr(demo, 'ROOT', tmp_path)
+    monkeypatch.setattr(demo, 'run', run)
+    demo.commands = commands
+    return demo
+
+
+def test_steps_and_table(demo, capsys):
+    demo.main()
+    tools = [command[0] for command in demo.commands]
+    assert tools == ['tools/dataset/make_digits.py', 'tools/train.py', 'tools/train.py', 'tools/test.py',
+                     'tools/infer.py']
+    for command in demo.commands:
+        assert (ROOT / command[0]).is_file()
+        assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
+    # What was trained is what is tested and drawn with.
+    assert demo.commands[3][2] == demo.commands[4][2]
+    assert demo.commands[3][2].endswith('swin_un_maskrcnn/iter_1.pth')
+    printed = capsys.readouterr().out
+    assert '| mask | 0.125 | 0.500 | 0.500 |' in printed
+    assert 'work_dirs/demo/pictures' in printed
+
+
+def test_a_failed_step_ends_the_demo():
+    with pytest.raises(SystemExit, match='status 3'):
+        load_tool('demo').run('fails', '-c', 'raise SystemExit(3)')

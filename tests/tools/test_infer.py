@@ -1,0 +1,191 @@
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+from mmpretrain.datasets import CIFAR10
+
+from mmunorm.engine import launch
+
+from .. import tiny_runs
+
+INFER = tiny_runs.load_tool('infer')
+
+
+def infer(*arguments):
+    tiny_runs.call(INFER, *arguments, '--device', 'cpu')
+
+
+def error_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        infer(*arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def save_weights(cfg, path, classes):
+    """A checkpoint of untrained weights, with class names as a trained one has them."""
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))), path)
+    return path
+
+
+@pytest.fixture(scope='module')
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('classifier')
+    config = tiny_runs.write_classifier(folder)
+    return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('detector')
+    config, _ = tiny_runs.write_detector(folder)
+    cfg = Config.fromfile(config)
+    classes = [f'class {i}' for i in range(80)]
+    return config, save_weights(cfg, folder / 'a.pth', classes), folder / 'coco/val2017'
+
+
+SMALL = ('--cfg-options', 'test_dataloader.dataset.pipeline.1.scale=(96,72)',
+         'model.test_cfg.rcnn.score_thr=0.0', 'model.test_cfg.rcnn.max_per_img=3')
+
+
+def read(path):
+    picture = cv2.imread(str(path))
+    assert picture is not None
+    return picture
+
+
+def test_a_folder_of_pictures_keeps_its_names(classifier, tmp_path, capsys):
+    config, checkpoint, data = classifier
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
+    drawn = sorted(path.relative_to(tmp_path / 'out').as_posix() for path in tmp_path.rglob('*.png'))
+    assert drawn == ['dark/0.png', 'dark/1.png', 'light/0.png', 'light/1.png']
+    printed = capsys.readouterr()
+    assert f'4 pictures are in {tmp_path / "out"}' in printed.out
+    assert '4/4' in printed.err  # the progress bar
+
+    infer(config, checkpoint, data / 'dark', '--out-dir', tmp_path / 'first', '--limit', '1')
+    assert [path.name for path in (tmp_path / 'first').iterdir()] == ['0.png']
+
+
+def test_a_class_is_written_on_an_enlarged_picture(classifier, tmp_path):
+    config, checkpoint, _ = classifier
+    red = np.zeros((32, 48, 3), dtype=np.uint8)
+    red[..., 2] = 255
+    cv2.imwrite(str(tmp_path / 'red.png'), red)
+    infer(config, checkpoint, tmp_path / 'red.png', '--out-dir', tmp_path / 'out')
+    drawn = read(tmp_path / 'out/red.png')
+    assert drawn.shape == (512, 768, 3)
+    # Red stays red, and only the corner is written on.
+    assert (drawn[256:] == [0, 0, 255]).all() and not (drawn[:64, :256] == [0, 0, 255]).all()
+
+
+def test_objects_are_drawn_on_an_enlarged_picture(detector, tmp_path):
+    config, checkpoint, data = detector
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'some', '--score-thr', '0', *SMALL)
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'none', '--score-thr', '1', *SMALL)
+    for name in ('000000000001.jpg', '000000000002.jpg'):
+        plain = cv2.resize(read(data / name), (683, 512)).astype(int)
+        none, some = read(tmp_path / 'none' / name), read(tmp_path / 'some' / name)
+        assert none.shape == some.shape == (512, 683, 3)
+        assert np.abs(none - plain).mean() < 5  # JPEG
+        assert np.abs(some.astype(int) - none).max() > 100
+
+
+def test_boxes_and_masks_are_enlarged_with_their_picture():
+    instances = InstanceData(bboxes=torch.tensor([[1.0, 2.0, 5.0, 6.0]]), masks=torch.zeros(1, 8, 10).bool())
+    instances.masks[0, 2:6, 1:5] = True
+    INFER.Detector._enlarge(instances, 32, 40, 4.0)
+    assert instances.bboxes.tolist() == [[4, 8, 20, 24]]
+    expected = torch.zeros(32, 40, dtype=torch.bool)
+    expected[8:24, 4:20] = True
+    assert (instances.masks[0] ^ expected).sum() <= 8 * 4  # round corners
+
+    empty = InstanceData(bboxes=torch.zeros(0, 4), masks=torch.zeros(0, 8, 10).bool())
+    INFER.Detector._enlarge(empty, 32, 40, 4.0)
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize('size, scale', [((128, 128), 4), ((64, 128), 8), ((600, 900), 1),
+                                         ((10, 1000), 2.048), ((10, 4000), 1)])
+def test_how_much_a_picture_is_enlarged(size, scale):
+    assert INFER.drawing_scale(*size) == scale
+
+
+def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeypatch):
+    """The data set hands over RGB arrays, a file is read as BGR: the scores must be the same."""
+    config = tiny_runs.ROOT / 'configs/t2t_vit_14_ln_cifar10.py'
+    cfg = Config.fromfile(config)
+    cfg.model.backbone.init_cfg = None
+    options = tiny_runs.tiny_data(cfg, tmp_path / 'data', monkeypatch)
+    checkpoint = save_weights(cfg, tmp_path / 'a.pth', CIFAR10.METAINFO['classes'])
+    tiny_runs.skip_config_formatting(monkeypatch)
+    tiny_runs.call(tiny_runs.load_tool('test'), config, checkpoint, '--work-dir', tmp_path / 'w', '--out',
+                   tmp_path / 'a.pkl', '--cfg-options', *options)
+    tested = pickle.loads((tmp_path / 'a.pkl').read_bytes())
+
+    cfg = launch.load_config(str(config))
+    classifier = INFER.Classifier(cfg, str(checkpoint), 'cpu')
+    seen = []
+    monkeypatch.setattr(classifier.visualizer, 'visualize_cls', lambda *args, **_: seen.append(args[1]))
+    batch = pickle.loads((tmp_path / 'data/cifar-10-batches-py/test_batch').read_bytes())
+    for i, row in enumerate(batch['data']):
+        rgb = row.reshape(3, 32, 32).transpose(1, 2, 0)
+        cv2.imwrite(str(tmp_path / f'{i}.png'), rgb[..., ::-1])
+        path = tmp_path / f'{i}.png'
+        classifier.draw(path, INFER.read_picture(path), tmp_path / 'out.png')
+    for sample, expected in zip(seen, tested, strict=True):
+        # Batches of another size round otherwise; blue for red changes scores by more than 0.001.
+        torch.testing.assert_close(sample.pred_score, expected['pred_score'], atol=1e-4, rtol=0)
+
+
+def test_pictures_that_cannot_be_read(classifier, tmp_path, capsys):
+    config, checkpoint, data = classifier
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in/empty.png').write_bytes(b'')
+    (tmp_path / 'in/text.jpg').write_text('a letter')
+    message = error_of(capsys, config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'out')
+    assert message.startswith('error: no picture could be read') and 'empty.png' in message
+
+    (tmp_path / 'in/good.png').write_bytes((data / 'dark/0.png').read_bytes())
+    infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'out')
+    printed = capsys.readouterr().out
+    assert 'skipped, not readable as pictures' in printed and 'text.jpg' in printed
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['good.png']
+
+
+def test_no_pictures_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):
+    config, checkpoint, data = classifier
+    out = ('--out-dir', tmp_path / 'out')
+    assert 'no picture at' in error_of(capsys, config, checkpoint, tmp_path, *out)
+    assert 'no picture at' in error_of(capsys, config, checkpoint, tmp_path / 'gone.jpg', *out)
+    assert 'no checkpoint' in error_of(capsys, config, tmp_path / 'gone.pth', data, *out)
+    assert 'no config file' in error_of(capsys, tmp_path / 'gone.py', checkpoint, data, *out)
+    for images in (data / 'dark', data / 'dark/0.png'):
+        before = (data / 'dark/0.png').read_bytes()
+        message = error_of(capsys, config, checkpoint, images, '--out-dir', data / 'dark/../dark')
+        assert 'overwritten' in message and (data / 'dark/0.png').read_bytes() == before
+
+
+def test_limit_must_be_positive(capsys):
+    with pytest.raises(SystemExit):
+        infer('a.py', 'a.pth', 'a.png', '--out-dir', 'out', '--limit', '0')
+    assert '--limit must be at least 1, got 0' in capsys.readouterr().err
+
+
+def test_drawings_of_an_earlier_run_are_not_pictures(classifier, tmp_path):
+    config, checkpoint, data = classifier
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in/a.png').write_bytes((data / 'dark/0.png').read_bytes())
+    for _ in range(2):
+        infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'in/drawn')
+    assert [path.name for path in (tmp_path / 'in/drawn').rglob('*.png')] == ['a.png']

@@ -1,0 +1,65 @@
+"""The whole way on handwritten digits: make the data, train a classifier, train a detector from its
+backbone, test it, draw what it finds. Started by `make demo`.
+
+An interrupted demo goes on where it stopped; finished steps are not repeated.
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CLASSIFIER = 'swin_un_classifier'
+DETECTOR = 'swin_un_maskrcnn'
+PICTURES = 'work_dirs/demo/pictures'
+
+
+def run(title: str, *command: str) -> None:
+    """Runs a Python tool of this repository as a user would, and shows how."""
+    print(f'\n=== {title}\n$ python {" ".join(command)}', flush=True)
+    start = time.time()
+    # Threads that wait by spinning slow each other down on a machine that has other work.
+    env = {'OMP_WAIT_POLICY': 'PASSIVE', **os.environ}
+    status = subprocess.run([sys.executable, *command], cwd=ROOT, env=env).returncode
+    if status:
+        sys.exit(f'The demo stops here: the command above ended with status {status}.')
+    print(f'=== done in {time.time() - start:.0f} s', flush=True)
+
+
+def last_checkpoint(name: str) -> str:
+    return Path(ROOT, 'work_dirs', name, 'last_checkpoint').read_text().strip()
+
+
+def newest_metrics(work_dir: str) -> dict:
+    """The metrics that `tools/test.py` logged last under `work_dir`."""
+    logs = Path(ROOT, work_dir).glob('*/*.json')
+    return json.loads(max(logs, key=lambda path: path.stat().st_mtime).read_text())
+
+
+def main() -> None:
+    start = time.time()
+    run('1/5 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
+    run('2/5 Train a small UN Swin to classify digits', 'tools/train.py',
+        f'configs/digits/{CLASSIFIER}.py', '--resume')
+    run('3/5 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
+        '--resume')
+    checkpoint = last_checkpoint(DETECTOR)
+    run('4/5 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+        '--work-dir', 'work_dirs/demo/test')
+    run('5/5 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+        'data/digits/coco/val', '--limit', '24', '--out-dir', PICTURES)
+
+    metrics = newest_metrics('work_dirs/demo/test')
+    print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
+    print('|      |    AP |  AP50 |  AP75 |')
+    print('|------|-------|-------|-------|')
+    for label, key in (('box', 'bbox'), ('mask', 'segm')):
+        values = (metrics[f'coco/{key}_{name}'] for name in ('mAP', 'mAP_50', 'mAP_75'))
+        print(f'| {label:4} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
+    print(f'\nPictures: {PICTURES}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,156 @@
+"""Draws what a detector or a classifier sees: boxes and masks, or the class, on one or many pictures."""
+import argparse
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import cv2
+import mmcv
+import torch
+from mmengine.device import get_device
+from tqdm import tqdm
+
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import PreflightError
+
+SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
+# The visualizers' lines and letters have a fixed size: a smaller picture is enlarged to be readable.
+READABLE_SIDE = 512
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
+    parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
+    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects from this score on')
+    parser.add_argument('--limit', type=int, help='draw only the first so many pictures of a folder')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    launch.add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.limit is not None and args.limit < 1:
+        parser.error(f'--limit must be at least 1, got {args.limit}')
+    return args
+
+
+def find_images(source, out_dir, limit=None):
+    """The pictures at `source` with the paths that their drawings get under `out_dir`.
+
+    Raises:
+        PreflightError: there are none, or a drawing would overwrite its picture.
+    """
+    source, out_dir = Path(source), Path(out_dir)
+    root = source if source.is_dir() else source.parent
+    if out_dir.resolve() == root.resolve():
+        raise PreflightError(f'--out-dir {out_dir} is where the pictures are: they would be overwritten.')
+    if source.is_dir():
+        found = (path for path in source.rglob('*') if path.suffix.lower() in SUFFIXES)
+        # An output folder inside the input folder holds the drawings of an earlier run.
+        images = sorted(path for path in found if out_dir.resolve() not in path.resolve().parents)
+    else:
+        images = [source] if source.is_file() else []
+    if not images:
+        raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(SUFFIXES))}).')
+    return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
+
+
+def drawing_scale(height, width):
+    """How much to enlarge a picture before drawing on it: at least 1, and never beyond 2048 pixels."""
+    return max(1.0, min(READABLE_SIDE / min(height, width), 2048 / max(height, width)))
+
+
+def read_picture(path):
+    """The picture as a uint8 BGR array, or None if it cannot be read."""
+    try:
+        return mmcv.imread(str(path))
+    except cv2.error:  # an empty file
+        return None
+
+
+class Detector:
+    """mmdet's detector and visualizer."""
+
+    def __init__(self, cfg, checkpoint, device, score_thr):
+        from mmdet.apis import inference_detector, init_detector
+        from mmdet.visualization import DetLocalVisualizer
+        self.infer = inference_detector
+        self.model = init_detector(cfg, checkpoint, device=device)
+        self.visualizer = DetLocalVisualizer()
+        self.visualizer.dataset_meta = self.model.dataset_meta
+        self.score_thr = score_thr
+
+    def draw(self, path, picture, out_file):
+        result = self.infer(self.model, str(path)).cpu()
+        scale = drawing_scale(*picture.shape[:2])
+        picture = mmcv.imrescale(picture, scale)
+        self._enlarge(result.pred_instances, *picture.shape[:2], scale)
+        self.visualizer.add_datasample(
+            path.name, picture[..., ::-1], result, draw_gt=False, pred_score_thr=self.score_thr,
+            out_file=str(out_file))
+
+    @staticmethod
+    def _enlarge(instances, height, width, scale):
+        instances.bboxes = instances.bboxes * scale
+        if 'masks' in instances and len(instances):
+            masks = instances.masks[:, None].float()
+            masks = torch.nn.functional.interpolate(masks, (height, width), mode='bilinear')
+            instances.masks = masks[:, 0] > 0.5
+
+
+class Classifier:
+    """mmpretrain's classifier and visualizer."""
+
+    def __init__(self, cfg, checkpoint, device):
+        from mmpretrain import ImageClassificationInferencer
+        from mmpretrain.visualization import UniversalVisualizer
+        self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
+        self.visualizer = UniversalVisualizer()
+        # A data set that hands over arrays, as CIFAR does, has them in RGB; mmcv loads files as BGR.
+        pipeline = cfg.test_dataloader.dataset.pipeline
+        self.takes_rgb = not any(step.type.endswith('LoadImageFromFile') for step in pipeline)
+
+    def draw(self, path, picture, out_file):
+        rgb = picture[..., ::-1]
+        batch = next(self.inferencer.preprocess([rgb if self.takes_rgb else picture]))
+        result = self.inferencer.forward(batch)[0]
+        self.visualizer.visualize_cls(
+            rgb, result, classes=self.inferencer.classes, draw_gt=False,
+            rescale_factor=drawing_scale(*picture.shape[:2]), out_file=str(out_file))
+
+
+def build_artist(cfg, args):
+    """The model of the config with the visualizer of its library."""
+    with launch.clear_build_errors():
+        if cfg.get('default_scope') == 'mmdet':
+            return Detector(cfg, args.checkpoint, args.device, args.score_thr)
+        if cfg.get('default_scope') == 'mmpretrain':
+            return Classifier(cfg, args.checkpoint, args.device)
+    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', got "
+                         f"{cfg.get('default_scope')!r}.")
+
+
+@launch.command
+def main(argv=None):
+    args = parse_args(argv)
+    images = find_images(args.images, args.out_dir, args.limit)
+    cfg = launch.load_config(args.config, args.cfg_options)
+    launch.check_checkpoint(args.checkpoint)
+    artist = build_artist(cfg, args)
+    unreadable = []
+    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+        picture = read_picture(path)
+        if picture is None:
+            unreadable.append(str(path))
+            continue
+        artist.draw(path, picture, out_file)
+    if len(unreadable) == len(images):
+        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
+    if unreadable:
+        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
+    print(f'{len(images) - len(unreadable)} pictures are in {args.out_dir}')
+
+
+if __name__ == '__main__':
+    main()

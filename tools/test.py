@@ -1,0 +1,58 @@
+"""Tests a trained detector or classifier and prints its metrics."""
+import argparse
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.registry import METRICS
+
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import PreflightError, check_data
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
+    parser.add_argument('--show', action='store_true', help='show predictions in a window')
+    parser.add_argument('--show-dir', help='write pictures with predictions to this folder')
+    parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show shows a picture')
+    launch.add_runner_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.out and not args.out.endswith(('.pkl', '.pickle')):
+        parser.error(f'--out takes a .pkl file, got {args.out}')
+    return args
+
+
+def enable_drawing(cfg, args):
+    """Applies --show and --show-dir to the visualization hook of mmdet or of mmpretrain."""
+    hook = cfg.get('default_hooks', {}).get('visualization')
+    if hook is None:
+        raise PreflightError('--show and --show-dir need a `visualization` hook in `default_hooks`.')
+    if cfg.get('default_scope') == 'mmdet':
+        settings = dict(draw=True, test_out_dir=args.show_dir)
+    else:
+        settings = dict(enable=True, out_dir=args.show_dir, interval=1)
+    hook.update(settings, show=args.show, wait_time=args.wait_time)
+
+
+@launch.command
+def main(argv=None):
+    args = parse_args(argv)
+    cfg = launch.load_config(args.config, args.cfg_options)
+    launch.prepare(cfg, args)
+    launch.check_checkpoint(args.checkpoint)
+    cfg.load_from = args.checkpoint
+    if args.show or args.show_dir:
+        enable_drawing(cfg, args)
+    check_data(cfg, ['test'])
+    runner = launch.build_runner(cfg)
+    if args.out:
+        dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+        runner.test_evaluator.metrics.append(METRICS.build(dict(type=dump, out_file_path=args.out)))
+    return runner.test()
+
+
+if __name__ == '__main__':
+    main()
