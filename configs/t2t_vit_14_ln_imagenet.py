@@ -21,8 +21,7 @@ test_cfg = dict()
 
 # The averaged weights are validated and saved; the statistics of the norms are averaged with them.
 custom_hooks = [
-    dict(type='EMAHook', ema_type='BufferedEMA', momentum=4e-5, priority='ABOVE_NORMAL'),
-    *_base_.custom_hooks,
+    dict(type='EMAHook', ema_type='BufferedEMA', momentum=4e-5, priority='ABOVE_NORMAL')
 ]
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))
 

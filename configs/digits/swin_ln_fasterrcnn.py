@@ -7,7 +7,7 @@ _base_ = [
 
 # Backbone weights to start from: those of the matching classifier.
 pretrained = 'work_dirs/swin_ln_classifier/epoch_8.pth'
-channels = 96
+channels = 64
 featmap_strides = [4, 8, 16, 32]
 
 model = dict(
@@ -49,7 +49,7 @@ test_cfg = dict(type='TestLoop')
 
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=10.0),
     paramwise_cfg=dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.))
 

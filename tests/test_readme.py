@@ -1,0 +1,78 @@
+"""The configs that the README tells a user to write."""
+import re
+
+import pytest
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from mmunorm.norms import UN
+
+from .tiny_runs import ROOT
+
+README = (ROOT / 'README.md').read_text()
+BLOCKS = [re.sub(r'^   ', '', block, flags=re.M)
+          for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)]
+
+
+def load(text, folder, name):
+    """The config as if it lay in configs/, which it is not written into."""
+    path = folder / name
+    path.write_text(text.replace("'./swin", f"'{ROOT}/configs/swin"))
+    return Config.fromfile(path)
+
+
+def build(cfg):
+    init_default_scope(cfg.default_scope)
+    return MODELS.build(cfg.model)
+
+
+def norms_of(model):
+    return [module for module in model.modules() if isinstance(module, (UN, nn.LayerNorm))]
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    return load(next(block for block in BLOCKS if 'bolt' in block), tmp_path, 'mine.py')
+
+
+def test_own_coco_data(own_data):
+    assert own_data.train_dataloader.dataset.data_root == 'data/mine/'
+    assert own_data.train_dataloader.dataset.metainfo.classes == ('bolt', 'nut')
+    assert own_data.test_dataloader.dataset.ann_file == 'val.json'
+    assert own_data.test_evaluator.ann_file == 'data/mine/val.json'
+    assert len(own_data.train_dataloader.dataset.pipeline) > 3
+    own_data.model.backbone.init_cfg = None
+    model = build(own_data)
+    assert {norm.warmup_iters for norm in norms_of(model)} == {500}
+    assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 2
+
+
+def test_norm_cfg_in_a_stock_config(tmp_path):
+    """mmdet's own Swin, which hands `norm_cfg` to every norm."""
+    cfg = load(next(block for block in BLOCKS if 'custom_imports' in block), tmp_path, 'stock.py')
+    assert cfg.model.backbone.type == 'SwinTransformer'
+    cfg.model.backbone.init_cfg = None
+    norms = norms_of(build(cfg))
+    assert len(norms) == 32 and {type(norm) for norm in norms} == {UN}
+
+
+def test_norm_cfg_in_mmpretrains_own_swin(tmp_path):
+    """It hands `norm_cfg` to the output norm; the others have keys of their own."""
+    cfg = load("""
+_base_ = ['mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py']
+custom_imports = dict(imports=['mmunorm'])
+norm_cfg = dict(type='UN', window=2)
+model = dict(backbone=dict(
+    norm_cfg=norm_cfg, patch_cfg=dict(norm_cfg=norm_cfg),
+    stage_cfgs=dict(block_cfgs=dict(norm_cfg=norm_cfg), downsample_cfg=dict(norm_cfg=norm_cfg))))
+""", tmp_path, 'pretrain.py')
+    norms = norms_of(build(cfg))
+    assert len(norms) == 29 and {type(norm) for norm in norms} == {UN}
+
+
+def test_commands_name_what_exists():
+    for path in re.findall(r'(?:configs|tools|docs|requirements)/[\w/.-]+\.(?:py|sh|txt|png|md)', README):
+        assert path == 'configs/mine.py' or (ROOT / path).is_file(), path
+    for name in re.findall(r'`((?:swin|t2t)\w+\.py)`', README):
+        assert (ROOT / 'configs' / name).is_file(), name
