@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIER = 'swin_un_classifier'
 DETECTOR = 'swin_un_maskrcnn'
 PICTURES = 'work_dirs/demo/pictures'
+SHEET = 'work_dirs/demo/predictions.png'
 
 
 def run(title: str, *command: str) -> None:
@@ -38,6 +39,14 @@ def newest_metrics(work_dir: str) -> dict:
     return json.loads(max(logs, key=lambda path: path.stat().st_mtime).read_text())
 
 
+def draw_sheet(count: int = 8) -> None:
+    """The first few pictures beside each other, four in a row."""
+    from torchvision.io import read_image
+    from torchvision.utils import make_grid, save_image
+    pictures = [read_image(str(path)) for path in sorted(Path(ROOT, PICTURES).iterdir())[:count]]
+    save_image(make_grid(pictures, nrow=4) / 255, Path(ROOT, SHEET))
+
+
 def main() -> None:
     start = time.time()
     run('1/5 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
@@ -49,8 +58,9 @@ def main() -> None:
     run('4/5 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
         '--work-dir', 'work_dirs/demo/test')
     run('5/5 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
-        'data/digits/coco/val', '--limit', '24', '--out-dir', PICTURES)
+        'data/digits/coco/val', '--limit', '24', '--score-thr', '0.5', '--out-dir', PICTURES)
 
+    draw_sheet()
     metrics = newest_metrics('work_dirs/demo/test')
     print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
     print('|      |    AP |  AP50 |  AP75 |')
@@ -58,7 +68,7 @@ def main() -> None:
     for label, key in (('box', 'bbox'), ('mask', 'segm')):
         values = (metrics[f'coco/{key}_{name}'] for name in ('mAP', 'mAP_50', 'mAP_75'))
         print(f'| {label:4} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
-    print(f'\nPictures: {PICTURES}')
+    print(f'\nPictures: {PICTURES}, eight of them in {SHEET}')
 
 
 if __name__ == '__main__':

@@ -77,7 +77,7 @@ class Detector:
         from mmdet.visualization import DetLocalVisualizer
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
-        self.visualizer = DetLocalVisualizer()
+        self.visualizer = DetLocalVisualizer(alpha=0.5)  # what lies under a mask stays visible
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
 

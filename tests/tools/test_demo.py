@@ -1,5 +1,7 @@
 import json
 
+import cv2
+import numpy as np
 import pytest
 
 from ..tiny_runs import ROOT, load_tool
@@ -24,6 +26,12 @@ def demo(tmp_path, monkeypatch):
                        for name in ('mAP', 'mAP_50', 'mAP_75')}
             (folder / 'log.json').write_text(json.dumps(dict(metrics, **{'coco/segm_mAP': 0.125})))
 
+        if command[0] == 'tools/infer.py':
+            folder = tmp_path / command[command.index('--out-dir') + 1]
+            folder.mkdir(parents=True)
+            for i in range(10):
+                cv2.imwrite(str(folder / f'{i}.png'), np.full((20, 20, 3), 25 * i, np.uint8))
+
     monkeypatch.setattr(demo, 'ROOT', tmp_path)
     monkeypatch.setattr(demo, 'run', run)
     demo.commands = commands
@@ -44,6 +52,8 @@ def test_steps_and_table(demo, capsys):
     printed = capsys.readouterr().out
     assert '| mask | 0.125 | 0.500 | 0.500 |' in printed
     assert 'work_dirs/demo/pictures' in printed
+    sheet = cv2.imread(str(demo.ROOT / demo.SHEET))
+    assert sheet.shape == (46, 90, 3) and sheet[12, 34, 0] == 25 and sheet[34, 78, 0] == 175
 
 
 def test_a_failed_step_ends_the_demo():
