@@ -18,11 +18,10 @@ setup(
     description='Unified Normalization for vision Transformers, as an OpenMMLab extension',
     long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
-    license='Apache-2.0',
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
     install_requires=[
-        'torch>=2.6', 'torchvision>=0.21', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
+        'torch', 'torchvision', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
         'tqdm'
     ],
     extras_require={

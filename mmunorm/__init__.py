@@ -10,8 +10,9 @@ __version__ = '0.1.0'
 _MISSING = [name for name in ('mmengine', 'mmcv', 'mmpretrain') if find_spec(name) is None]
 if _MISSING:
     raise ImportError(
-        f"mmunorm needs {', '.join(_MISSING)}, which this Python does not have: run `pip install "
-        "'mmunorm[onedl]'`, or install your own OpenMMLab distribution of it.")
+        f"mmunorm needs {', '.join(_MISSING)}, which this Python does not have. Beside OpenMMLab packages "
+        "that you have, install it from the same distribution as those (mmcv or onedl-mmcv, never both); "
+        "with none, run `pip install -e '.[onedl]'` in the folder of mmunorm.")
 
 from . import ops  # noqa: E402
 

@@ -16,6 +16,9 @@ from torch import nn
 
 from .norm_cfg import DEFAULT_NORM_CFG, check_norm_cfg
 
+# As in mmpretrain's Swin configs.
+DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)
+
 
 @MODELS.register_module()
 class UNSwinTransformer(SwinTransformer):
@@ -43,6 +46,8 @@ class UNSwinTransformer(SwinTransformer):
             stages get no gradient and stay in eval mode, so that their statistics rest. -1 freezes
             nothing. Defaults to -1.
         norm_eval (bool): keep every norm, of whatever type, in eval mode. Defaults to False.
+        init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
+            a deviation of 0.02 for every linear layer.
         **kwargs: the other arguments of :class:`mmpretrain.models.SwinTransformer`, with its defaults.
             Detectors want `pad_small_map=True`.
 
@@ -56,6 +61,7 @@ class UNSwinTransformer(SwinTransformer):
                  norm_cfg: dict = DEFAULT_NORM_CFG,
                  stage_cfgs: dict | Sequence[dict] | None = None,
                  patch_cfg: dict | None = None,
+                 init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
                  **kwargs):
         check_norm_cfg(norm_cfg)
         super().__init__(
@@ -63,6 +69,7 @@ class UNSwinTransformer(SwinTransformer):
             norm_cfg=norm_cfg,
             stage_cfgs=_map_cfgs(lambda cfg: _stage_cfg(cfg, norm_cfg), stage_cfgs),
             patch_cfg={'norm_cfg': norm_cfg, **(patch_cfg or {})},
+            init_cfg=init_cfg,
             **kwargs)
         # Before DDP wraps the model: it waits for the gradient of all that requires one at that time.
         self._freeze_stages()

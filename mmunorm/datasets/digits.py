@@ -29,7 +29,7 @@ LIMITS = {
     'image_size': (16, 512),
 }
 # Goes up when the same settings come to give other files.
-VERSION = 1
+VERSION = 2
 
 LICENSES = [
     {

@@ -2,6 +2,9 @@
 from .amp import BFloat16OptimWrapper
 from .ema import BufferedEMA
 from .hooks import UNWarmupHook
-from .optimizer import DefaultOptimWrapperConstructor
+from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
 
-__all__ = ['BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'UNWarmupHook']
+__all__ = [
+    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
+    'LearningRateDecayOptimWrapperConstructor', 'UNWarmupHook'
+]

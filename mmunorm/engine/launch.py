@@ -91,6 +91,9 @@ def load_config(path: str, options: dict | None = None) -> Config:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is code: anything may be raised
         raise PreflightError(f'cannot read the config {path}: {_describe(error)}') from error
+    if 'pretrained' in cfg and 'model' in cfg and pretrained_path(cfg) is not None:
+        # A config that sets the variable anew has inherited an init_cfg made of the old one.
+        set_pretrained(cfg, cfg.pretrained)
     if options:
         try:
             cfg.merge_from_dict(options)
@@ -109,11 +112,11 @@ def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
     if 'backbone' not in cfg.model:
         raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
     if checkpoint is None:
-        # The initialization that Swin and T2T-ViT are trained from scratch with.
-        init_cfg = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0)
+        cfg.model.backbone.pop('init_cfg', None)
+    elif pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg.checkpoint = checkpoint
     else:
-        init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
-    cfg.model.backbone.init_cfg = init_cfg
+        cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')
 
 
 def prepare(cfg: Config, args: argparse.Namespace) -> None:
@@ -184,14 +187,17 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     source = cfg.get('load_from')
     if source is None and cfg.get('resume'):
         source = find_latest_checkpoint(cfg.work_dir)
-    elif source is not None:
+    if source is not None:
         check_checkpoint(source)
     if source is not None and pretrained_path(cfg) is not None:
         cfg.model.backbone.init_cfg = None
 
 
 def check_checkpoint(path: str) -> None:
-    """Raises a PreflightError if a local checkpoint does not exist."""
+    """Raises a PreflightError if a local checkpoint does not exist.
+
+    `--resume` takes the path from `last_checkpoint` in the work directory, which may outlive its file.
+    """
     if '://' not in path and not os.path.isfile(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
 

@@ -3,25 +3,36 @@ from __future__ import annotations
 
 from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor as _StockLayerDecay
+from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMPRETRAIN_CONSTRUCTORS
 from torch import nn
 
 from ..norms import OfflineNorm
 
 
-# Replaces the stock constructor of the same name: a user's config that only swaps `norm_cfg` never
-# names a constructor, and would pull gamma to zero.
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class DefaultOptimWrapperConstructor(_StockConstructor):
-    """mmengine's constructor, with offline norms counted among the norms.
+class _KnowsOfflineNorms:
+    """Counts offline norms among the norms.
 
-    The stock one knows a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...), so that
+    The stock constructors know a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...), so that
     `norm_decay_mult` misses every other. Arguments and all else are the stock ones.
     """
 
-    def add_params(self, params, module, prefix='', is_dcn_module=None):
+    def add_params(self, params, module, *args, **kwargs):
         if isinstance(module, OfflineNorm):
             module = _as_layer_norm(module)
-        super().add_params(params, module, prefix, is_dcn_module)
+        super().add_params(params, module, *args, **kwargs)
+
+
+# These replace the stock constructors of the same names: a user's config that only swaps `norm_cfg`
+# names no other, and would pull gamma to zero. (mmdet's own layer decay goes by shapes and needs none.)
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class DefaultOptimWrapperConstructor(_KnowsOfflineNorms, _StockConstructor):
+    """mmengine's constructor, with offline norms counted among the norms."""
+
+
+@MMPRETRAIN_CONSTRUCTORS.register_module(force=True)
+class LearningRateDecayOptimWrapperConstructor(_KnowsOfflineNorms, _StockLayerDecay):
+    """mmpretrain's constructor for layer-wise learning rates, with offline norms among the norms."""
 
 
 def _as_layer_norm(norm: OfflineNorm) -> nn.LayerNorm:

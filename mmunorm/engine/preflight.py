@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import MODELS
-from mmpretrain.datasets import CIFAR10
+from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
@@ -150,7 +150,7 @@ def _dataset_problems(dataset: dict) -> dict[str, str]:
         return _cifar_problems(cls, root)
 
     problems = {}
-    for path, exists, problem in _expected_paths(dataset):
+    for path, exists, problem in _expected_paths(dataset, cls):
         path = os.path.join(root, path)
         if _is_local(path, dataset) and not exists(path):
             path = os.path.normpath(path)
@@ -158,10 +158,14 @@ def _dataset_problems(dataset: dict) -> dict[str, str]:
     return problems
 
 
-def _expected_paths(dataset: dict):
+def _expected_paths(dataset: dict, cls: type | None):
     if dataset.get('ann_file'):
         yield dataset['ann_file'], os.path.isfile, 'no file {}'
-    prefixes = dataset.get('data_prefix') or dataset.get('split') or ''
+    prefixes = dataset.get('data_prefix') or ''
+    if 'split' in dataset:
+        if not (isinstance(cls, type) and issubclass(cls, ImageNet)):
+            return  # each class has files of its own for a split
+        prefixes = prefixes or dataset['split']
     prefixes = prefixes.values() if isinstance(prefixes, dict) else [prefixes]
     for prefix in prefixes:
         yield prefix or '', _is_filled_folder, 'no folder {}, or it is empty'

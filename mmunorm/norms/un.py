@@ -30,6 +30,9 @@ class UN(OfflineNorm):
     statistic, with the exact gradient. A channel whose statistic is not finite takes `running_var`
     (in the backward pass `psi`) in its place, so inf and NaN never stay in the state.
 
+    Activation checkpointing is seen, and its second forward is the same step, as long as a layer runs
+    once between two backward passes.
+
     All state is in `state_dict`: beside `weight`, `bias`, `running_var` (C) and `num_batches_tracked`
     (steps), the buffers `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and
     `num_outliers` (outlier steps).

@@ -1,4 +1,5 @@
 import argparse
+from pathlib import Path
 
 import pytest
 from mmengine.config import Config
@@ -66,8 +67,15 @@ def test_pretrained_option_sets_the_backbone(tmp_path):
     assert launch.load_config(path).model.backbone.init_cfg.checkpoint == 'a.pth'
     init_cfg = launch.load_config(path, {'pretrained': 'b.pth'}).model.backbone.init_cfg
     assert init_cfg == dict(type='Pretrained', checkpoint='b.pth', prefix='backbone.')
-    init_cfg = launch.load_config(path, {'pretrained': None}).model.backbone.init_cfg
-    assert init_cfg.type == 'TruncNormal'
+    # The backbone's own initialization, whatever its class.
+    assert 'init_cfg' not in launch.load_config(path, {'pretrained': None}).model.backbone
+    for child, checkpoint in (("'c.pth'", 'c.pth'), ('None', None)):
+        config = tmp_path / 'child.py'
+        config.write_text(f"_base_ = ['./{Path(path).name}']\npretrained = {child}\n")
+        init_cfg = launch.load_config(str(config)).model.backbone.get('init_cfg')
+        assert (init_cfg and init_cfg.checkpoint) == checkpoint
+    options = {'model.backbone.init_cfg.checkpoint': 'd.pth'}
+    assert launch.load_config(path, options).model.backbone.init_cfg.checkpoint == 'd.pth'
     with pytest.raises(PreflightError, match='no backbone'):
         launch.load_config(write(tmp_path, "model = dict(type='A')\n"), {'pretrained': 'b.pth'})
 

@@ -52,6 +52,24 @@ def test_un_gets_what_layer_norm_gets(paramwise_cfg):
         assert expected['fc.weight'] == (0.1, 0.05)
 
 
+@pytest.mark.parametrize('paramwise_cfg', [dict(norm_decay_mult=0.), dict(flat_decay_mult=0.)], ids=str)
+def test_layer_decay_of_mmpretrain(paramwise_cfg):
+    from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as CONSTRUCTORS
+
+    def settings(norm):
+        model = Block(norm)
+        model.get_layer_depth = lambda name: (0 if 'norm1' in name else 1, 2)
+        constructor = CONSTRUCTORS.build(dict(
+            type='LearningRateDecayOptimWrapperConstructor',
+            optim_wrapper_cfg=dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05)),
+            paramwise_cfg=dict(paramwise_cfg, layer_decay_rate=0.5)))
+        return {group['param_name']: (group['lr'], group['weight_decay'])
+                for group in constructor(model).optimizer.param_groups}
+
+    assert settings(UN) == settings(nn.LayerNorm)
+    assert settings(UN)['ln2.weight'] == (0.1, 0.) and settings(UN)['norm1.bias'] == (0.05, 0.)
+
+
 def test_frozen_parameters_stay_out():
     model = Block(UN)
     model.ln2.weight.requires_grad = False

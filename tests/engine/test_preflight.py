@@ -109,6 +109,11 @@ def test_cifar(cls, tmp_path, monkeypatch):
     assert len(cls(**dataset)) == 2 * len(cls.train_list)
 
 
+@pytest.mark.parametrize('name', ['CUB', 'MNIST'])
+def test_a_split_is_a_folder_for_imagenet_only(name, tmp_path):
+    check_data(config(dict(type=name, data_root=str(tmp_path), split='train')), ['train'])
+
+
 def test_remote_paths_are_left_to_their_backends():
     check_data(config(coco_dataset('s3://bucket/coco/')), ['train'])
     check_data(config(dict(coco_dataset('/nowhere'), backend_args=dict(backend='petrel'))), ['train'])

@@ -38,15 +38,31 @@ def test_am_gm_bound(values):
     assert gap.item() <= len(values) * np.sqrt(values).var() + 1e-9 * values.max()
 
 
+@given(records, st.data())
+def test_outlier_equals_equation_18_in_numpy(omega_prev, data):
+    newest = data.draw(hnp.arrays(np.float64, omega_prev.shape[1:], elements=positive))
+    omega = np.concatenate([omega_prev[1:], newest[None]])
+    gap = omega.mean(0) - np.exp(np.log(omega).mean(0))
+    for per_channel in (False, True):
+        limit = len(omega) * np.sqrt(omega_prev).var(axis=0 if per_channel else None, ddof=1)
+        if np.all(np.abs(gap - limit) > 1e-9 * omega.mean(0)):  # rounding decides no example
+            found = is_outlier(torch.from_numpy(omega), torch.from_numpy(omega_prev), per_channel)
+            assert found.item() == np.any(gap > limit)
+
+
 @settings(max_examples=300)
-@given(hnp.arrays(np.float64, st.integers(1, 9), elements=positive), st.floats(1.0, 1e6))
+@given(hnp.arrays(np.float64, st.integers(2, 9), elements=positive), st.floats(0.1, 1e4))
 def test_lemma_3_1(previous, factor):
-    """A newest value above all others with `M * V(sqrt(A_prev)) < E(A) - GM(A)` has `GM(A) / a_t < 1`."""
-    newest = previous.max() * factor
-    a = np.append(previous, newest)
-    gm = geometric_mean(torch.from_numpy(a)[:, None]).item()
-    if factor > 1 and len(a) * np.sqrt(previous).var() < a.mean() - gm:
-        assert gm / newest < 1
+    """A newest value above all others that the filter finds has `GM(A) / a_t < 1`, and conversely the
+    filter finds none while `a_t` lies within the spread that the record already has."""
+    newest = previous.mean() * factor
+    omega_prev = torch.from_numpy(previous)[:, None]
+    omega = push(omega_prev, torch.tensor([newest], dtype=torch.float64))
+    if is_outlier(omega, omega_prev) and newest > previous.max():
+        assert geometric_mean(omega).item() / newest < 1
+    # AM-GM bound: the gap never exceeds M times the (population) variance with the newest included.
+    if omega.sqrt().var(unbiased=False) <= omega_prev.sqrt().var():
+        assert not is_outlier(omega, omega_prev)
 
 
 @given(hnp.arrays(np.float64, st.integers(1, 7), elements=positive), st.floats(2.0, 1e4))
