@@ -1,4 +1,5 @@
-# A small T2T-ViT (Performer tokens-to-token module) on 32x32 handwritten digits, resized to 64x64.
+# A small T2T-ViT (Performer tokens-to-token module) on 32x32 handwritten digits, resized to 64x64. It
+# learns more slowly than the Swin and trains twice as long.
 _base_ = ['./_base_/classifier.py']
 
 model = dict(
@@ -8,8 +9,8 @@ model = dict(
         img_size=64,
         embed_dims=128,
         num_layers=6,
-        drop_path_rate=0.1,
-        t2t_cfg=dict(use_performer=True, token_dims=32),
+        drop_path_rate=0.05,
+        t2t_cfg=dict(use_performer=True, token_dims=32, performer_drop_rate=0.),
         layer_cfgs=dict(num_heads=4, feedforward_channels=3 * 128),
         norm_cfg=dict(type='LN')),
     head=dict(
@@ -34,3 +35,5 @@ test_pipeline = [
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
+
+train_cfg = dict(max_epochs=16, val_interval=4)
