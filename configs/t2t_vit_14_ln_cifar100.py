@@ -1,16 +1,10 @@
-# T2T-ViT-14 on CIFAR-100 from its ImageNet weights. The paper reports the mean of 5 runs: repeat with
-# `--cfg-options randomness.seed=0` to 4, each with its own `--work-dir`.
-_base_ = [
-    './_base_/t2t_vit_14.py', './_base_/cifar100_224.py', './_base_/cifar_60e.py',
-    './_base_/mmunorm.py'
-]
+# CIFAR-100, the Python version, in data/cifar100/cifar-100-python; all else as for CIFAR-10.
+_base_ = ['./t2t_vit_14_ln_cifar10.py']
 
-# Backbone weights to start from: those of the matching ImageNet config.
-pretrained = 'work_dirs/t2t_vit_14_ln_imagenet/epoch_300.pth'
+model = dict(head=dict(num_classes=100))
+data_preprocessor = dict(
+    num_classes=100, mean=[129.304, 124.070, 112.434], std=[68.170, 65.392, 70.418])
 
-model = dict(
-    backbone=dict(
-        init_cfg=dict(
-            _delete_=True, type='Pretrained', checkpoint=pretrained, prefix='backbone.')),
-    head=dict(num_classes=100, loss=dict(_delete_=True, type='CrossEntropyLoss')),
-    train_cfg=None)
+train_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+val_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+test_dataloader = val_dataloader

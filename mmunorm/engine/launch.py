@@ -189,8 +189,8 @@ def set_resume(cfg: Config, resume: str | None) -> None:
         source = find_latest_checkpoint(cfg.work_dir)
     if source is not None:
         check_checkpoint(source)
-    if source is not None and pretrained_path(cfg) is not None:
-        cfg.model.backbone.init_cfg = None
+        if pretrained_path(cfg) is not None:
+            cfg.model.backbone.init_cfg = None
 
 
 def check_checkpoint(path: str) -> None:
