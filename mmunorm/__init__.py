@@ -20,6 +20,7 @@ from . import ops  # noqa: E402
 ops.install()
 
 from . import backbones, engine, norms  # noqa: E402, F401
-from .norms import UN, UN2d  # noqa: E402
+from .fusion import fuse_norms  # noqa: E402
+from .norms import UN, UN2d, replace_norms  # noqa: E402
 
-__all__ = ['UN', 'UN2d', '__version__']
+__all__ = ['UN', 'UN2d', '__version__', 'fuse_norms', 'replace_norms']

@@ -1,0 +1,151 @@
+"""The algebra of folding (Algorithm 1, spec section 4) on single layers, in float64, and what forbids it."""
+from __future__ import annotations
+
+import mmcv.cnn
+import torch
+from mmcv.cnn.bricks import wrappers
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from .padding import Fill
+
+_LINEAR = (nn.Linear.forward, wrappers.Linear.forward)
+_CONV = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
+         wrappers.Conv3d.forward)
+
+
+class FoldedNorm(nn.Identity):
+    """Where a norm stood that has been folded away.
+
+    Its buffer marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
+    model unseen.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('folded', torch.tensor(True))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if prefix + 'weight' in state_dict:
+            raise RuntimeError(
+                f'{prefix}weight: the model is folded, this checkpoint is not. Load it into the model that '
+                'its own config builds, then fold that with mmunorm.fuse_norms(model).')
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer: mmunorm's, torch's, or one with an `affine()` method."""
+    return (mmcv.cnn.is_norm(module) or isinstance(module, nn.RMSNorm)
+            or callable(getattr(module, 'affine', None)) or hasattr(module, 'fold_obstacle'))
+
+
+def norm_obstacle(norm: nn.Module) -> str:
+    """Why `norm` cannot be folded into anything, half a sentence, or ''."""
+    if getattr(norm, 'fold_obstacle', ''):
+        return f'{type(norm).__name__} {norm.fold_obstacle}'
+    if isinstance(norm, _BatchNorm):
+        if norm.running_var is None:
+            return 'keeps no running statistics'
+    elif not callable(getattr(norm, 'affine', None)):
+        return f'{type(norm).__name__} computes its statistics at inference'
+    if _is_watched(norm):
+        return 'has forward hooks'
+    if not all(value.isfinite().all() for value in affine_of(norm)):
+        return 'its scale or shift is not finite'
+    return ''
+
+
+def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm."""
+    if not isinstance(norm, _BatchNorm):
+        return norm.affine()
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    shift = -scale * norm.running_mean.double()
+    if norm.bias is not None:
+        shift = shift + norm.bias.detach().double()
+    return scale, shift
+
+
+def layer_obstacle(layer: nn.Module) -> str:
+    """Why `layer` cannot take a norm up, in front of it or behind it; half a sentence, or ''."""
+    if type(layer).forward not in _LINEAR + _CONV:
+        return f'is a {type(layer).__name__}, not a linear layer or convolution'
+    if parametrize.is_parametrized(layer):
+        return 'has a parametrized weight'
+    if _is_watched(layer):
+        return 'has forward hooks'
+    return ''
+
+
+def reader_obstacle(reader: nn.Module, num_features: int) -> str:
+    """Why `reader` cannot absorb a norm of its input; half a sentence, or ''."""
+    if obstacle := layer_obstacle(reader):
+        return obstacle
+    if is_conv(reader):
+        kernel = 'x'.join(map(str, reader.kernel_size))
+        if reader.padding_mode == 'zeros' and reader.padding != 'valid' and (
+                reader.padding == 'same' and max(reader.kernel_size) > 1
+                or reader.padding != 'same' and any(reader.padding)):
+            return f'is a {kernel} convolution that pads with zeros, which are not normalized'
+    channels = reader.in_channels if is_conv(reader) else reader.in_features
+    return '' if channels == num_features else f'reads {channels} channels where the norm has {num_features}'
+
+
+def source_obstacle(source: nn.Module, num_features: int) -> str:
+    """Why `source` cannot absorb a norm of its output; half a sentence, or ''."""
+    if obstacle := layer_obstacle(source):
+        return obstacle
+    channels = source.weight.shape[0]
+    return '' if channels == num_features else f'gives {channels} channels where the norm has {num_features}'
+
+
+def is_conv(layer: nn.Module) -> bool:
+    return type(layer).forward in _CONV
+
+
+@torch.no_grad()
+def absorb_before(reader: nn.Module, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> None:
+    """`W' = W diag(scale)`, `b' = b + W shift` for a norm in front of a linear layer or convolution.
+
+    A bias is made where there is none. With a `fill`, the column of its marker undoes the constant channels.
+    """
+    weight = reader.weight.double()
+    out_channels, in_channels = weight.shape[:2]  # in_channels of one group
+    groups = getattr(reader, 'groups', 1)
+    trailing = (1,) * (weight.dim() - 2)
+
+    def by_output(values: Tensor) -> Tensor:
+        values = values.to(weight.device).view(groups, in_channels)
+        values = values.repeat_interleave(out_channels // groups, dim=0)
+        return values.view(out_channels, in_channels, *trailing)
+
+    extra = (weight * by_output(shift)).flatten(1).sum(1)
+    _set_bias(reader, extra if reader.bias is None else reader.bias.double() + extra)
+    folded = weight * by_output(scale)
+    if fill is not None and fill.marker >= 0:
+        constant = fill.constant.to(weight.device)
+        folded[:, constant] = 0
+        folded[:, fill.marker] = -weight[:, constant] @ shift.to(weight.device)[constant]
+    reader.weight.copy_(folded)
+
+
+@torch.no_grad()
+def absorb_behind(source: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    """`W' = diag(scale) W`, `b' = scale * b + shift` for a norm behind a linear layer or convolution."""
+    scale, shift = scale.to(source.weight.device), shift.to(source.weight.device)
+    source.weight.copy_(source.weight.double() * scale.view(-1, *(1,) * (source.weight.dim() - 1)))
+    _set_bias(source, shift if source.bias is None else scale * source.bias.double() + shift)
+
+
+def _set_bias(layer: nn.Module, bias: Tensor) -> None:
+    if layer.bias is None:
+        layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
+    else:
+        layer.bias.copy_(bias)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,252 @@
+"""The one verb: fold every norm of a model away that can be, and say where each went (Algorithm 1)."""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from .algebra import (
+    FoldedNorm,
+    absorb_before,
+    absorb_behind,
+    affine_of,
+    is_norm,
+    norm_obstacle,
+    reader_obstacle,
+    source_obstacle,
+)
+from .padding import zero_token
+from .registry import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, facts
+
+
+@dataclass
+class Fold:
+    """One norm: where it goes, or why it stays. Every name is the full one."""
+    norm: str
+    kind: str  # class of the norm
+    readers: list[str] = field(default_factory=list)
+    source: str = ''
+    pads: list[tuple[str, Pad]] = field(default_factory=list)
+    obstacle: str = ''
+
+    @property
+    def where(self) -> str:
+        """Where the norm went, or why it stays."""
+        if self.obstacle:
+            return self.obstacle
+        if self.source:
+            return f'behind {self.source}'
+        return ', '.join(self.readers) + (' (padding filled)' if self.pads else '')
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What :func:`fuse_norms` did; `str()` gives a table.
+
+    Attributes:
+        folded: the norms that are gone; `norm` is a name, `where` tells where it went.
+        kept: the norms that are left; `where` tells why.
+    """
+    folded: tuple[Fold, ...]
+    kept: tuple[Fold, ...]
+
+    def __str__(self) -> str:
+        lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
+        for title, folds in (('folded', self.folded), ('kept', self.kept)):
+            if folds:
+                width = max(len(fold.norm) for fold in folds)
+                kind = max(len(fold.kind) for fold in folds)
+                lines += ['', f'{title}:']
+                lines += [f'  {fold.norm:{width}}  {fold.kind:{kind}}  {fold.where}' for fold in folds]
+        return '\n'.join(lines)
+
+
+class NotFoldedError(ValueError):
+    """Norms cannot be folded, and all had to be."""
+
+
+def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
+    """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1, spec section 4).
+
+    The folded model computes the same function without any normalization, for every input size. Offline
+    norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the
+    rules of :func:`mmunorm.fusion.fold_rule`. What cannot be folded exactly is left as it is. Folding a
+    folded model changes nothing.
+
+    Args:
+        model (nn.Module): in eval mode; whole, if its last norms are to go into its head or neck.
+        strict (bool): make it an error if any norm stays. Defaults to False.
+
+    Returns:
+        FusionReport: each norm, where it went, or why it stays.
+
+    Raises:
+        ValueError: `model` or a part of it is in training mode.
+        NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
+    """
+    for name, module in model.named_modules():
+        if module.training:
+            raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
+    folds = plan(model)
+    report = FusionReport(tuple(fold for fold in folds if not fold.obstacle),
+                          tuple(fold for fold in folds if fold.obstacle))
+    if strict and report.kept:
+        listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
+        raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
+    for fold in report.folded:
+        _apply(model, fold)
+    return report
+
+
+def plan(model: nn.Module) -> list[Fold]:
+    """What :func:`fuse_norms` would do with each norm of `model`, in the order of its modules."""
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if is_norm(module)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    claims = defaultdict(list)
+    emitted = set()
+    for name, module in model.named_modules():
+        emitted |= {_join(name, fact.norm) for fact in _of(Emits, module)}
+        for fold in _folds_of(module, name, modules):
+            if fold.norm in names:
+                claims[fold.norm].append(fold)
+    # An output of the whole model: what reads it is not known.
+    for name in emitted & set(names) - set(claims):
+        claims[name].append(Fold(name, ''))
+    kinds = {name: type(modules[name]).__name__ for name in names}
+    folds = [claims[name][0] if claims[name] else Fold(name, kinds[name]) for name in names]
+    owners = _Owners(model)
+    readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
+    for fold in folds:
+        fold.kind = kinds[fold.norm]
+        if not fold.obstacle:
+            fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
+    return folds
+
+
+def _join(prefix: str, name: str) -> str:
+    return '.'.join(filter(None, (prefix, name)))
+
+
+def _folds_of(module: nn.Module, prefix: str, modules: dict[str, nn.Module]) -> Iterator[Fold]:
+    """The claims of one module's rule, with full names."""
+    for fact in facts(module):
+        if isinstance(fact, Into):
+            fold = Fold(_join(prefix, fact.norm), '')
+            _add_pad(fold, prefix, fact.pad)
+            for reader in fact.readers:
+                _add_readers(fold, _join(prefix, reader), modules)
+            yield fold
+        elif isinstance(fact, Behind):
+            yield Fold(_join(prefix, fact.norm), '', source=_join(prefix, fact.source))
+        elif isinstance(fact, Stays):
+            yield Fold(_join(prefix, fact.norm), '', obstacle=fact.why)
+        elif isinstance(fact, Chain):
+            yield from _folds_of_chain([_join(prefix, part) for part in fact.parts], modules)
+
+
+def _folds_of_chain(parts: list[str], modules: dict[str, nn.Module]) -> Iterator[Fold]:
+    """The norms at the outputs of each part, with what reads them in the part behind it."""
+    for i, part in enumerate(parts):
+        for emitted in _of(Emits, modules.get(part)):
+            fold = Fold(_join(part, emitted.norm), '')
+            behind = [name for name in parts[i + 1:] if not list(_of(Averages, modules.get(name)))]
+            if behind:
+                _add_readers(fold, behind[0], modules, emitted.level)
+            yield fold
+
+
+def _of(kind: type[Fact], module: nn.Module | None) -> Iterator[Fact]:
+    return (fact for fact in (facts(module) if module is not None else ()) if isinstance(fact, kind))
+
+
+def _add_pad(fold: Fold, name: str, pad: Pad | None) -> None:
+    if pad is not None:
+        fold.pads.append((name, pad))
+
+
+def _add_readers(fold: Fold, name: str, modules: dict[str, nn.Module], level: int = -1) -> None:
+    """Adds the layers that read input `level` of module `name`: itself, if it has no rule."""
+    reads = list(_of(Reads, modules.get(name)))
+    if not reads:
+        fold.readers.append(name)
+    for fact in reads:
+        if fact.level == level:
+            _add_pad(fold, name, fact.pad)
+            for reader in fact.readers:
+                _add_readers(fold, _join(name, reader), modules)
+
+
+def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners: _Owners,
+              num_uses: Counter) -> str:
+    """Why a norm must stay, half a sentence, or ''."""
+    norm = modules[fold.norm]
+    if obstacle := norm_obstacle(norm):
+        return obstacle
+    if shared := owners.others(fold.norm, norm):
+        return f'is shared with {shared}'
+    if num_claims == 0:
+        return 'no fold rule covers its place'
+    if num_claims > 1:
+        return 'several fold rules cover its place'
+    layers = [fold.source] if fold.source else fold.readers
+    if not layers:
+        return 'nothing in this model reads it'
+    num_features = affine_of(norm)[0].numel()
+    for layer in layers:
+        if layer not in modules:
+            return f'its neighbour {layer} does not exist'
+        check = source_obstacle if fold.source else reader_obstacle
+        if obstacle := check(modules[layer], num_features):
+            return f'its neighbour {layer} {obstacle}'
+        if shared := owners.others(layer, modules[layer]):
+            return f'its neighbour {layer} is shared with {shared}'
+        if num_uses[layer] > 1:
+            return f'its neighbour {layer} has two norms beside it'
+    if fold.pads and (len(fold.pads) > 1 or len(layers) > 1):
+        return 'zeros are padded in between it and several readers'
+    return ''
+
+
+class _Owners:
+    """Who else holds a module, or the memory of its parameters."""
+
+    def __init__(self, model: nn.Module):
+        self._names = defaultdict(list)
+        for name, module in model.named_modules(remove_duplicate=False):
+            self._names[id(module)].append(name)
+        self._memory = [(name, *_span(parameter))
+                        for name, parameter in model.named_parameters(remove_duplicate=False)]
+
+    def others(self, name: str, module: nn.Module) -> str:
+        """Another name of the module or of one of its parameters in the model, or ''."""
+        if others := [alias for alias in self._names[id(module)] if alias != name]:
+            return others[0]
+        own = {_join(name, parameter) for parameter, _ in module.named_parameters()}
+        for start, end in map(_span, module.parameters()):
+            for alias, other_start, other_end in self._memory:
+                if alias not in own and other_start < end and start < other_end:
+                    return alias
+        return ''
+
+
+def _span(parameter: torch.Tensor) -> tuple[int, int]:
+    start = parameter.data_ptr() or id(parameter)
+    return start, start + max(1, parameter.nbytes)
+
+
+def _apply(model: nn.Module, fold: Fold) -> None:
+    scale, shift = affine_of(model.get_submodule(fold.norm))
+    if fold.source:
+        absorb_behind(model.get_submodule(fold.source), scale, shift)
+    else:
+        fill = zero_token(scale, shift) if fold.pads else None
+        for reader in fold.readers:
+            absorb_before(model.get_submodule(reader), scale, shift, fill)
+        for name, pad in fold.pads:
+            pad(model.get_submodule(name), fill)
+    folded = FoldedNorm().eval().to(scale.device)
+    parent, _, name = fold.norm.rpartition('.')
+    setattr(model.get_submodule(parent), name, folded)

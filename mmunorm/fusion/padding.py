@@ -1,0 +1,79 @@
+"""The padding trap (spec section 4): window attention pads zeros in between a norm and its reader.
+
+A padded token gives `W @ 0 + b` before folding, and `b + W @ shift` after. So the folded module pads with the
+token that the norm would have turned into zero, `-shift / scale`; then `W' @ fill + b' = b`. Where the
+scale is zero there is no such value: the norm's output is the constant shift. All these channels together
+are undone through one of them, the marker. Its input means nothing to the norm, so it can say which tokens
+are padded: 0 on real tokens, 1 on padded ones, with `-W @ shift` over these channels as its weights.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# A larger value has no place in float32 or bfloat16; such a channel's scale counts as zero.
+LARGEST_FILL = 1e30
+
+
+class Fill(NamedTuple):
+    """The token to pad with, in place of a zero token behind a norm."""
+    value: Tensor  # (C,) float64
+    marker: int  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
+    constant: Tensor  # (C,) bool: the channels that the marker undoes
+
+
+def zero_token(scale: Tensor, shift: Tensor) -> Fill:
+    """The token that `scale * x + shift` turns into zero; both `(C,)` float64."""
+    value = torch.where(shift == 0, 0., -shift / scale)
+    constant = ~(value.abs() <= LARGEST_FILL)
+    value = torch.where(constant, 0., value)
+    marker = -1
+    if constant.any():
+        marker = int(constant.nonzero()[0])
+        value[marker] = 1
+    return Fill(value, marker, constant)
+
+
+class NeutralPadding(nn.Module):
+    """For a window attention: pads with a given token instead of zeros. :func:`become` mixes it in.
+
+    The buffer `pad_value` `(C,)` is the token. In float16 it must stay below 65504, so that `|shift|` may be
+    65504 times as large as `|scale|` in any channel; float32 and bfloat16 have room.
+    """
+
+    def set_fill(self, fill: Fill) -> None:
+        """Takes the token."""
+        like = next(self.parameters())
+        self.register_buffer('pad_value', fill.value.to(like))
+        # A plain int, so that no forward pass waits for a tensor's value.
+        self.marker = fill.marker
+
+    def must_fill(self, height: int, width: int, window: tuple[int, int]) -> bool:
+        """Whether a map of this size needs :meth:`fill` before it is cut into windows."""
+        return self.marker >= 0 or height % window[0] > 0 or width % window[1] > 0
+
+    def fill(self, x: Tensor, window: tuple[int, int]) -> Tensor:
+        """A copy of the map `(B, H, W, C)`, filled up at bottom and right to multiples of `window`."""
+        height, width = x.shape[1:3]
+        x = F.pad(x, (0, 0, 0, -width % window[1], 0, -height % window[0]))
+        if self.marker >= 0:
+            # Out of place: padding by nothing may return its argument.
+            x = x.index_fill(-1, torch.tensor([self.marker], device=x.device), 0)
+        x[:, height:] = self.pad_value
+        x[:, :height, width:] = self.pad_value
+        return x
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.marker)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.marker = int(state)
+
+
+def become(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
+    """Makes `module` an instance of `cls`, a subclass of its class: names in its `state_dict` stay."""
+    module.__class__ = cls
+    module.set_fill(fill)

@@ -1,0 +1,147 @@
+"""What a fold rule says, and the one registry of them.
+
+A rule looks at one module and yields facts about its norms or its inputs and outputs, by the names of its
+parts. Nothing is folded here: :func:`mmunorm.fuse_norms` joins the facts, checks each against the layers it
+names, and only then changes the model.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from .padding import Fill
+
+Pad = Callable[[nn.Module, Fill], None]
+
+
+@dataclass(frozen=True)
+class Into:
+    """`norm` is read by `readers` and by nothing else: it goes into their weights.
+
+    A reader is a linear layer, an unpadded convolution, or a module whose own rule tells by `Reads` what
+    reads its input.
+
+    `pad(module, fill)` is for a module that pads with zeros between the norm and its reader: it makes the
+    module put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place. There is one reader only then.
+    """
+    norm: str
+    readers: tuple[str, ...]
+    pad: Pad | None
+
+    def __init__(self, norm: str, *readers: str, pad: Pad | None = None):
+        object.__setattr__(self, 'norm', norm)
+        object.__setattr__(self, 'readers', readers)
+        object.__setattr__(self, 'pad', pad)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """`norm` reads `source`, a linear layer or convolution whose output nothing else reads: it goes there."""
+    norm: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Emits:
+    """Output `level` of the module is that of `norm`, which nothing inside the module reads.
+
+    Levels count from the last, which is -1. The rule of the model that holds the module says by `Chain` who
+    reads it.
+    """
+    norm: str
+    level: int = -1
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Input `level` of the module is read by `readers` and by nothing else. Levels count from the last, -1.
+
+    `pad` is for a module that pads its input with zeros before it is read, as in `Into`.
+    """
+    readers: tuple[str, ...]
+    level: int
+    pad: Pad | None
+
+    def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None):
+        object.__setattr__(self, 'readers', readers)
+        object.__setattr__(self, 'level', level)
+        object.__setattr__(self, 'pad', pad)
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Each output of the module is a mean over positions of one input: scale and shift pass through it."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The outputs of each of `parts` are the inputs of the next, and are read nowhere else."""
+    parts: tuple[str, ...]
+
+    def __init__(self, *parts: str):
+        object.__setattr__(self, 'parts', parts)
+
+
+@dataclass(frozen=True)
+class Stays:
+    """`norm` cannot be folded, because of `why`, half a sentence."""
+    norm: str
+    why: str
+
+
+Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays
+Rule = Callable[[nn.Module], Iterable[Fact]]
+
+_RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {}
+
+
+def fold_rule(*classes: type[nn.Module] | str,
+              methods: tuple[str, ...] = ('forward', )) -> Callable[[Rule], Rule]:
+    """Registers a function as the fold rule of one or several classes of modules.
+
+    The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of
+    the nearest class wins. For a block of one's own::
+
+        from mmunorm.fusion import Into, fold_rule
+
+        @fold_rule(MyBlock)
+        def my_block(block):
+            yield Into('norm', 'attn.query', 'attn.key', 'attn.value')
+
+    Args:
+        *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that
+            a rule need not import the library it is for.
+        methods: the methods that the rule describes. Defaults to `('forward', )`.
+
+    Raises:
+        TypeError: one of `classes` is neither a class of modules nor a full name.
+    """
+    for cls in classes:
+        is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
+        if not is_class and not (isinstance(cls, str) and '.' in cls):
+            raise TypeError(f'classes: must be nn.Module classes or their full names, got {cls!r}')
+
+    def register(rule: Rule) -> Rule:
+        for cls in classes:
+            _RULES[cls if isinstance(cls, str) else full_name(cls)] = rule, methods
+        return rule
+
+    return register
+
+
+def facts(module: nn.Module) -> Iterator[Fact]:
+    """What the rule for `module`'s class says about it; nothing where there is none."""
+    for cls in type(module).__mro__:
+        rule, methods = _RULES.get(full_name(cls), (None, ()))
+        if rule is None:
+            continue
+        if all(getattr(type(module), method) is getattr(cls, method) for method in methods):
+            yield from rule(module)
+        return
+
+
+def full_name(cls: type) -> str:
+    """Where a class is defined and its name, 'package.module.Class'."""
+    return f'{cls.__module__}.{cls.__qualname__}'

@@ -1,0 +1,62 @@
+"""Norms for a model that is no config: `replace_norms` puts them where its LayerNorms are."""
+from __future__ import annotations
+
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+
+def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
+    """Replaces every LayerNorm of a model, in place; for models of timm, torchvision and the like.
+
+    Scale and shift of each LayerNorm are kept where the new norm has `weight` and `bias`, and so are
+    device, dtype, training mode and `requires_grad`.
+
+    Args:
+        model (nn.Module): with LayerNorms over the last dimension of `(..., C)`.
+        norm_cfg (dict): config of the new norms, such as `dict(type='UN', window=4)`.
+
+    Returns:
+        `model`, or the new norm if `model` is itself a LayerNorm.
+
+    Raises:
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        KeyError: no norm of this type is registered.
+        ValueError: `model` has no LayerNorm, or one that is not over the last dimension alone. `model` is
+            unchanged.
+    """
+    if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
+        raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+    old = {name: norm for name, norm in model.named_modules(remove_duplicate=False)
+           if isinstance(norm, nn.LayerNorm)}
+    if not old:
+        raise ValueError(f'model: {type(model).__name__} has no LayerNorm to replace')
+    for name, norm in old.items():
+        if len(norm.normalized_shape) != 1 or _is_channels_first(norm):
+            raise ValueError(f'model: {name} is a {type(norm).__name__} over {tuple(norm.normalized_shape)}; '
+                             'only LayerNorms over the last dimension of (..., C) can be replaced')
+    # One new norm for each old one, also where that is used under several names.
+    new = {norm: _build(norm_cfg, norm) for norm in old.values()}
+    if '' in old:
+        return new[model]
+    for name, norm in old.items():
+        parent, _, child = name.rpartition('.')
+        setattr(model.get_submodule(parent), child, new[norm])
+    return model
+
+
+def _is_channels_first(norm: nn.LayerNorm) -> bool:
+    return '2d' in type(norm).__name__.lower()
+
+
+@torch.no_grad()
+def _build(norm_cfg: dict, old: nn.LayerNorm) -> nn.Module:
+    cfg = dict(norm_cfg)
+    requires_grad = cfg.pop('requires_grad', True)
+    new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
+    for name in ('weight', 'bias'):
+        value, parameter = getattr(old, name, None), getattr(new, name, None)
+        if value is not None and parameter is not None:
+            new.to(value)
+            parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
+    return new.train(old.training)
