@@ -24,8 +24,9 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file of a model with an offline norm')
     parser.add_argument('checkpoint', nargs='?', help='checkpoint file; random weights without')
-    parser.add_argument('--out', help='folder for the results; work_dirs/CONFIG/fuse_and_benchmark by default')
-    parser.add_argument('--task-part', choices=['model', 'backbone'], default='model', help='what is timed')
+    parser.add_argument('--out', help='folder of the results; work_dirs/CONFIG/fuse_and_benchmark')
+    parser.add_argument('--task-part', choices=['model', 'backbone'], default='model',
+                        help='what is timed')
     parser.add_argument('--preset', choices=['paper'],
                         help='batch 512 at 224 x 224, or 2 at 1333 x 800 for detectors; 1000 batches. Other '
                         'options win')
@@ -40,8 +41,11 @@ def parse_args(argv=None):
     parser.add_argument('--repeat', type=positive,
                         help='rounds that are counted, one batch of each row; as many as fit in a minute')
     parser.add_argument('--threads', type=positive, help="threads of the CPU; torch's choice")
+    parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
     launch.add_config_arguments(parser)
     args = parser.parse_args(argv)
+    if args.save and not args.checkpoint:
+        parser.error('--save needs a CHECKPOINT to fold: random weights are of no use')
     if args.shape is not None:
         if len(args.shape) > 2:
             parser.error(f'--shape takes one or two numbers, got {len(args.shape)}')
@@ -68,10 +72,12 @@ def main(argv=None):
         'task_part')}
     settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
     name = Path(args.config).stem
-    result = run_benchmark(cfg, settings, args.checkpoint, title=name)
+    result = run_benchmark(cfg, settings, args.checkpoint, title=name, save=args.save)
     print(markdown(result))
     for path in write_results(result, args.out or Path('work_dirs') / name / 'fuse_and_benchmark'):
         print(f'written: {path}')
+    if args.save:
+        print(f'written: {args.save}')
     return result
 
 

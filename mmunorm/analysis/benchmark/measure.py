@@ -62,14 +62,24 @@ class Race:
         synchronize(self.device)
         return time.perf_counter() - start
 
-    def time(self, repeat: int, after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
+    def time(self, repeat: int, least: int | None = None, budget: float = 0.0,
+             after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
         """Times each run `repeat` times, in an order that rotates, so that noise hits all alike.
+
+        Args:
+            repeat (int): rounds.
+            least (int, optional): stop after so many rounds if `budget` seconds have passed.
+            budget (float): only with `least`.
+            after_each (Callable): called after each round.
 
         Returns:
             Seconds by name, of those that never failed.
         """
         seconds = {name: [] for name in self.runs}
+        start = time.perf_counter()
         for i in range(repeat):
+            if least is not None and i >= least and time.perf_counter() - start > budget:
+                break
             for name, value in self.each(self.seconds, rotated(list(self.runs), i)).items():
                 seconds[name].append(value)
             after_each()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -36,8 +37,14 @@ def norm_name(cfg: Config) -> str:
     return name
 
 
-def build_models(cfg: Config, checkpoint: str | None = None,
-                 seed: int = 0) -> tuple[dict[str, nn.Module], FusionReport]:
+class Models(NamedTuple):
+    """What is compared, by the name of its row; what folding did; and the `meta` of the checkpoint."""
+    rows: dict[str, nn.Module]
+    fusion: FusionReport
+    meta: dict
+
+
+def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
     """Builds the models that are compared, in eval mode, on the CPU, with the same weights between norms.
 
     Args:
@@ -47,8 +54,8 @@ def build_models(cfg: Config, checkpoint: str | None = None,
         seed (int): of what is drawn. Defaults to 0.
 
     Returns:
-        By name, 'LN', the config's norm, that name with ' folded', and 'norm-free', where every norm is an
-        Identity; and the report of the folding.
+        Models: the rows 'LN', the config's norm, that name with ' folded', and 'norm-free', where every
+        norm is an Identity.
 
     Raises:
         PreflightError: the config cannot be built, its norm is LN, or the checkpoint does not fit.
@@ -63,11 +70,12 @@ def build_models(cfg: Config, checkpoint: str | None = None,
     torch.manual_seed(seed)
     with clear_build_errors():
         model = MODELS.build(cfg.model).eval()
+    meta = {}
     if checkpoint is None:
         _init_weights(model)
         randomize_norms(model, torch.Generator().manual_seed(seed))
     else:
-        _load(model, checkpoint)
+        meta = _load(model, checkpoint)
 
     cfg.model.backbone = _with_layer_norm(cfg.model.backbone)
     layer_norm = MODELS.build(cfg.model).eval()
@@ -77,7 +85,7 @@ def build_models(cfg: Config, checkpoint: str | None = None,
     folded = copy.deepcopy(model)
     report = fuse_norms(folded)
     norm_free = remove_norms(copy.deepcopy(model))
-    return {LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report
+    return Models({LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report, meta)
 
 
 @torch.no_grad()
@@ -125,10 +133,10 @@ def _init_weights(model: nn.Module) -> None:
         logger.setLevel(level)
 
 
-def _load(model: nn.Module, checkpoint: str) -> None:
+def _load(model: nn.Module, checkpoint: str) -> dict:
     check_checkpoint(checkpoint)
     try:
-        load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+        return load_checkpoint(model, checkpoint, map_location='cpu', strict=True).get('meta', {})
     except RuntimeError as error:
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '

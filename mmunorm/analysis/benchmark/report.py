@@ -67,7 +67,8 @@ def markdown(result: dict) -> str:
 def _cells(row: dict) -> list[str]:
     if row['error'] is not None:
         return [row['name'], row['error'], *['-'] * (len(COLUMNS) - 2)]
-    ratios = {key: value['median'] if isinstance(value, dict) else value for key, value in row['to_ln'].items()}
+    ratios = {key: value['median'] if isinstance(value, dict) else value
+              for key, value in row['to_ln'].items()}
 
     def with_ratio(text: str, key: str) -> str:
         return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text

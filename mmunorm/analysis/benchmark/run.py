@@ -18,6 +18,8 @@ from mmengine.config import Config
 from torch import nn
 from tqdm import tqdm
 
+from ...engine.preflight import PreflightError
+from ...fusion import save_folded
 from . import measure
 from .models import LN, NORM_FREE, build_models, norm_name
 from .report import summarize
@@ -67,8 +69,8 @@ class Settings:
         return cls(**{**paper, **{key: value for key, value in others.items() if value is not None}})
 
 
-def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, title: str | None = None,
-                  progress: bool = True) -> dict:
+def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
+                  save: str | None = None, progress: bool = True) -> dict:
     """Measures LN, the config's norm, that folded, and no norm at all, in turn on the same images.
 
     Args:
@@ -76,6 +78,8 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         settings (Settings): how.
         checkpoint (str, optional): weights; random ones without.
         title (str, optional): of the report. Defaults to the name of the config file.
+        save (str, optional): write the folded model to this checkpoint file, see
+            :func:`mmunorm.fusion.save_folded`.
         progress (bool): show a progress bar. Defaults to True.
 
     Returns:
@@ -94,7 +98,11 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     task = task_of(cfg, settings.task_part)
     settings = _complete(settings, task, cfg, device)
     plain = norm_name(cfg)
-    models, fusion = build_models(cfg, checkpoint, SEED)
+    models, fusion, meta = build_models(cfg, checkpoint, SEED)
+    if save is not None:
+        if not fusion.folded:
+            raise PreflightError(f'--save {save}: no norm could be folded.\n{fusion}')
+        save_folded(models[f'{plain} folded'], fusion, cfg, save, meta)
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
@@ -108,11 +116,13 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         for _ in tqdm(range(settings.warmup), desc='warming up', unit='round', disable=not progress):
             round_seconds = sum(race.each(race.seconds).values())
         memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
-        if settings.repeat is None:
+        repeat, least = settings.repeat, None
+        if repeat is None:
             least, most = REPEATS
-            settings.repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
-        with tqdm(total=settings.repeat, desc='measuring', unit='round', disable=not progress) as bar:
-            seconds = race.time(settings.repeat, bar.update)
+            repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
+        with tqdm(total=repeat, desc='measuring', unit='round', disable=not progress) as bar:
+            seconds = race.time(repeat, least, BUDGET_SECONDS, bar.update)
+        settings.repeat = max(map(len, seconds.values()), default=0)
 
     images = measure.size_in_memory([task.images])
     rows = []
