@@ -3,8 +3,9 @@ from .amp import BFloat16OptimWrapper
 from .ema import BufferedEMA
 from .hooks import UNWarmupHook
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
+from .recording import NormStatisticsHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
-    'LearningRateDecayOptimWrapperConstructor', 'UNWarmupHook'
+    'LearningRateDecayOptimWrapperConstructor', 'NormStatisticsHook', 'UNWarmupHook'
 ]
