@@ -14,8 +14,9 @@ import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import CheckpointLoader, Runner, find_latest_checkpoint
 
+from ..fusion import folded_config, is_folded
 from .preflight import PreflightError, check_norms, pretrained_path
 
 
@@ -200,6 +201,21 @@ def check_checkpoint(path: str) -> None:
     """
     if '://' not in path and not os.path.isfile(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
+
+
+def match_folded(cfg: Config, checkpoint: str) -> None:
+    """Lets `cfg` build a model without norms if that is what is in the checkpoint.
+
+    Raises:
+        PreflightError: the checkpoint does not exist, or cannot be read.
+    """
+    check_checkpoint(checkpoint)
+    try:
+        content = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu')
+    except Exception as error:  # whatever unpickling a file that is no checkpoint raises
+        raise PreflightError(f'cannot read the checkpoint {checkpoint}: {_describe(error)}') from error
+    if is_folded(content):
+        cfg.model = folded_config(cfg.model)
 
 
 def build_runner(cfg: Config) -> Runner:
