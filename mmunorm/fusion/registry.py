@@ -102,7 +102,8 @@ def fold_rule(*classes: type[nn.Module] | str,
     """Registers a function as the fold rule of one or several classes of modules.
 
     The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of
-    the nearest class wins. An instance whose `methods` have been replaced has no rule. For a block of one's own::
+    the nearest class wins. An instance whose `methods` have been replaced has no rule. For a block of one's
+    own::
 
         from mmunorm.fusion import Into, fold_rule
 

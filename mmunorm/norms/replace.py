@@ -22,9 +22,9 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ValueError: `model` has no LayerNorm, or one that cannot be replaced: it is not over the last dimension
-            alone, has an activation in it, or belongs to an `nn.TransformerEncoderLayer`. `model` is
-            unchanged.
+        ValueError: `model` has no LayerNorm, or one that cannot be replaced: it is not over the last
+            dimension alone, has an activation in it, or belongs to an `nn.TransformerEncoderLayer`. `model`
+            is unchanged.
     """
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
@@ -41,8 +41,8 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
             raise ValueError(f'model: {name} is a {type(norm).__name__}; its {parts} would be lost with it')
         parent = model.get_submodule(name.rpartition('.')[0])
         if isinstance(parent, nn.TransformerEncoderLayer):
-            raise ValueError(f'model: {name} is in an nn.TransformerEncoderLayer, which in eval mode does not '
-                             'call its norms: torch computes LayerNorm in their place')
+            raise ValueError(f'model: {name} is in an nn.TransformerEncoderLayer, which in eval mode does '
+                             'not call its norms: torch computes LayerNorm in their place')
     # One new norm for each old one, also where that is used under several names.
     new = {norm: _build(norm_cfg, norm, model) for norm in old.values()}
     if '' in old:
