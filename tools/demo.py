@@ -81,7 +81,7 @@ def main() -> None:
     print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
     print_metrics()
     print(f'\nPictures: {PICTURES}, eight of them in {SHEET}')
-    print(f'Folded checkpoint: {FOLDED}\nSpeed and memory: the table above, and a chart beside it in {BENCHMARK}')
+    print(f'Folded checkpoint: {FOLDED}\nSpeed and memory: the table above, with a chart in {BENCHMARK}')
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from ..fusion import fuse_norms
 
 @HOOKS.register_module()
 class FuseNormsHook(Hook):
-    """Folds the model's norms before it is tested, once its checkpoint is loaded, and logs what went where."""
+    """Folds the model's norms before a test, once its checkpoint is loaded, and logs what went where."""
 
     def before_test(self, runner) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model

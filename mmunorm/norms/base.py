@@ -65,6 +65,14 @@ class Norm(nn.Module):
             raise TypeError(f'{name}: pad_mask must be bool, True where a token is padding, '
                             f'got {pad_mask.dtype}')
 
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if prefix + 'folded' in state_dict:  # left by mmunorm.fusion.FoldedNorm
+            raise RuntimeError(
+                f'{prefix[:-1]}: this checkpoint is of a folded model, and this one has norms. Fold '
+                "it first with mmunorm.fuse_norms(model.eval()), or build it from the checkpoint's own "
+                "config, checkpoint['meta']['cfg'].")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def extra_repr(self) -> str:
         return str(self.num_features)
 

@@ -57,18 +57,16 @@ def predictions(path):
 
 def test_a_classifier_is_tested_folded(classifier, tmp_path):
     config, _ = classifier
-    metrics = [
-        tiny_runs.call(TEST, config, 'unfolded.pth', '--out', 'a.pkl'),
-        tiny_runs.call(TEST, config, 'unfolded.pth', '--fuse', '--out', 'b.pkl'),
-        tiny_runs.call(TEST, config, 'folded.pth', '--out', 'c.pkl'),
-        tiny_runs.call(TEST, config, 'folded.pth', '--fuse', '--out', 'd.pkl'),
-    ]
+    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ), d=('folded.pth', '--fuse'))
+    metrics = [tiny_runs.call(TEST, config, *arguments, '--out', f'{name}.pkl', '--work-dir', name)
+               for name, arguments in runs.items()]
     assert metrics[0] == metrics[1] == metrics[2] == metrics[3]
     scores = [torch.stack([sample['pred_score'] for sample in predictions(f'{name}.pkl')]) for name in 'abcd']
     for folded in scores[1:]:
         torch.testing.assert_close(folded, scores[0])
-    logs = [path.read_text() for path in sorted(tmp_path.glob('work_dirs/classifier/*/*.log'))]
-    assert ['7 of 7 norms folded' in log for log in logs] == [False, True, False, False]
+    logs = {name: next(tmp_path.glob(f'{name}/*/*.log')).read_text() for name in runs}
+    assert [name for name in runs if 'norms folded' in logs[name]] == ['b', 'd']
+    assert '7 of 7 norms folded' in logs['b'] and '0 of 0 norms folded' in logs['d']
 
 
 def test_a_detector_is_tested_folded(detector):
@@ -107,7 +105,7 @@ def test_the_classification_inferencer_loads_it(classifier, tmp_path):
 
     folded_cfg = Config.fromstring(torch.load('folded.pth', weights_only=False)['meta']['cfg'], '.py')
     torch.testing.assert_close(scores(folded_cfg, 'folded.pth'), scores(cfg, 'unfolded.pth'))
-    with pytest.raises(RuntimeError, match='folded.*fuse'):
+    with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
         scores(cfg, 'folded.pth')
     with pytest.raises(RuntimeError, match='this checkpoint is not'):
         scores(folded_cfg, 'unfolded.pth')
@@ -130,7 +128,7 @@ def test_the_detection_inferencer_loads_it(detector, tmp_path):
         torch.testing.assert_close(folded, plain, rtol=1e-3, atol=1e-4)
         folded_cfg = Config.fromstring(torch.load('folded.pth', weights_only=False)['meta']['cfg'], '.py')
         assert type(init_detector(folded_cfg, 'folded.pth', device='cpu')).__name__ == 'MaskRCNN'
-        with pytest.raises(RuntimeError, match='folded.*fuse'):
+        with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
             init_detector(str(config), 'folded.pth', device='cpu')
 
 
