@@ -57,7 +57,8 @@ def predictions(path):
 
 def test_a_classifier_is_tested_folded(classifier, tmp_path):
     config, _ = classifier
-    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ), d=('folded.pth', '--fuse'))
+    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ),
+                d=('folded.pth', '--fuse'))
     metrics = [tiny_runs.call(TEST, config, *arguments, '--out', f'{name}.pkl', '--work-dir', name)
                for name, arguments in runs.items()]
     assert metrics[0] == metrics[1] == metrics[2] == metrics[3]
