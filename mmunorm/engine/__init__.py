@@ -1,10 +1,12 @@
 """What plugs into mmengine's Runner."""
 from .amp import BFloat16OptimWrapper
+from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
 from .hooks import UNWarmupHook
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
+from .stress import InputStressHook
 
 __all__ = [
-    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
-    'LearningRateDecayOptimWrapperConstructor', 'UNWarmupHook'
+    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DivergenceError',
+    'DivergenceHook', 'InputStressHook', 'LearningRateDecayOptimWrapperConstructor', 'UNWarmupHook'
 ]
