@@ -68,10 +68,10 @@ def parse_norm(text: str) -> tuple[str, dict]:
 def complete_norm_cfg(norm_cfg: dict, base: Mapping, steps: int) -> dict:
     """`norm_cfg` with the arguments that go with the recipe.
 
-    Of the `norm_cfg` of the base config, UN's as a rule, it takes what its own type has too and does not
-    set itself: `window`, `alpha`, `warmup_iters`, `eps`. Two that depend on the length of the run are set
-    where nobody has: `warmup_iters` to a tenth of it, and the `steps` over which PRepBN fades LayerNorm out
-    to half.
+    A norm of the type that the base config has, UN as a rule, inherits its arguments. A norm of another type
+    keeps its own defaults, which are those of its paper, but inherits `warmup_iters`, which goes with the
+    recipe. Two arguments that depend on the length of the run are set where nobody has: `warmup_iters` to
+    a tenth of it, and the `steps` over which PRepBN fades LayerNorm out to half.
 
     Args:
         norm_cfg: type, and arguments that stay as they are.
@@ -84,25 +84,13 @@ def complete_norm_cfg(norm_cfg: dict, base: Mapping, steps: int) -> dict:
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise ValueError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers')
-    accepted = _parameters(cls)
-    inherited = {key: value for key, value in base.items() if key in accepted}
-    by_length = dict(warmup_iters=max(1, steps // 10), steps=max(1, steps // 2))
-    by_length = {key: value for key, value in by_length.items() if key in accepted}
-    return {**by_length, **inherited, **norm_cfg}
-
-
-def _parameters(cls: type) -> set[str]:
-    """The arguments of a class, those that it hands on to its bases as `**kwargs` included."""
-    names: set[str] = set()
-    for owner in cls.__mro__:
-        if '__init__' not in vars(owner):
-            continue
-        parameters = inspect.signature(owner.__init__).parameters.values()
-        names |= {parameter.name for parameter in parameters
-                  if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)}
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return names - {'self'}
+    recipe = dict(warmup_iters=max(1, steps // 10), steps=max(1, steps // 2))
+    if norm_cfg['type'] == base['type']:
+        recipe.update(base)
+    elif 'warmup_iters' in base:
+        recipe['warmup_iters'] = base['warmup_iters']
+    accepted = inspect.signature(cls).parameters
+    return {**{key: value for key, value in recipe.items() if key in accepted}, **norm_cfg}
 
 
 @dataclass(frozen=True)

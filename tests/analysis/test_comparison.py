@@ -18,7 +18,8 @@ def finish(run, value, metric='accuracy/top1'):
 
 def fail(run, step):
     run.work_dir.mkdir(parents=True)
-    (run.work_dir / 'divergence.json').write_text(json.dumps(dict(step=step, message='the run diverged: why')))
+    record = dict(step=step, message='the run diverged: why')
+    (run.work_dir / 'divergence.json').write_text(json.dumps(record))
     return run.close(3)
 
 

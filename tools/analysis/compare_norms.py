@@ -38,8 +38,8 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         'config',
-        help="config of the recipe; the norm_cfg of its backbone is replaced, and UN's window, alpha and "
-        'warmup_iters in it go to every norm that has them')
+        help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Its arguments go to '
+        'every UN, its warmup_iters to all that have one; PRepBN fades LayerNorm out over half the run')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
         help=f'{", ".join(comparison.NORMS)}, or NAME=TYPE,argument=value,... (quote PN*, which is PN '
