@@ -20,6 +20,6 @@ from . import ops  # noqa: E402
 ops.install()
 
 from . import backbones, engine, norms  # noqa: E402, F401
-from .norms import UN, UN2d  # noqa: E402
+from .norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN, UN2d  # noqa: E402
 
-__all__ = ['UN', 'UN2d', '__version__']
+__all__ = ['MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'PRepBN', 'RepBN', 'TokenBN', 'UN2d', '__version__']
