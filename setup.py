@@ -22,7 +22,7 @@ setup(
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
     install_requires=[
         'torch', 'torchvision', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
-        'tqdm'
+        'tqdm', 'matplotlib'
     ],
     extras_require={
         'onedl': read_requirements('onedl.txt'),

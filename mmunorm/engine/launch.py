@@ -20,6 +20,10 @@ from ..fusion import folded_config, is_folded
 from .preflight import PreflightError, check_norms, pretrained_path
 
 
+class RunError(Exception):
+    """A run was stopped on the way, for a reason that one sentence explains; the tools print it and exit."""
+
+
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it."""
     parser.add_argument(
@@ -56,7 +60,7 @@ class _ConfigOptions(DictAction):
 
 
 def command(main):
-    """Makes a tool's `main` print a PreflightError as one line and exit with status 2.
+    """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
     The processes of a distributed run part in order when they are done.
     """
@@ -65,11 +69,11 @@ def command(main):
     def wrapper(argv=None):
         try:
             result = main(argv)
-        except PreflightError as error:
+        except (PreflightError, RunError) as error:
             rank = os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0'
             if rank == '0':  # one process of a distributed run is enough
                 print(f'error: {error}', file=sys.stderr)
-            raise SystemExit(2) from None
+            raise SystemExit(3 if isinstance(error, RunError) else 2) from None
         if torch.distributed.is_initialized():
             # A gloo thread that lets go of its last tensor while Python shuts down aborts the process.
             # The group joins its threads when nothing refers to it, neither the model nor its runner.

@@ -1,0 +1,1 @@
+"""Reading, measuring and drawing what training runs leave behind."""
