@@ -1,1 +1,1 @@
-"""Reading, measuring and drawing what training runs leave behind."""
+"""What is measured on models and read from their runs, and its pictures."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmcv.cnn.bricks.drop import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models import T2T_ViT
@@ -130,6 +131,9 @@ class UNT2TViT(T2T_ViT):
             **(t2t_cfg or {})
         })
         self.patch_resolution = self.tokens_to_token.init_out_size
+        for module in self.modules():
+            if isinstance(module, DropPath):  # a NumPy number, on which torch.compile breaks the graph
+                module.drop_prob = float(module.drop_prob)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens
         self.pos_embed = get_sinusoid_encoding(num_positions, embed_dims)
 

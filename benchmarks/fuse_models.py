@@ -1,0 +1,102 @@
+"""Folded beside LN and beside no norm: Swin-T, T2T-ViT-14 and Mask R-CNN, eager and compiled, on a GPU also AMP.
+
+    python benchmarks/fuse_models.py
+
+Each model goes through tools/analysis/fuse_and_benchmark.py's measurement. Every finished model is written to
+benchmarks/results/DEVICE.jsonl, one line for each row of its table.
+"""
+import argparse
+import json
+import re
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import torch
+from mmengine.device import get_device
+
+from mmunorm.analysis.benchmark import Settings, markdown, run_benchmark
+from mmunorm.engine import launch
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')
+HEADER = ('model', 'mode', 'LN images/s', 'UN folded images/s', 'folded/LN', 'folded/norm-free', 'memory of LN',
+          'quartiles of folded/LN')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--configs', nargs='+', default=[ROOT / f'configs/{name}.py' for name in CONFIGS],
+                        help='config files; the three models without')
+    parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager', 'compiled'])
+    parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'],
+                        help='precisions; float32, on a GPU also fp16')
+    parser.add_argument('--preset', choices=['paper'], help='batch 512 at 224 x 224; 2 at 1333 x 800')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    parser.add_argument('--batch-size', type=int)
+    parser.add_argument('--shape', type=int, nargs=2)
+    parser.add_argument('--repeat', type=int)
+    parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
+    launch.add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    args.amp = args.amp or (['none'] if torch.device(args.device).type == 'cpu' else ['none', 'fp16'])
+    return args
+
+
+def lines_of(result, name, mode):
+    """The rows of a result as lines of the data file, without the time of each batch."""
+    for row in result['rows']:
+        measured = {key: value for key, value in row.items() if key != 'seconds'}
+        yield dict(model=name, mode=mode, **measured, settings=result['settings'],
+                   environment=result['environment'])
+
+
+def summary(result, name, mode):
+    """One line of the table: folded beside LN, and beside norm-free within the same turns."""
+    rows = {row['name']: row for row in result['rows']}
+    ln, _, folded, free = result['rows']
+    if any(rows[row]['error'] for row in (ln['name'], folded['name'], free['name'])):
+        return [name, mode, *(row['error'] or f'{row["throughput"]["median"]:.4g}' for row in (ln, folded)),
+                *['-'] * 4]
+    turns = zip(folded['seconds'], free['seconds'], strict=True)
+    time_ratio = torch.tensor([one / other for one, other in turns], dtype=torch.float64).quantile(0.5)
+    to_ln = folded['to_ln']
+    speed = to_ln['throughput']
+    return [name, mode, f'{ln["throughput"]["median"]:.4g}', f'{folded["throughput"]["median"]:.4g}',
+            f'{speed["median"]:.3f}', f'{time_ratio:.3f} of its time', f'{to_ln["peak_memory"]:.3f}',
+            f'{speed["low"]:.3f} to {speed["high"]:.3f}']
+
+
+def result_file(folder, device):
+    """The data file of a device, by its name."""
+    return folder / f'{re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")}.jsonl'
+
+
+@launch.command
+def main(argv=None):
+    args = parse_args(argv)
+    table, written, path = [], [], None
+    for config in map(Path, args.configs):
+        for amp in args.amp:
+            for mode in args.modes:
+                cfg = launch.load_config(str(config), args.cfg_options)
+                chosen = dict(
+                    batch_size=args.batch_size, shape=args.shape, device=args.device, repeat=args.repeat,
+                    amp=None if amp == 'none' else amp, compile=mode == 'compiled')
+                settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
+                title = f'{config.stem}, {mode}, {"float32" if amp == "none" else amp}'
+                result = run_benchmark(cfg, settings, title=title)
+                print(markdown(result), flush=True)
+                label = title.partition(', ')[2]
+                table.append(summary(result, config.stem, label))
+                written += lines_of(result, config.stem, label)
+                path = result_file(args.out, result['environment']['device'])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(''.join(json.dumps(line) + '\n' for line in written))
+    print('\n'.join(f'| {" | ".join(cells)} |' for cells in (HEADER, ['---'] * len(HEADER), *table)))
+    print(f'written: {path}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,85 @@
+"""Folds the norms of a model and measures what that gains beside LN and beside no norm at all."""
+import argparse
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import torch
+from mmengine.device import get_device
+
+from mmunorm.analysis.benchmark import Settings, markdown, run_benchmark, write_results
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import PreflightError
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {value}')
+    return value
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file of a model with an offline norm')
+    parser.add_argument('checkpoint', nargs='?', help='checkpoint file; random weights without')
+    parser.add_argument('--out', help='folder of the results; work_dirs/CONFIG/fuse_and_benchmark')
+    parser.add_argument('--task-part', choices=['model', 'backbone'], default='model',
+                        help='what is timed')
+    parser.add_argument('--preset', choices=['paper'],
+                        help='batch 512 at 224 x 224, or 2 at 1333 x 800 for detectors; 1000 batches. Other '
+                        'options win')
+    parser.add_argument('--batch-size', type=positive, help='images in a batch; by task and device')
+    parser.add_argument('--shape', type=positive, nargs='+', metavar='N',
+                        help='height and width of the images, or one number for both')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    parser.add_argument('--amp', choices=['fp16', 'bf16'], help='run under autocast')
+    parser.add_argument('--compile', action='store_true', help='use torch.compile')
+    parser.add_argument('--channels-last', action='store_true', help='weights and images in NHWC memory')
+    parser.add_argument('--warmup', type=positive, help='rounds that are not counted; 1, on a GPU 10')
+    parser.add_argument('--repeat', type=positive,
+                        help='rounds that are counted, one batch of each row; as many as fit in a minute')
+    parser.add_argument('--threads', type=positive, help="threads of the CPU; torch's choice")
+    parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
+    launch.add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.save and not args.checkpoint:
+        parser.error('--save needs a CHECKPOINT to fold: random weights are of no use')
+    if args.shape is not None:
+        if len(args.shape) > 2:
+            parser.error(f'--shape takes one or two numbers, got {len(args.shape)}')
+        args.shape = (args.shape[0], args.shape[-1])
+    return args
+
+
+def check_device(name):
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise PreflightError(f'--device must be such as cpu or cuda:0, got {name!r}.') from None
+    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
+        raise PreflightError(f'--device {name}: torch sees {torch.cuda.device_count()} GPUs.')
+
+
+@launch.command
+def main(argv=None):
+    args = parse_args(argv)
+    cfg = launch.load_config(args.config, args.cfg_options)
+    check_device(args.device)
+    chosen = {name: getattr(args, name) for name in (
+        'batch_size', 'shape', 'device', 'amp', 'compile', 'channels_last', 'warmup', 'repeat', 'threads',
+        'task_part')}
+    settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
+    name = Path(args.config).stem
+    result = run_benchmark(cfg, settings, args.checkpoint, title=name, save=args.save)
+    print(markdown(result))
+    for path in write_results(result, args.out or Path('work_dirs') / name / 'fuse_and_benchmark'):
+        print(f'written: {path}')
+    if args.save:
+        print(f'written: {args.save}')
+    return result
+
+
+if __name__ == '__main__':
+    main()
