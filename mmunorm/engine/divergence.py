@@ -16,7 +16,8 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .. import norms
+from ..norms import Norm
+from ..norms.base import check_count
 from .launch import RunError
 
 RECORD = 'divergence.json'
@@ -56,7 +57,7 @@ class DivergenceHook(Hook):
 
     def __init__(self, patience: int = 10, factor: float = 3.0, interval: int = 10):
         for name, value in (('patience', patience), ('interval', interval)):
-            norms.base.check_count(name, value, least=1)
+            check_count(name, value, least=1)
         if not factor > 1:
             raise ValueError(f'factor must be more than 1, got {factor!r}')
         self.patience = patience
@@ -185,8 +186,7 @@ class DivergenceHook(Hook):
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return (isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase))
-            or type(module).__module__.startswith(f'{norms.__name__}.'))
+    return isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase, Norm))
 
 
 def _saves_now(runner) -> bool:

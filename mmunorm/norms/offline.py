@@ -28,8 +28,8 @@ _MAX_PENDING = 64
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor  # (C,) the statistic as it came
-    s: Tensor  # (C,) the statistic, finite
+    measured: Tensor  # (1, C) the mean square, or (2, C) variance and mean, as they came
+    s: Tensor  # (C,) the mean square or variance, finite
     mean: Tensor | None  # (C,)
     var_hat: Tensor  # (C,)
     t: Tensor  # () number of the step, from 1
@@ -206,23 +206,23 @@ class OfflineNorm(Norm):
         steps = list(reversed(self._pending))
         if len(steps) == 1:
             return steps[0]
-        measured, _ = self._measure(x, valid)
+        measured = self._measure(x, valid)
         same = [((step.measured == measured) | (step.measured != step.measured)).all() for step in steps]
         newest_same = torch.stack(same).int().argmax().view(1)
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, newest_same)[0]
                       for values in zip(*steps, strict=True)))
 
-    def _measure(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """This step's statistics: mean square and None, or variance and mean."""
+    def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """This step's statistics: the mean square `(1, C)`, or variance and mean `(2, C)`."""
         if self.centered:
-            return kernels.variance_and_mean(x, valid)
-        return kernels.second_moment(x, valid), None
+            return torch.stack(kernels.variance_and_mean(x, valid))
+        return kernels.second_moment(x, valid).unsqueeze(0)
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
-        measured, mean = self._measure(x, valid)
-        finite = measured.isfinite()
-        s = torch.where(finite, measured, self.running_var)
+        measured = self._measure(x, valid)
+        finite = measured[0].isfinite()  # as the mean is where the variance is
+        s = torch.where(finite, measured[0], self.running_var)
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
         settled = self._is_settled(t)
@@ -241,11 +241,12 @@ class OfflineNorm(Norm):
 
         # An EMA is the running statistic itself and must not be averaged twice.
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
-        if mean is not None:
-            mean = torch.where(finite, mean, self.running_mean)
+        mean = None
+        if self.centered:
+            mean = torch.where(finite, measured[1], self.running_mean)
             self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
             # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-            newest = torch.where(finite, measured * kernels.bessel_correction(x, valid), self.running_var)
+            newest = torch.where(finite, measured[0] * kernels.bessel_correction(x, valid), self.running_var)
         running_var = moving_average(self.running_var, newest, self.alpha)
         self.running_var.copy_(finite_or(running_var, self.running_var))
         return Step(measured, s, mean, var_hat, t, outlier)
