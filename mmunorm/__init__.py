@@ -21,6 +21,9 @@ ops.install()
 
 from . import backbones, engine, norms  # noqa: E402, F401
 from .fusion import fuse_norms  # noqa: E402
-from .norms import UN, UN2d, replace_norms  # noqa: E402
+from .norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN, UN2d, replace_norms  # noqa: E402
 
-__all__ = ['UN', 'UN2d', '__version__', 'fuse_norms', 'replace_norms']
+__all__ = [
+    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'PRepBN', 'RepBN', 'TokenBN', 'UN2d', '__version__',
+    'fuse_norms', 'replace_norms'
+]

@@ -1,5 +1,5 @@
 """The whole way on handwritten digits: make the data, train a classifier, train a detector from its
-backbone, test it, draw what it finds. Started by `make demo`.
+backbone, test it, draw what it finds, fold its norms away, test it again. Started by `make demo`.
 
 An interrupted demo goes on where it stopped; finished steps are not repeated.
 """
@@ -15,6 +15,8 @@ CLASSIFIER = 'swin_un_classifier'
 DETECTOR = 'swin_un_maskrcnn'
 PICTURES = 'work_dirs/demo/pictures'
 SHEET = 'work_dirs/demo/predictions.png'
+FOLDED = 'work_dirs/demo/folded.pth'
+BENCHMARK = 'work_dirs/demo/benchmark'
 
 
 def run(title: str, *command: str) -> None:
@@ -47,28 +49,39 @@ def draw_sheet(count: int = 8) -> None:
     save_image(make_grid(pictures, nrow=4) / 255, Path(ROOT, SHEET))
 
 
+def print_metrics() -> None:
+    """The table of both tests: the folded model is the same function."""
+    print('|      |        |    AP |  AP50 |  AP75 |')
+    print('|------|--------|-------|-------|-------|')
+    for model, folder in (('UN', 'test'), ('folded', 'test_folded')):
+        metrics = newest_metrics(f'work_dirs/demo/{folder}')
+        for label, key in (('box', 'bbox'), ('mask', 'segm')):
+            values = (metrics[f'coco/{key}_{name}'] for name in ('mAP', 'mAP_50', 'mAP_75'))
+            print(f'| {label:4} | {model:6} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
+
+
 def main() -> None:
     start = time.time()
-    run('1/5 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
-    run('2/5 Train a small UN Swin to classify digits', 'tools/train.py',
+    run('1/7 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
+    run('2/7 Train a small UN Swin to classify digits', 'tools/train.py',
         f'configs/digits/{CLASSIFIER}.py', '--resume')
-    run('3/5 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
+    run('3/7 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
         '--resume')
     checkpoint = last_checkpoint(DETECTOR)
-    run('4/5 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+    run('4/7 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
         '--work-dir', 'work_dirs/demo/test')
-    run('5/5 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+    run('5/7 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
         'data/digits/coco/val', '--limit', '24', '--score-thr', '0.5', '--out-dir', PICTURES)
+    run('6/7 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py',
+        f'configs/digits/{DETECTOR}.py', checkpoint, '--save', FOLDED, '--out', BENCHMARK)
+    run('7/7 Test the folded detector', 'tools/test.py', f'configs/digits/{DETECTOR}.py', FOLDED,
+        '--work-dir', 'work_dirs/demo/test_folded')
 
     draw_sheet()
-    metrics = newest_metrics('work_dirs/demo/test')
     print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
-    print('|      |    AP |  AP50 |  AP75 |')
-    print('|------|-------|-------|-------|')
-    for label, key in (('box', 'bbox'), ('mask', 'segm')):
-        values = (metrics[f'coco/{key}_{name}'] for name in ('mAP', 'mAP_50', 'mAP_75'))
-        print(f'| {label:4} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
+    print_metrics()
     print(f'\nPictures: {PICTURES}, eight of them in {SHEET}')
+    print(f'Folded checkpoint: {FOLDED}\nSpeed and memory: the table above, with a chart in {BENCHMARK}')
 
 
 if __name__ == '__main__':

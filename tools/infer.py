@@ -136,7 +136,7 @@ def main(argv=None):
     args = parse_args(argv)
     images = find_images(args.images, args.out_dir, args.limit)
     cfg = launch.load_config(args.config, args.cfg_options)
-    launch.check_checkpoint(args.checkpoint)
+    launch.match_folded(cfg, args.checkpoint)
     artist = build_artist(cfg, args)
     unreadable = []
     for path, out_file in tqdm(images, desc='drawing', unit='picture'):

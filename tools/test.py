@@ -7,6 +7,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.registry import METRICS
 
 from mmunorm.engine import launch
+from mmunorm.engine.fusing import fuse_before_test
 from mmunorm.engine.preflight import PreflightError, check_data
 
 
@@ -14,6 +15,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model away first')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write pictures with predictions to this folder')
@@ -42,10 +44,12 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = launch.load_config(args.config, args.cfg_options)
     launch.prepare(cfg, args)
-    launch.check_checkpoint(args.checkpoint)
+    launch.match_folded(cfg, args.checkpoint)
     cfg.load_from = args.checkpoint
     if args.show or args.show_dir:
         enable_drawing(cfg, args)
+    if args.fuse:
+        fuse_before_test(cfg)
     check_data(cfg, ['test'])
     runner = launch.build_runner(cfg)
     if args.out:

@@ -1,1 +1,1 @@
-"""Measures of models and their pictures."""
+"""What is measured on models and read from their runs, and its pictures."""

@@ -4,27 +4,36 @@ from __future__ import annotations
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..norms import UN
+from ..norms import OfflineNorm, PRepBN
 
 
 @HOOKS.register_module()
 class UNWarmupHook(Hook):
-    """Starts UN's warm-up with the run, and warns of a run that ends before its warm-up does.
+    """Starts the warm-up of UN, MABN and PN with the run, and warns of a run that ends before it does.
 
     Weights that come from another task bring that task's step count and gradient statistics along; a run
     that does not resume begins at step 1 again and keeps `running_var`. A resumed run goes on unchanged.
+    PRepBN has no warm-up and goes on from its own step count; the hook warns when lambda will not reach 0.
     """
 
     def before_train(self, runner) -> None:
-        norms = [module for module in runner.model.modules() if isinstance(module, UN)]
-        if not norms:
-            return
+        modules = list(runner.model.modules())
+        norms = [module for module in modules
+                 if isinstance(module, OfflineNorm) and module.warmup_iters is not None]
         if runner.iter == 0:
             for norm in norms:
                 norm.restart_warmup()
-        longest = max(norm.warmup_iters for norm in norms)
-        if runner.max_iters <= longest:
+        longest = max(norms, key=lambda norm: norm.warmup_iters, default=None)
+        if longest is not None and runner.max_iters <= longest.warmup_iters:
             runner.logger.warning(
-                f'UN never leaves its warm-up in this run: {runner.max_iters} training steps against '
-                f'warmup_iters={longest}, so that neither its averages nor its outlier filter are used. '
+                f'{type(longest).__name__} never leaves its warm-up in this run: {runner.max_iters} training '
+                f'steps against warmup_iters={longest.warmup_iters}, so that none of its averages are used. '
                 f'Set a shorter one in norm_cfg, for example warmup_iters={max(1, runner.max_iters // 10)}.')
+
+        left = max((norm.steps - norm.num_batches_tracked.item() for norm in modules
+                    if isinstance(norm, PRepBN)), default=0)
+        if left > runner.max_iters - runner.iter:
+            runner.logger.warning(
+                f'PRepBN still blends LayerNorm in when this run ends, and cannot be folded then: it needs '
+                f'{left} more training steps, and the run has {runner.max_iters - runner.iter}. Set '
+                'fewer steps in norm_cfg.')

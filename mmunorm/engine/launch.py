@@ -14,9 +14,14 @@ import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import CheckpointLoader, Runner, find_latest_checkpoint
 
+from ..fusion import folded_config, is_folded
 from .preflight import PreflightError, check_norms, pretrained_path
+
+
+class RunError(Exception):
+    """A run was stopped on the way, for a reason that one sentence explains; the tools print it and exit."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +60,7 @@ class _ConfigOptions(DictAction):
 
 
 def command(main):
-    """Makes a tool's `main` print a PreflightError as one line and exit with status 2.
+    """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
     The processes of a distributed run part in order when they are done.
     """
@@ -64,11 +69,11 @@ def command(main):
     def wrapper(argv=None):
         try:
             result = main(argv)
-        except PreflightError as error:
+        except (PreflightError, RunError) as error:
             rank = os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0'
             if rank == '0':  # one process of a distributed run is enough
                 print(f'error: {error}', file=sys.stderr)
-            raise SystemExit(2) from None
+            raise SystemExit(3 if isinstance(error, RunError) else 2) from None
         if torch.distributed.is_initialized():
             # A gloo thread that lets go of its last tensor while Python shuts down aborts the process.
             # The group joins its threads when nothing refers to it, neither the model nor its runner.
@@ -200,6 +205,21 @@ def check_checkpoint(path: str) -> None:
     """
     if '://' not in path and not os.path.isfile(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
+
+
+def match_folded(cfg: Config, checkpoint: str) -> None:
+    """Lets `cfg` build a model without norms if that is what is in the checkpoint.
+
+    Raises:
+        PreflightError: the checkpoint does not exist, or cannot be read.
+    """
+    check_checkpoint(checkpoint)
+    try:
+        content = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu')
+    except Exception as error:  # whatever unpickling a file that is no checkpoint raises
+        raise PreflightError(f'cannot read the checkpoint {checkpoint}: {_describe(error)}') from error
+    if is_folded(content):
+        cfg.model = folded_config(cfg.model)
 
 
 def build_runner(cfg: Config) -> Runner:

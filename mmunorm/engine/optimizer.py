@@ -1,4 +1,4 @@
-"""Weight decay for offline norms as for LayerNorm, in every config, by the stock constructor's own rules."""
+"""Weight decay for our norms as for LayerNorm, in every config, by the stock constructor's own rules."""
 from __future__ import annotations
 
 from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
@@ -7,18 +7,18 @@ from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructo
 from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMPRETRAIN_CONSTRUCTORS
 from torch import nn
 
-from ..norms import OfflineNorm
+from ..norms import Norm
 
 
-class _KnowsOfflineNorms:
-    """Counts offline norms among the norms.
+class _KnowsOurNorms:
+    """Counts mmunorm's norms among the norms.
 
     The stock constructors know a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...), so that
     `norm_decay_mult` misses every other. Arguments and all else are the stock ones.
     """
 
     def add_params(self, params, module, *args, **kwargs):
-        if isinstance(module, OfflineNorm):
+        if isinstance(module, Norm):
             module = _as_layer_norm(module)
         super().add_params(params, module, *args, **kwargs)
 
@@ -26,16 +26,16 @@ class _KnowsOfflineNorms:
 # These replace the stock constructors of the same names: a user's config that only swaps `norm_cfg`
 # names no other, and would pull gamma to zero. (mmdet's own layer decay goes by shapes and needs none.)
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class DefaultOptimWrapperConstructor(_KnowsOfflineNorms, _StockConstructor):
-    """mmengine's constructor, with offline norms counted among the norms."""
+class DefaultOptimWrapperConstructor(_KnowsOurNorms, _StockConstructor):
+    """mmengine's constructor, with ours counted among the norms."""
 
 
 @MMPRETRAIN_CONSTRUCTORS.register_module(force=True)
-class LearningRateDecayOptimWrapperConstructor(_KnowsOfflineNorms, _StockLayerDecay):
-    """mmpretrain's constructor for layer-wise learning rates, with offline norms among the norms."""
+class LearningRateDecayOptimWrapperConstructor(_KnowsOurNorms, _StockLayerDecay):
+    """mmpretrain's constructor for layer-wise learning rates, with ours among the norms."""
 
 
-def _as_layer_norm(norm: OfflineNorm) -> nn.LayerNorm:
+def _as_layer_norm(norm: Norm) -> nn.LayerNorm:
     """A LayerNorm that holds the norm's own parameters and children, for rules that go by the class."""
     shell = nn.LayerNorm(norm.num_features, elementwise_affine=False)
     for name, parameter in norm.named_parameters(recurse=False):

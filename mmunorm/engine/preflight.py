@@ -11,7 +11,7 @@ from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
-from ..norms import OfflineNorm
+from ..norms import Norm
 
 # How to get the data, by the name of a folder that it is expected in; the first that fits.
 SOURCES = {
@@ -57,7 +57,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
 
 
 def check_norms(cfg: Config) -> None:
-    """Checks that each `norm_cfg` in the model names a known norm, and the arguments of offline ones.
+    """Checks that each `norm_cfg` in the model names a known norm, and the arguments of ours.
 
     Raises:
         PreflightError: names the `norm_cfg` and what is wrong with it.
@@ -67,10 +67,10 @@ def check_norms(cfg: Config) -> None:
             norm = registry.get(norm_cfg['type'])
             if norm is None:
                 known = sorted(name for name, cls in MODELS.module_dict.items()
-                               if isinstance(cls, type) and issubclass(cls, OfflineNorm))
+                               if isinstance(cls, type) and issubclass(cls, Norm))
                 raise PreflightError(f"{key}: there is no norm {norm_cfg['type']!r}; mmunorm has "
                                      f"{', '.join(known)}, mmcv LN, BN and others.")
-            if isinstance(norm, type) and issubclass(norm, OfflineNorm):
+            if isinstance(norm, type) and issubclass(norm, Norm):
                 arguments = {name: value for name, value in norm_cfg.items()
                              if name not in ('type', 'requires_grad', '_scope_')}
                 try:

@@ -13,6 +13,7 @@ from .padding import Fill
 _LINEAR = (nn.Linear.forward, wrappers.Linear.forward)
 _CONV = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
          wrappers.Conv3d.forward)
+_BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 class FoldedNorm(nn.Identity):
@@ -25,6 +26,10 @@ class FoldedNorm(nn.Identity):
     def __init__(self):
         super().__init__()
         self.register_buffer('folded', torch.tensor(True))
+
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+        """Answers `x`; `pad_mask` is taken because the norms take it."""
+        return x
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if prefix + 'weight' in state_dict:
@@ -44,13 +49,15 @@ def norm_obstacle(norm: nn.Module) -> str:
     """Why `norm` cannot be folded into anything, half a sentence, or ''."""
     if getattr(norm, 'fold_obstacle', ''):
         return f'{type(norm).__name__} {norm.fold_obstacle}'
-    if isinstance(norm, _BatchNorm):
+    if not callable(getattr(norm, 'affine', None)):
+        if not isinstance(norm, _BatchNorm):
+            return f'{type(norm).__name__} computes its statistics at inference'
+        if type(norm).forward not in _BATCH_NORM:
+            return f'{type(norm).__name__} is no plain BatchNorm: it has a forward of its own'
         if norm.running_var is None:
             return 'keeps no running statistics'
-    elif not callable(getattr(norm, 'affine', None)):
-        return f'{type(norm).__name__} computes its statistics at inference'
-    if _is_watched(norm):
-        return 'has forward hooks'
+    if obstacle := call_obstacle(norm):
+        return obstacle
     if not all(value.isfinite().all() for value in affine_of(norm)):
         return 'its scale or shift is not finite'
     return ''
@@ -58,7 +65,7 @@ def norm_obstacle(norm: nn.Module) -> str:
 
 def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm."""
-    if not isinstance(norm, _BatchNorm):
+    if callable(getattr(norm, 'affine', None)):  # torch's BatchNorm has a bool of this name
         return norm.affine()
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     if norm.weight is not None:
@@ -75,9 +82,14 @@ def layer_obstacle(layer: nn.Module) -> str:
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
     if parametrize.is_parametrized(layer):
         return 'has a parametrized weight'
-    if _is_watched(layer):
+    return call_obstacle(layer)
+
+
+def call_obstacle(module: nn.Module) -> str:
+    """Why calling `module` may do more than its class says; half a sentence, or ''."""
+    if module._forward_hooks or module._forward_pre_hooks:
         return 'has forward hooks'
-    return ''
+    return 'has another forward than its class' if 'forward' in vars(module) else ''
 
 
 def reader_obstacle(reader: nn.Module, num_features: int) -> str:
@@ -146,6 +158,3 @@ def _set_bias(layer: nn.Module, bias: Tensor) -> None:
     else:
         layer.bias.copy_(bias)
 
-
-def _is_watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -13,6 +13,7 @@ from .algebra import (
     absorb_before,
     absorb_behind,
     affine_of,
+    call_obstacle,
     is_norm,
     norm_obstacle,
     reader_obstacle,
@@ -29,6 +30,7 @@ class Fold:
     kind: str  # class of the norm
     readers: list[str] = field(default_factory=list)
     source: str = ''
+    through: list[str] = field(default_factory=list)  # modules that pass its output on to the readers
     pads: list[tuple[str, Pad]] = field(default_factory=list)
     obstacle: str = ''
 
@@ -152,9 +154,12 @@ def _folds_of_chain(parts: list[str], modules: dict[str, nn.Module]) -> Iterator
     for i, part in enumerate(parts):
         for emitted in _of(Emits, modules.get(part)):
             fold = Fold(_join(part, emitted.norm), '')
-            behind = [name for name in parts[i + 1:] if not list(_of(Averages, modules.get(name)))]
-            if behind:
-                _add_readers(fold, behind[0], modules, emitted.level)
+            fold.through.append(part)
+            for name in parts[i + 1:]:
+                if not list(_of(Averages, modules.get(name))):
+                    _add_readers(fold, name, modules, emitted.level)
+                    break
+                fold.through.append(name)
             yield fold
 
 
@@ -170,8 +175,7 @@ def _add_pad(fold: Fold, name: str, pad: Pad | None) -> None:
 def _add_readers(fold: Fold, name: str, modules: dict[str, nn.Module], level: int = -1) -> None:
     """Adds the layers that read input `level` of module `name`: itself, if it has no rule."""
     reads = list(_of(Reads, modules.get(name)))
-    if not reads:
-        fold.readers.append(name)
+    (fold.through if reads else fold.readers).append(name)
     for fact in reads:
         if fact.level == level:
             _add_pad(fold, name, fact.pad)
@@ -194,6 +198,9 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
     layers = [fold.source] if fold.source else fold.readers
     if not layers:
         return 'nothing in this model reads it'
+    for name in fold.through:
+        if obstacle := call_obstacle(modules[name]):
+            return f'its output passes through {name}, which {obstacle}'
     num_features = affine_of(norm)[0].numel()
     for layer in layers:
         if layer not in modules:
@@ -234,7 +241,8 @@ class _Owners:
 
 def _span(parameter: torch.Tensor) -> tuple[int, int]:
     start = parameter.data_ptr() or id(parameter)
-    return start, start + max(1, parameter.nbytes)
+    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    return start, start + (last + 1) * parameter.element_size()
 
 
 def _apply(model: nn.Module, fold: Fold) -> None:

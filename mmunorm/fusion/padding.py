@@ -58,10 +58,11 @@ class NeutralPadding(nn.Module):
     def fill(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A copy of the map `(B, H, W, C)`, filled up at bottom and right to multiples of `window`."""
         height, width = x.shape[1:3]
-        x = F.pad(x, (0, 0, 0, -width % window[1], 0, -height % window[0]))
+        # Padding by nothing may return its argument.
+        is_full = height % window[0] == 0 and width % window[1] == 0
+        x = x.clone() if is_full else F.pad(x, (0, 0, 0, -width % window[1], 0, -height % window[0]))
         if self.marker >= 0:
-            # Out of place: padding by nothing may return its argument.
-            x = x.index_fill(-1, torch.tensor([self.marker], device=x.device), 0)
+            x[..., self.marker] = 0
         x[:, height:] = self.pad_value
         x[:, :height, width:] = self.pad_value
         return x

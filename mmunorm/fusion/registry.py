@@ -102,7 +102,8 @@ def fold_rule(*classes: type[nn.Module] | str,
     """Registers a function as the fold rule of one or several classes of modules.
 
     The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of
-    the nearest class wins. For a block of one's own::
+    the nearest class wins. An instance whose `methods` have been replaced has no rule. For a block of one's
+    own::
 
         from mmunorm.fusion import Into, fold_rule
 
@@ -137,7 +138,9 @@ def facts(module: nn.Module) -> Iterator[Fact]:
         rule, methods = _RULES.get(full_name(cls), (None, ()))
         if rule is None:
             continue
-        if all(getattr(type(module), method) is getattr(cls, method) for method in methods):
+        # A method of the instance alone hides that of its class.
+        if all(getattr(type(module), method) is getattr(cls, method) and method not in vars(module)
+               for method in methods):
             yield from rule(module)
         return
 

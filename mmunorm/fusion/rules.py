@@ -24,6 +24,10 @@ from ..backbones.performer import PerformerAttention, PerformerLayer
 from .padding import become
 from .registry import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule
 
+HEAD = ('forward', 'pre_logits', 'loss', 'predict')
+MMDET_WINDOWS = ('forward', 'window_partition', 'window_reverse')
+WINDOWS = ('get_attn_mask', *MMDET_WINDOWS)
+
 
 @fold_rule(PatchEmbed, 'mmdet.models.layers.transformer.utils.PatchEmbed')
 def patch_embed(module):
@@ -62,7 +66,7 @@ def _pad_mmpretrain(attn, fill):
     become(attn, FilledShiftWindowMSA, fill)
 
 
-@fold_rule(ShiftWindowMSA)
+@fold_rule(ShiftWindowMSA, methods=WINDOWS)
 def mmpretrain_windows(module):
     yield Reads('w_msa', pad=_pad_mmpretrain)
 
@@ -72,7 +76,7 @@ def _pad_mmdet(attn, fill):
     become(attn, FilledShiftWindowMSA, fill)
 
 
-@fold_rule('mmdet.models.backbones.swin.ShiftWindowMSA')
+@fold_rule('mmdet.models.backbones.swin.ShiftWindowMSA', methods=MMDET_WINDOWS)
 def mmdet_windows(module):
     yield Reads('w_msa', pad=_pad_mmdet)
 
@@ -94,16 +98,16 @@ def swin(backbone):
         yield Emits(f'norm{index}', level)
 
 
-@fold_rule(T2T_ViT)
+@fold_rule(T2T_ViT, methods=('forward', '_format_output'))
 def t2t_vit(backbone):
     # The final norm belongs to the last layer, whether or not that is an output.
     if backbone.final_norm and len(backbone.encoder) - 1 in backbone.out_indices:
         yield Emits('norm')
 
 
-@fold_rule(VisionTransformer, DistilledVisionTransformer)
+@fold_rule(VisionTransformer, DistilledVisionTransformer, methods=('forward', '_format_output'))
 def vision_transformer(backbone):
-    if not backbone.final_norm or len(backbone.layers) - 1 not in backbone.out_indices:
+    if len(backbone.layers) - 1 not in backbone.out_indices:
         return
     if backbone.out_type == 'avg_featmap':
         yield Stays('ln1', 'its output is averaged and normalized again')
@@ -117,17 +121,17 @@ def global_average_pooling(neck):
     yield Averages()
 
 
-@fold_rule(LinearClsHead, MultiLabelLinearClsHead)
+@fold_rule(LinearClsHead, MultiLabelLinearClsHead, methods=HEAD)
 def linear_head(head):
     yield Reads('fc')
 
 
-@fold_rule(VisionTransformerClsHead)
+@fold_rule(VisionTransformerClsHead, methods=HEAD)
 def vision_transformer_head(head):
     yield Reads('layers.pre_logits' if head.hidden_dim else 'layers.head')
 
 
-@fold_rule(DeiTClsHead)
+@fold_rule(DeiTClsHead, methods=HEAD)
 def deit_head(head):
     yield Reads('layers.pre_logits') if head.hidden_dim else Reads('layers.head', 'layers.head_dist')
 
@@ -143,7 +147,7 @@ def fpn(neck):
         yield Reads(*readers, level=level - neck.num_ins)
 
 
-@fold_rule(ImageClassifier, methods=('extract_feat', ))
+@fold_rule(ImageClassifier, methods=('forward', 'extract_feat', 'loss', 'predict'))
 def image_classifier(model):
     parts = [name for name in ('backbone', 'neck', 'head') if getattr(model, name, None) is not None]
     yield Chain(*parts)
@@ -151,7 +155,7 @@ def image_classifier(model):
 
 @fold_rule('mmdet.models.detectors.single_stage.SingleStageDetector',
            'mmdet.models.detectors.two_stage.TwoStageDetector',
-           'mmdet.models.detectors.base_detr.DetectionTransformer', methods=('extract_feat', ))
+           'mmdet.models.detectors.base_detr.DetectionTransformer', methods=('forward', 'extract_feat'))
 def detector(model):
     if model.with_neck:
         yield Chain('backbone', 'neck')

@@ -24,7 +24,7 @@ def _pad_swin(block, fill):
     become(block, FilledSwinTransformerBlock, fill)
 
 
-@fold_rule('timm.models.swin_transformer.SwinTransformerBlock', methods=('forward', '_attn'))
+@fold_rule('timm.models.swin_transformer.SwinTransformerBlock', methods=('forward', '_attn', 'get_attn_mask'))
 def swin_block(block):
     yield Into('norm1', 'attn', pad=_pad_swin)
     yield Into('norm2', 'mlp')
@@ -59,13 +59,20 @@ def mlp(module):
 
 @fold_rule('timm.models.swin_transformer.SwinTransformer', methods=CLASSIFIER)
 def swin(model):
-    if 'max' in model.head.global_pool.pool_type:
+    pool = getattr(model.head, 'global_pool', None)
+    if 'max' in getattr(pool, 'pool_type', ''):
         yield Stays('norm', MAX_POOL)
     else:
-        yield Into('norm', 'head.fc')
+        yield Into('norm', 'head')
 
 
-@fold_rule('timm.models.vision_transformer.VisionTransformer', methods=CLASSIFIER)
+@fold_rule('timm.layers.classifier.ClassifierHead')
+def classifier_head(head):
+    if 'max' not in head.global_pool.pool_type:
+        yield Reads('fc')
+
+
+@fold_rule('timm.models.vision_transformer.VisionTransformer', methods=(*CLASSIFIER, 'pool'))
 def vit(model):
     last = 'fc_norm' if is_norm(model.fc_norm) else 'norm'
     if model.attn_pool is not None and last == 'norm':

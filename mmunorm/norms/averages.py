@@ -1,4 +1,5 @@
-"""Averages over the records of the last M steps, and UN's outlier test (Eq. 18-19), as pure functions.
+"""Averages over the records of the last M steps, PowerNorm's nu and UN's outlier test (Eq. 18-19), as pure
+functions.
 
 A record is `(M, C)`, oldest step first. Nothing here waits for a tensor's value.
 """
@@ -20,12 +21,27 @@ def arithmetic_mean(record: Tensor) -> Tensor:
 
 def geometric_mean(record: Tensor) -> Tensor:
     """GM over the steps, `exp(mean(log))`, `(C,)`; 0 where a step holds 0."""
+    if record.shape[0] == 1:  # without the rounding of exp and log
+        return record[0]
     return record.log().mean(dim=0).exp()
 
 
 def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
     """`alpha * old + (1 - alpha) * new` (Eq. 12): `alpha` weighs the OLD value."""
     return alpha * old + (1 - alpha) * new
+
+
+def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
+    """PowerNorm's running gradient statistic (Shen et al., ICML 2020, Algorithm 2): the next `nu`, `(C,)`.
+
+    `z_squared` is the mean over tokens of the normalized input squared, `g` that of its gradient times it.
+    """
+    return nu * (1 - (1 - alpha) * z_squared) + (1 - alpha) * g
+
+
+def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
+    """`values`, and `otherwise` where these are inf or NaN."""
+    return torch.where(values.isfinite(), values, otherwise)
 
 
 def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:

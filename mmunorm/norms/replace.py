@@ -22,8 +22,9 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ValueError: `model` has no LayerNorm, or one that is not over the last dimension alone. `model` is
-            unchanged.
+        ValueError: `model` has no LayerNorm, or one that cannot be replaced: it is not over the last
+            dimension alone, has an activation in it, or belongs to an `nn.TransformerEncoderLayer`. `model`
+            is unchanged.
     """
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
@@ -35,8 +36,15 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
         if len(norm.normalized_shape) != 1 or _is_channels_first(norm):
             raise ValueError(f'model: {name} is a {type(norm).__name__} over {tuple(norm.normalized_shape)}; '
                              'only LayerNorms over the last dimension of (..., C) can be replaced')
+        if list(norm.children()):
+            parts = ', '.join(part for part, _ in norm.named_children())
+            raise ValueError(f'model: {name} is a {type(norm).__name__}; its {parts} would be lost with it')
+        parent = model.get_submodule(name.rpartition('.')[0])
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            raise ValueError(f'model: {name} is in an nn.TransformerEncoderLayer, which in eval mode does '
+                             'not call its norms: torch computes LayerNorm in their place')
     # One new norm for each old one, also where that is used under several names.
-    new = {norm: _build(norm_cfg, norm) for norm in old.values()}
+    new = {norm: _build(norm_cfg, norm, model) for norm in old.values()}
     if '' in old:
         return new[model]
     for name, norm in old.items():
@@ -50,13 +58,16 @@ def _is_channels_first(norm: nn.LayerNorm) -> bool:
 
 
 @torch.no_grad()
-def _build(norm_cfg: dict, old: nn.LayerNorm) -> nn.Module:
+def _build(norm_cfg: dict, old: nn.LayerNorm, model: nn.Module) -> nn.Module:
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
     new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
+    # A LayerNorm without scale and shift has no device or dtype of its own: then the model's.
+    like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
+    if like is not None:
+        new.to(like)
     for name in ('weight', 'bias'):
         value, parameter = getattr(old, name, None), getattr(new, name, None)
         if value is not None and parameter is not None:
-            new.to(value)
             parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
     return new.train(old.training)

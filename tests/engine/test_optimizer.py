@@ -4,7 +4,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 import mmunorm  # noqa: F401
-from mmunorm.norms import UN
+from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
 
 
 class Block(nn.Module):
@@ -50,6 +50,17 @@ def test_un_gets_what_layer_norm_gets(paramwise_cfg):
     if paramwise_cfg == PARAMWISE[0]:
         assert expected['ln2.weight'] == expected['inner.1.bias'] == (0.1, 0.)
         assert expected['fc.weight'] == (0.1, 0.05)
+
+
+@pytest.mark.parametrize('norm', [
+    MABN, PN, TokenBN, RepBN, lambda c: PRepBN(c, steps=5), RMSN, DyT, lambda c: NoNorm(c, affine=True)])
+def test_no_parameter_of_any_norm_decays(norm):
+    model = Block(norm)
+    settings = settings_by_name(model, dict(norm_decay_mult=0., bias_lr_mult=2.))
+    assert len(settings) == len(list(model.parameters()))
+    for name, setting in settings.items():
+        linear = name.startswith(('fc', 'inner.0'))
+        assert setting == ((0.2 if linear and name.endswith('bias') else 0.1), 0.05 if linear else 0.)
 
 
 @pytest.mark.parametrize('paramwise_cfg', [dict(norm_decay_mult=0.), dict(flat_decay_mult=0.)], ids=str)

@@ -5,10 +5,13 @@ import numpy as np
 class ReferenceUN:
 
     def __init__(self, channels, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
-                 per_channel=False, eps=1e-5):
+                 per_channel=False, eps=1e-5, forward_average='gm', backward_average='am',
+                 backward_momentum=True):
         self.m_forward, self.m_backward = window
         self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
         self.outlier_filter, self.per_channel = outlier_filter, per_channel
+        self.forward_average, self.backward_average = forward_average, backward_average
+        self.backward_momentum = backward_momentum
         self.gamma = np.ones(channels)
         self.beta = np.zeros(channels)
         self.running_var = np.ones(channels)
@@ -35,12 +38,14 @@ class ReferenceUN:
             v = roots.var(axis=0, ddof=1) if self.per_channel else roots.var(ddof=1)
             if self.outlier_filter:
                 self.outlier = bool(np.any(am - gm > self.m_forward * v)) and self.m_forward > 1
-            var_hat = s if self.outlier else gm
+            ema = self.alpha * self.running_var + (1 - self.alpha) * s
+            var_hat = s if self.outlier else dict(gm=gm, am=am, ema=ema, current=s)[self.forward_average]
         self.activations.append(self.running_var if self.outlier else s)
         self.num_outliers += self.outlier
         self.sigma = np.sqrt(var_hat + self.eps)
         self.z = x / self.sigma
-        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * var_hat
+        kept = s if self.forward_average == 'ema' else var_hat  # an EMA is not averaged again
+        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * kept
         return self.gamma * self.z + self.beta
 
     def backward(self, dy):
@@ -54,11 +59,15 @@ class ReferenceUN:
         elif self.warm:
             used = g
             self.gradients.append(g)
-            self.psi = self.alpha * self.psi + (1 - self.alpha) * g
+            self.psi = self._momentum(g)
         else:
             self.gradients.append(g)
-            mean = np.mean(self.gradients[-self.m_backward:], axis=0)
-            self.psi = self.alpha * self.psi + (1 - self.alpha) * mean
-            used = self.psi
+            mean = g
+            if self.backward_average == 'am':
+                mean = np.mean(self.gradients[-self.m_backward:], axis=0)
+            used = self.psi = self._momentum(mean)
         dx = (dz - kept[:, None] * self.z * used) / self.sigma
         return dx, np.sum(dy * self.z, axis=0), np.sum(dy, axis=0)
+
+    def _momentum(self, newest):
+        return self.alpha * self.psi + (1 - self.alpha) * newest if self.backward_momentum else newest

@@ -1,5 +1,6 @@
 import copy
 import io
+from itertools import product
 
 import numpy as np
 import pytest
@@ -45,6 +46,14 @@ SETTINGS = [
     dict(outlier_variance='channel'),
 ]
 
+# Tables 5, 6, 7 and 10 of the paper, and what lies between.
+ABLATIONS = [
+    dict(forward_average=forward, backward_average=backward, backward_momentum=momentum,
+         outlier_filter=outlier_filter)
+    for forward, backward, momentum, outlier_filter in product(
+        ('gm', 'am', 'ema', 'current'), ('am', 'current'), (True, False), (True, False))
+]
+
 
 @pytest.mark.parametrize('kwargs', SETTINGS, ids=str)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32], ids=['float64', 'float32'])
@@ -75,6 +84,26 @@ def test_equals_step_by_step_reference(kwargs, dtype):
         assert 0 < reference.num_outliers < 300
     else:
         assert reference.num_outliers == 0
+
+
+@pytest.mark.parametrize('kwargs', ABLATIONS, ids=lambda kwargs: '-'.join(map(str, kwargs.values())))
+def test_ablations_equal_reference(kwargs):
+    channels = 5
+    norm = random_affine(UN(channels, window=(3, 4), alpha=0.8, warmup_iters=8, **kwargs)).double()
+    reference = ReferenceUN(channels, (3, 4), 0.8, 8, **kwargs)
+    reference.gamma, reference.beta = (p.detach().numpy() for p in (norm.weight, norm.bias))
+    for _, x, dy in sequence(80, channels):
+        tx = torch.from_numpy(x).requires_grad_()
+        norm.zero_grad()
+        y = norm(tx)
+        y.backward(torch.from_numpy(dy))
+        np.testing.assert_allclose(y.detach(), reference.forward(x), atol=1e-9)
+        dx, dgamma, _ = reference.backward(dy)
+        np.testing.assert_allclose(tx.grad, dx, atol=1e-9)
+        np.testing.assert_allclose(norm.weight.grad, dgamma, atol=1e-9)
+        np.testing.assert_allclose(norm.running_var, reference.running_var, atol=1e-9)
+    if kwargs['outlier_filter']:
+        assert norm.num_outliers.item() == reference.num_outliers > 0
 
 
 def test_pad_mask_equals_reference():

@@ -42,15 +42,19 @@ def test_steps_and_table(demo, capsys):
     demo.main()
     tools = [command[0] for command in demo.commands]
     assert tools == ['tools/dataset/make_digits.py', 'tools/train.py', 'tools/train.py', 'tools/test.py',
-                     'tools/infer.py']
+                     'tools/infer.py', 'tools/analysis/fuse_and_benchmark.py', 'tools/test.py']
     for command in demo.commands:
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
     # What was trained is what is tested and drawn with.
-    assert demo.commands[3][2] == demo.commands[4][2]
+    assert demo.commands[3][2] == demo.commands[4][2] == demo.commands[5][2]
     assert demo.commands[3][2].endswith('swin_un_maskrcnn/iter_1.pth')
+    # What was saved folded is tested again.
+    saved = demo.commands[5][demo.commands[5].index('--save') + 1]
+    assert demo.commands[6][2] == saved
     printed = capsys.readouterr().out
-    assert '| mask | 0.125 | 0.500 | 0.500 |' in printed
+    assert '| mask | UN     | 0.125 | 0.500 | 0.500 |' in printed
+    assert '| mask | folded | 0.125 | 0.500 | 0.500 |' in printed
     assert 'work_dirs/demo/pictures' in printed
     sheet = cv2.imread(str(demo.ROOT / demo.SHEET))
     assert sheet.shape == (46, 90, 3) and sheet[12, 34, 0] == 25 and sheet[34, 78, 0] == 175

@@ -153,7 +153,8 @@ def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: tor
     settings = Settings(**asdict(settings))
     settings.batch_size = settings.batch_size or task.default_batch_size.get(device.type, 1)
     settings.shape = settings.shape or task.default_shape(cfg, device.type)
-    settings.warmup = settings.warmup or (10 if device.type == 'cuda' else 1)
+    # Under torch.compile the first round compiles, and a later one tells how long a round takes.
+    settings.warmup = settings.warmup or (10 if device.type == 'cuda' else 2 if settings.compile else 1)
     settings.threads = torch.get_num_threads()
     return settings
 

@@ -33,34 +33,65 @@ def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
     return _mean_over_tokens(x.to(statistics_dtype(x.dtype)).square(), valid)
 
 
+def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Biased variance and mean over tokens, both `(C,)`.
+
+    In two passes: in float32 `mean(x^2) - mean(x)^2` leaves nothing of a variance that is small beside them.
+    """
+    x = x.to(statistics_dtype(x.dtype))
+    mean = _mean_over_tokens(x, valid)
+    return _mean_over_tokens((x - mean).square(), valid), mean
+
+
+def bessel_correction(x: Tensor, valid: Tensor | None = None) -> float | Tensor:
+    """`n / (n - 1)` for n tokens that count, which makes a biased variance unbiased; 1 for a single one."""
+    if valid is None:
+        count = x.shape[:-1].numel()
+        return count / max(count - 1, 1)
+    count = valid.sum(dtype=statistics_dtype(x.dtype))
+    return count / (count - 1).clamp(min=1)
+
+
 def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`y = scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
     return torch.addcmul(shift, x, scale).to(x.dtype)
 
 
-def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor,
-                       valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of the backward pass (Eq. 6-9) for `z = rstd * x`, `y = weight * z + bias`.
+def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                       valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Sums of the backward pass (Eq. 6-9) for `z = rstd * (x - mean)`, `y = weight * z + bias`.
+
+    `mean` None is 0.
 
     Returns:
-        `dweight = sum(dy * z)`, `dbias = sum(dy)` over all tokens, and the gradient statistic
-        `g = mean over valid tokens of weight * dy * z`, each `(C,)`.
+        `dweight = sum(dy * z)`, `dbias = sum(dy)` over all tokens, and the gradient statistics over valid
+        tokens: `g`, the mean of `weight * dy * z`, and with a `mean` that of `weight * dy`, or None; each
+        `(C,)`.
     """
     dtype = statistics_dtype(x.dtype)
     dy = dy.to(dtype)
-    products = dy * x.to(dtype)
-    dweight = rstd * _sum_over_tokens(products)
+    x = x.to(dtype)
+    products = dy * (x if mean is None else x - mean)
+    dweight, dbias = rstd * _sum_over_tokens(products), _sum_over_tokens(dy)
     if valid is None:
-        g = weight * dweight / products.shape[:-1].numel()
-    else:
-        g = weight * rstd * _mean_over_tokens(products, valid)
-    return dweight, _sum_over_tokens(dy), g
+        count = products.shape[:-1].numel()
+        return dweight, dbias, weight * dweight / count, None if mean is None else weight * dbias / count
+    g = weight * rstd * _mean_over_tokens(products, valid)
+    return dweight, dbias, g, None if mean is None else weight * _mean_over_tokens(dy, valid)
 
 
 def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                             valid: Tensor | None = None) -> Tensor:
-    """`dx = (weight * dy - z * psi) * rstd` (Eq. 9); a padded token has no part in the statistic."""
-    through_statistic = x * (psi * rstd.square())
+                             mean: Tensor | None = None, g_mean: Tensor | None = None,
+                             eta: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    """`dx = (weight * dy - g_mean - z * psi) * rstd + eta * dy` (Eq. 9), with None for 0.
+
+    A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
+    """
+    slope = psi * rstd.square()
+    through_statistics = x * slope
+    if mean is not None:
+        through_statistics = through_statistics + (g_mean * rstd - mean * slope)
     if valid is not None:
-        through_statistic = torch.where(valid.unsqueeze(-1), through_statistic, 0)
-    return (dy * (weight * rstd) - through_statistic).to(x.dtype)
+        through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
+    direct = weight * rstd if eta is None else weight * rstd + eta
+    return (dy * direct - through_statistics).to(x.dtype)

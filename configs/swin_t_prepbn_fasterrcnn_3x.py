@@ -1,0 +1,8 @@
+# LayerNorm fades out over the first half of the run.
+_base_ = ['./swin_t_ln_fasterrcnn_3x.py']
+
+pretrained = 'work_dirs/swin_t_prepbn_imagenet/epoch_300.pth'
+
+model = dict(
+    backbone=dict(
+        norm_cfg=dict(type='PRepBN', steps=131940), init_cfg=dict(checkpoint=pretrained)))

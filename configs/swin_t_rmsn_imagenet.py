@@ -1,0 +1,3 @@
+_base_ = ['./swin_t_ln_imagenet.py']
+
+model = dict(backbone=dict(norm_cfg=dict(type='RMSN')))

@@ -1,0 +1,123 @@
+"""Training curves from mmengine's logs."""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
+
+# Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white paper swallows.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
+LINES = ('-', '--', ':')
+LABELS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
+
+
+def read_scalars(path: str | Path) -> Scalars:
+    """All scalars that a run has logged, training and validation alike.
+
+    The logs of an interrupted run and of its continuations are joined: where two hold a step, the later
+    one counts. A validation stands at the last training step logged before it, as mmengine numbers
+    validations by epoch, or not at all.
+
+    Args:
+        path: a work directory, or one `scalars.json`.
+
+    Returns:
+        `(n, 2)` float64 arrays of training step and value, by name; values may be NaN or infinite.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        ValueError: a line is not what mmengine's LoggerHook writes.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.glob('*/vis_data/scalars.json'))
+    if not files:
+        raise FileNotFoundError(f'there is no mmengine log (TIME/vis_data/scalars.json) in {path}')
+    points: dict[str, dict[float, float]] = {}
+    for file in files:
+        _read_into(points, file)
+    return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items()}
+
+
+def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
+    step = None
+    before = max((max(values) for values in points.values() if values), default=0)
+    lines = file.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            is_training = 'lr' in entry or 'loss' in entry
+            if is_training and step is None:
+                # An earlier part went beyond the checkpoint that this one starts from.
+                for name, values in points.items():
+                    points[name] = {old: value for old, value in values.items() if old < entry['step']}
+            if is_training:
+                step = entry['step']
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):  # the run is being written, or was killed while it wrote
+                return
+            raise ValueError(f'{file}, line {number}: not of mmengine\'s log: {line[:80]!r}') from error
+        for name, value in entry.items():
+            if isinstance(value, (int, float)) and name not in ('step', 'iter', 'epoch'):
+                points.setdefault(name, {})[step if step is not None else before] = value
+
+
+def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) -> None:
+    """Draws one scalar over training steps: each label's mean over its runs, in a band from least to most.
+
+    A run takes part as far as it goes; points that are not finite are left out. A loss that exceeds its
+    median a hundredfold makes the scale logarithmic, lest it flatten all others.
+
+    Args:
+        axes: where to draw.
+        runs: the runs of each label, in the order of colours.
+        name: the scalar, such as 'loss' or 'accuracy/top1'; runs without it are left out.
+    """
+    drawn = []
+    for i, (label, group) in enumerate(runs.items()):
+        curves = [run[name][np.isfinite(run[name][:, 1])] for run in group if name in run]
+        curves = [curve for curve in curves if len(curve)]
+        if not curves:
+            continue
+        steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+        values = np.ma.masked_invalid([
+            np.interp(steps, curve[:, 0], curve[:, 1], left=math.nan, right=math.nan) for curve in curves])
+        colour, line = COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]
+        axes.plot(steps, values.mean(axis=0), line, color=colour, label=label, linewidth=1.4,
+                  marker='.' if len(steps) < 10 else None)
+        drawn.append(values.compressed())
+        if len(curves) > 1:
+            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15,
+                              linewidth=0)
+    drawn = np.concatenate(drawn) if drawn else np.ones(1)
+    if drawn.min() > 0 and drawn.max() > 100 * np.median(drawn):
+        axes.set_yscale('log')
+    axes.set_xlabel('training step')
+    axes.set_ylabel(LABELS.get(name, name))
+    axes.grid(alpha=0.3)
+
+
+def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str]) -> Figure:
+    """A grid of :func:`draw_curves`: a row for each panel, a column for each scalar.
+
+    Args:
+        panels: the runs of each label, by the title of their row.
+        names: scalars.
+    """
+    figure = Figure(figsize=(6.0 * len(names) + 1.2, 4.2 * len(panels)), layout='constrained')
+    grid = figure.subplots(len(panels), len(names), squeeze=False)
+    for row, (title, runs) in zip(grid, panels.items(), strict=True):
+        for axes, name in zip(row, names, strict=True):
+            draw_curves(axes, runs, name)
+            axes.set_title(f'{title}: {LABELS.get(name, name)}')
+    handles = {label: handle for axes in grid.flat
+               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc='outside right upper')
+    return figure

@@ -1,0 +1,67 @@
+"""A disturbance of training inputs that every norm meets alike."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class InputStressHook(Hook):
+    """Scales a small share of training batches up strongly: activations with a heavy tail.
+
+    With `probability`, all normalized inputs of a step are multiplied by one factor, whose logarithm is
+    uniform between those of `scale`. `seed` and the step alone decide, so that all runs with one seed,
+    resumed ones too, meet the same disturbed steps. Validation and testing are not disturbed.
+
+    LayerNorm hardly notices: after the patch embedding it divides the factor out again. A norm with
+    averaged or running statistics meets outliers.
+
+    Args:
+        probability (float): share of the steps, in [0, 1]. Defaults to 0.02.
+        scale (tuple[float, float]): least and greatest factor, 0 < least <= greatest. Defaults to (2, 30).
+        seed (int): not negative. Defaults to 0.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self, probability: float = 0.02, scale: tuple[float, float] = (2.0, 30.0), seed: int = 0):
+        if not 0 <= probability <= 1:
+            raise ValueError(f'probability must be in [0, 1], got {probability!r}')
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
+            raise ValueError(f'scale must be (least, greatest) with 0 < least <= greatest, got {scale!r}')
+        if seed < 0:
+            raise ValueError(f'seed must not be negative, got {seed!r}')
+        self.probability = probability
+        self.scale = tuple(scale)
+        self.seed = seed
+        self._factor = 1.0
+
+    def factor(self, step: int) -> float:
+        """What the inputs of a step, counted from 0, are multiplied by; 1 for an undisturbed one."""
+        rng = np.random.default_rng([self.seed, step])
+        if rng.random() >= self.probability:
+            return 1.0
+        return math.exp(rng.uniform(*map(math.log, self.scale)))
+
+    def before_train(self, runner) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        self._handle = model.data_preprocessor.register_forward_hook(self._disturb)
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        self._factor = self.factor(runner.iter)
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        self._factor = 1.0
+
+    def after_train(self, runner) -> None:
+        self._handle.remove()
+
+    def _disturb(self, module, args, output: dict) -> dict:
+        if self._factor == 1.0:
+            return output
+        return {**output, 'inputs': output['inputs'] * self._factor}

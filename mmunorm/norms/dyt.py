@@ -1,0 +1,37 @@
+"""Dynamic Tanh (Zhu et al., "Transformers without Normalization", CVPR 2025)."""
+from __future__ import annotations
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from .base import Norm
+from .kernels import normalize_forward, statistics_dtype
+
+
+@MODELS.register_module()
+class DyT(Norm):
+    """`y = weight * tanh(alpha * x) + bias` with a learnable scalar `alpha`; has no statistics.
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        init_alpha (float): first value of `alpha`, positive. Defaults to 0.5.
+        eps (float): not used; OpenMMLab's builders hand one to every norm.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    fold_obstacle = 'applies a tanh to every element at inference'
+
+    def __init__(self, num_features: int, init_alpha: float = 0.5, eps: float = 1e-5):
+        super().__init__(num_features)
+        if not init_alpha > 0:
+            raise ValueError(f'init_alpha must be a positive number, got {init_alpha!r}')
+        self.alpha = nn.Parameter(torch.full((1, ), float(init_alpha)))
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        dtype = statistics_dtype(x.dtype)
+        squashed = torch.tanh(self.alpha.to(dtype) * x.to(dtype))
+        return normalize_forward(squashed, self.weight.to(dtype), self.bias.to(dtype)).to(x.dtype)

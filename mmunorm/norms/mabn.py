@@ -1,0 +1,46 @@
+"""MABN (Yan et al., "Towards Stabilizing Batch Statistics in Backward Propagation of Batch Normalization",
+ICLR 2020): spec section 2."""
+from __future__ import annotations
+
+from mmengine.registry import MODELS
+
+from .offline import OfflineNorm
+
+
+@MODELS.register_module()
+class MABN(OfflineNorm):
+    """Moving average BN: normalizes by a moving average of the mean square.
+
+    The gradient is estimated by the arithmetic mean of the last `window` gradient statistics. The warm-up
+    is :class:`OfflineNorm`'s: statistics of the step and the exact gradient. The paper centers the weights
+    of the layer before instead of the activations; here, as in UN's comparison, no other layer is touched.
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        window (int): gradient statistics that are averaged. Defaults to 16, the authors' value.
+        alpha (float): weight of the OLD value in `running_var`, in [0, 1). Defaults to 0.98, the authors'
+            value.
+        warmup_iters (int): training steps with exact statistics. Defaults to 4000, as UN's.
+        eps (float): added to the mean square. Defaults to 1e-5.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self,
+                 num_features: int,
+                 window: int = 16,
+                 alpha: float = 0.98,
+                 warmup_iters: int = 4000,
+                 eps: float = 1e-5):
+        super().__init__(
+            num_features,
+            forward_average='ema',
+            backward_average='am',
+            window=window,
+            alpha=alpha,
+            warmup_iters=warmup_iters,
+            eps=eps)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, window={self.window[1]}, warmup_iters={self.warmup_iters}'

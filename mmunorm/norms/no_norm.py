@@ -1,0 +1,43 @@
+"""No normalization at all, the lower bound of every comparison."""
+from __future__ import annotations
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from .base import Norm
+from .kernels import normalize_forward
+
+
+@MODELS.register_module()
+class NoNorm(Norm):
+    """The identity; with `affine`, `y = weight * x + bias`.
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        affine (bool): whether to learn `weight` and `bias` (C). Defaults to False.
+        eps (float): not used; OpenMMLab's builders hand one to every norm.
+
+    Raises:
+        ValueError: `num_features` is not a positive int.
+    """
+
+    def __init__(self, num_features: int, affine: bool = False, eps: float = 1e-5):
+        super().__init__(num_features)
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        # Knows the device when there is no parameter.
+        self.register_buffer('_nothing', torch.empty(0), persistent=False)
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """`scale` and `shift` of `y = scale * x + shift`: two `(C,)` float64 tensors."""
+        if self.weight is None:
+            ones = torch.ones(self.num_features, dtype=torch.float64, device=self._nothing.device)
+            return ones, torch.zeros_like(ones)
+        return self.weight.detach().double(), self.bias.detach().double()
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        return x if self.weight is None else normalize_forward(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, affine={self.weight is not None}'

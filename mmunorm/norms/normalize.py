@@ -1,0 +1,62 @@
+"""One training step of an offline norm as an autograd function: Eq. 4-9 for given averages."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from . import kernels
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor, var_hat: Tensor, mean: Tensor | None,
+              eta: Tensor | None, valid: Tensor | None, eps: float,
+              average_gradient: Callable[[Tensor], Tensor]) -> Tensor:
+    """`y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x` with an estimated gradient (Eq. 4-9).
+
+    Args:
+        x: `(..., C)`, any floating dtype.
+        weight, bias, var_hat: `(C,)`.
+        mean: `(C,)`, or None for a method without one (mu = 0). It is taken for the current step's, with
+            the exact gradient.
+        eta: RepBN's `(1,)`, or None for 0.
+        valid: None or bool `x.shape[:-1]`, False where a token is padding.
+        eps: added to the variance.
+        average_gradient: called once in the backward pass with this step's gradient statistic
+            `g = mean(weight * dy * z)` `(C,)`; returns the `psi` `(C,)` that is used in `dx`.
+    """
+    return _Normalize.apply(x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient)
+
+
+class _Normalize(Function):
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient):
+        rstd = (var_hat + eps).rsqrt()
+        ctx.save_for_backward(x, weight, rstd, mean, eta, valid)
+        ctx.average_gradient = average_gradient
+        return kernels.normalize_forward(x, *scale_and_shift(weight, bias, rstd, mean, eta))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight, rstd, mean, eta, valid = ctx.saved_tensors
+        dweight, dbias, g, g_mean = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
+        psi = ctx.average_gradient(g)
+        dx = deta = None
+        if ctx.needs_input_grad[0]:
+            dx = kernels.normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+        if eta is not None:
+            products = dweight / rstd if mean is None else dweight / rstd + mean * dbias  # sum(dy * x)
+            deta = products.sum().view(1).to(eta.dtype)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, deta, None, None, None
+
+
+def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | None,
+                    eta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`weight * (x - mean) * rstd + bias + eta * x` as `scale * x + shift`, two `(C,)` tensors (Eq. 1)."""
+    scale = weight * rstd
+    shift = bias if mean is None else torch.addcmul(bias, mean, scale, value=-1)
+    return (scale if eta is None else scale + eta), shift

@@ -1,0 +1,295 @@
+"""The framework of spec section 2: an offline norm is a choice of statistics and of averages over steps."""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import kernels
+from .averages import (
+    arithmetic_mean,
+    finite_or,
+    geometric_mean,
+    is_outlier,
+    moving_average,
+    power_norm_nu,
+    push,
+)
+from .base import Norm, check_choice, check_count, check_eps
+from .normalize import normalize, scale_and_shift
+
+# Forward passes that wait for their backward pass; more happen where none ever comes.
+_MAX_PENDING = 64
+
+
+class Step(NamedTuple):
+    """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
+    measured: Tensor  # (1, C) the mean square, or (2, C) variance and mean, as they came
+    s: Tensor  # (C,) the mean square or variance, finite
+    mean: Tensor | None  # (C,)
+    var_hat: Tensor  # (C,)
+    t: Tensor  # () number of the step, from 1
+    outlier: Tensor  # () bool: every moving average is dropped for this step
+
+
+# A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
+# the result of an operator of unknown content is stored instead.
+@torch.library.custom_op('mmunorm::keep_for_backward', mutates_args=())
+def _keep_for_backward(values: Sequence[Tensor]) -> list[Tensor]:
+    return [value.clone() for value in values]
+
+
+@_keep_for_backward.register_fake
+def _(values):
+    return [torch.empty_like(value) for value in values]
+
+
+class OfflineNorm(Norm):
+    """A norm with fixed statistics at inference: `y = gamma * (x - mu) / sqrt(var + eps) + beta` (Eq. 1).
+
+    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps; which ones is what tells the methods
+    apart, and all of them are arguments here. For the first `warmup_iters` steps, and until the records are
+    full, a step uses its own statistics with the exact gradient. A channel whose statistic is not
+    finite takes the running one (in the backward pass `psi`) in its place, so that inf and NaN never stay
+    in the state.
+
+    Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice.
+    A layer that runs several times before the backward pass knows its steps by their statistics.
+
+    State: parameters `weight` (gamma) and `bias` (beta), buffers `running_var` and `num_batches_tracked`
+    (training steps seen); with `centered` also `running_mean`, and as the averages need them
+    `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps).
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        centered (bool): False takes the mean square for the variance, mu = 0; True mean and variance,
+            which are always the current step's. Defaults to False.
+        forward_average (str): `var_hat`, over the statistics of the last M steps: 'current' (this step's
+            alone), 'gm' and 'am' (geometric and arithmetic mean), 'ema' (`running_var` with this step)
+            or 'earlier_ema' (`running_var` before this step, as in PowerNorm). Defaults to 'current'.
+        backward_average (str): `psi`, over the gradient statistics: 'current', 'am' or 'nu' (PowerNorm's).
+            Defaults to 'current'.
+        backward_momentum (bool): whether 'current' and 'am' pass through a moving average with `alpha`.
+            Defaults to False.
+        window (int | tuple[int, int]): M; a pair is (forward, backward). Defaults to 1.
+        alpha (float): weight of the OLD value in moving averages (Eq. 12), in [0, 1); 1 minus what
+            BatchNorm calls momentum. Defaults to 0.9.
+        warmup_iters (int, optional): training steps with exact statistics. Defaults to None, for a method
+            that has no warm-up.
+        outlier_filter (bool): whether a step whose statistics hold an outlier (Eq. 18-19) drops every
+            average. Defaults to False.
+        outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
+            for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
+        eps (float): added to the variance. Defaults to 1e-5.
+
+    Raises:
+        ValueError: an argument is out of its range, or `centered` meets an average over steps.
+    """
+
+    def __init__(self,
+                 num_features: int,
+                 centered: bool = False,
+                 forward_average: str = 'current',
+                 backward_average: str = 'current',
+                 backward_momentum: bool = False,
+                 window: int | tuple[int, int] = 1,
+                 alpha: float = 0.9,
+                 warmup_iters: int | None = None,
+                 outlier_filter: bool = False,
+                 outlier_variance: str = 'layer',
+                 eps: float = 1e-5):
+        super().__init__(num_features)
+        self.eps = check_eps(eps)
+        if not 0 <= alpha < 1:
+            raise ValueError('alpha must be in [0, 1), the weight of the old value (0.9 keeps 90 % of it), '
+                             f'got {alpha!r}')
+        self.alpha = alpha
+        self.window = _check_window(window)
+        self.warmup_iters = None if warmup_iters is None else check_count('warmup_iters', warmup_iters, 0)
+        self.forward_average = check_choice('forward_average', forward_average,
+                                            ('current', 'gm', 'am', 'ema', 'earlier_ema'))
+        self.backward_average = check_choice('backward_average', backward_average, ('current', 'am', 'nu'))
+        self.backward_momentum = backward_momentum
+        self.outlier_filter = outlier_filter
+        self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))
+        self.centered = centered
+        if centered and (forward_average, backward_average, backward_momentum,
+                         outlier_filter) != ('current', 'current', False, False):
+            raise ValueError('centered=True normalizes by the current mean and variance, and takes neither '
+                             'averages over steps nor the outlier filter')
+
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_parameter('eta', None)  # RepBN's
+        if centered:
+            self.register_buffer('running_mean', torch.zeros(num_features))
+        self.register_buffer('running_var', torch.ones(num_features))
+        self.register_buffer('num_batches_tracked', torch.tensor(0, dtype=torch.long))
+        self._keeps_activations = outlier_filter or forward_average in ('gm', 'am')
+        keeps_gradients = backward_average == 'am'
+        if self._keeps_activations:
+            self.register_buffer('activation_record', torch.ones(self.window[0], num_features))
+        if keeps_gradients:
+            self.register_buffer('gradient_record', torch.zeros(self.window[1], num_features))
+        self._keeps_psi = backward_average != 'current' or backward_momentum
+        if self._keeps_psi:
+            self.register_buffer('psi', torch.zeros(num_features))
+        if self._keeps_activations or keeps_gradients:
+            self.register_buffer('num_outliers', torch.tensor(0, dtype=torch.long))
+        # A step before this one has too few statistics before it.
+        self._unsettled_steps = max(warmup_iters or 0, self._keeps_activations and self.window[0],
+                                    keeps_gradients and self.window[1])
+        self._pending: deque[Step] = deque(maxlen=_MAX_PENDING)
+        self._pending_were_used = False
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """The norm at inference as `y = scale * x + shift` (spec section 4): two `(C,)` float64 tensors.
+
+        Raises:
+            RuntimeError: the norm has a `fold_obstacle`.
+        """
+        if self.fold_obstacle:
+            raise RuntimeError(f'{type(self).__name__} is no affine map: it {self.fold_obstacle}')
+        scale, shift = self._affine(torch.float64)
+        return scale.detach(), shift.detach()
+
+    def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        mean = self.running_mean.to(dtype) if self.centered else None
+        eta = None if self.eta is None else self.eta.to(dtype)
+        rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
+        return scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
+
+    def restart_warmup(self) -> None:
+        """Begins again at step 1, for a new task: forgets steps, outliers and gradient statistics.
+
+        `weight`, `bias` and the running statistics stay.
+        """
+        self.num_batches_tracked.zero_()
+        if self._keeps_activations:
+            self.activation_record.fill_(1)
+        for name in ('gradient_record', 'psi', 'num_outliers'):
+            if hasattr(self, name):
+                getattr(self, name).zero_()
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        if not self.training or x.numel() == 0:
+            return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
+        valid = None if pad_mask is None else ~pad_mask
+        with torch.no_grad():
+            step = self._step(x, valid)
+        return self._apply_step(step, x, valid, self.bias)
+
+    def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
+        return normalize(x, self.weight, bias, step.var_hat, step.mean, self.eta, valid, self.eps,
+                         partial(self._average_gradient, step))
+
+    def _step(self, x: Tensor, valid: Tensor | None) -> Step:
+        if torch.compiler.is_compiling():  # a recomputed forward is in the graph, not here
+            step = self._new_step(x, valid)
+            kept = iter(_keep_for_backward([value for value in step if value is not None]))
+            return Step(*(None if value is None else next(kept) for value in step))
+        if self._pending and torch._C._current_graph_task_id() != -1:
+            return self._recall_step(x, valid)
+        if self._pending_were_used:
+            self._pending.clear()
+            self._pending_were_used = False
+        step = self._new_step(x, valid)
+        self._pending.append(step)
+        return step
+
+    def _recall_step(self, x: Tensor, valid: Tensor | None) -> Step:
+        """The pending step that this forward pass, which runs inside a backward pass, computes again."""
+        steps = list(reversed(self._pending))
+        if len(steps) == 1:
+            return steps[0]
+        measured = self._measure(x, valid)
+        same = [((step.measured == measured) | (step.measured != step.measured)).all() for step in steps]
+        newest_same = torch.stack(same).int().argmax().view(1)
+        return Step(*(None if values[0] is None else torch.stack(values).index_select(0, newest_same)[0]
+                      for values in zip(*steps, strict=True)))
+
+    def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """This step's statistics: the mean square `(1, C)`, or variance and mean `(2, C)`."""
+        if self.centered:
+            return torch.stack(kernels.variance_and_mean(x, valid))
+        return kernels.second_moment(x, valid).unsqueeze(0)
+
+    def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
+        """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
+        measured = self._measure(x, valid)
+        finite = measured[0].isfinite()  # as the mean is where the variance is
+        s = torch.where(finite, measured[0], self.running_var)
+        self.num_batches_tracked.add_(1)
+        t = self.num_batches_tracked.clone()
+        settled = self._is_settled(t)
+        outlier = torch.zeros_like(settled)
+        omega = None
+        if self._keeps_activations:
+            omega_prev = self.activation_record.to(s.dtype)
+            omega = push(omega_prev, s)
+            if self.outlier_filter:
+                outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel')
+                self.num_outliers.add_(outlier)
+            self.activation_record.copy_(push(omega_prev, torch.where(outlier, self.running_var, s)))
+        var_hat = s
+        if self.forward_average != 'current':
+            var_hat = torch.where(settled & ~outlier, self._average_forward(omega, s), s)
+
+        # An EMA is the running statistic itself and must not be averaged twice.
+        newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
+        mean = None
+        if self.centered:
+            mean = torch.where(finite, measured[1], self.running_mean)
+            self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
+            # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
+            newest = torch.where(finite, measured[0] * kernels.bessel_correction(x, valid), self.running_var)
+        running_var = moving_average(self.running_var, newest, self.alpha)
+        self.running_var.copy_(finite_or(running_var, self.running_var))
+        return Step(measured, s, mean, var_hat, t, outlier)
+
+    def _is_settled(self, t: Tensor) -> Tensor:
+        return t > self._unsettled_steps
+
+    def _average_forward(self, omega: Tensor | None, s: Tensor) -> Tensor:
+        if self.forward_average == 'gm':
+            return geometric_mean(omega)
+        if self.forward_average == 'am':
+            return arithmetic_mean(omega)
+        if self.forward_average == 'ema':
+            return moving_average(self.running_var, s, self.alpha)
+        return self.running_var.to(s.dtype, copy=True)  # PowerNorm's, before this step
+
+    def _average_gradient(self, step: Step, g: Tensor) -> Tensor:
+        """Records this step's gradient statistic and returns the `psi` to use (backward steps 2-4)."""
+        if not torch.compiler.is_compiling():
+            self._pending_were_used = True
+        if not self._keeps_psi:
+            return g
+        g = finite_or(g, self.psi)
+        settled = self._is_settled(step.t)
+        if self.backward_average == 'nu':
+            z_squared = step.s / (step.var_hat + self.eps)
+            psi, used = power_norm_nu(self.psi, z_squared, g, self.alpha), self.psi.clone()
+        else:
+            target = g
+            if self.backward_average == 'am':
+                record = push(self.gradient_record.to(g.dtype), torch.where(step.outlier, self.psi, g))
+                self.gradient_record.copy_(record)
+                target = torch.where(settled, arithmetic_mean(record), g)
+            psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
+        self.psi.copy_(torch.where(step.outlier, self.psi, finite_or(psi, self.psi)))
+        return torch.where(settled & ~step.outlier, used, g)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}'
+
+
+def _check_window(window) -> tuple[int, int]:
+    pair = (window, window) if isinstance(window, int) else window
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')
+    return tuple(check_count('window', size, least=1) for size in pair)

@@ -1,0 +1,54 @@
+"""PowerNorm (Shen et al., "PowerNorm: Rethinking Batch Normalization in Transformers", ICML 2020)."""
+from __future__ import annotations
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from .offline import OfflineNorm
+from .rmsn import divide_by_rms
+
+
+@MODELS.register_module()
+class PN(OfflineNorm):
+    """PowerNorm: normalizes by the moving average of the EARLIER steps' mean squares.
+
+    The gradient is estimated with the running statistic `nu` of Algorithm 2, which the buffer `psi` holds.
+    The warm-up is :class:`OfflineNorm`'s: statistics of the step and the exact gradient.
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        layer_scale (bool): first divide each token by its own root mean square, as the authors do; needs
+            every token's statistic at inference, so that the norm cannot be folded. False is the
+            PN* of UN's tables. Defaults to True.
+        alpha (float): weight of the OLD value in `running_var` and `nu`, in [0, 1). Defaults to 0.9.
+        warmup_iters (int): training steps with exact statistics. Defaults to 4000.
+        eps (float): added to every mean square. Defaults to 1e-5.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self,
+                 num_features: int,
+                 layer_scale: bool = True,
+                 alpha: float = 0.9,
+                 warmup_iters: int = 4000,
+                 eps: float = 1e-5):
+        super().__init__(
+            num_features,
+            forward_average='earlier_ema',
+            backward_average='nu',
+            alpha=alpha,
+            warmup_iters=warmup_iters,
+            eps=eps)
+        self.layer_scale = layer_scale
+        if layer_scale:
+            self.fold_obstacle = 'divides every token by its own root mean square at inference'
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        if self.layer_scale:
+            x = divide_by_rms(x, self.eps)
+        return super()._normalize(x, pad_mask)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, layer_scale={self.layer_scale}, warmup_iters={self.warmup_iters}'

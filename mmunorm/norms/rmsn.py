@@ -1,0 +1,44 @@
+"""RMSNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019)."""
+from __future__ import annotations
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Norm, check_eps
+from .kernels import statistics_dtype
+
+
+@MODELS.register_module()
+class RMSN(Norm):
+    """`y = weight * x / sqrt(mean over channels of x^2 + eps)` for every token; equals `torch.nn.RMSNorm`.
+
+    As in the paper there is a gain and no bias: of an LN checkpoint it takes `weight`.
+
+    Args:
+        num_features (int): channels C of the `(..., C)` input.
+        eps (float): added to the mean square. Defaults to 1e-5.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    fold_obstacle = 'computes a mean square for every token at inference'
+
+    def __init__(self, num_features: int, eps: float = 1e-5):
+        super().__init__(num_features)
+        self.eps = check_eps(eps)
+        self.weight = nn.Parameter(torch.ones(num_features))
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        return divide_by_rms(x, self.eps, self.weight)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, eps={self.eps}'
+
+
+def divide_by_rms(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
+    """Each token over its root mean square, times `weight` `(C,)`; computed in float32, in `x`'s dtype."""
+    dtype = statistics_dtype(x.dtype)
+    weight = None if weight is None else weight.to(dtype)
+    return F.rms_norm(x.to(dtype), x.shape[-1:], weight, eps).to(x.dtype)

@@ -1,0 +1,135 @@
+import csv
+import json
+import statistics
+
+import pytest
+from mmengine.config import Config
+
+from mmunorm.analysis import comparison
+from mmunorm.analysis.comparison import FAIL, FINISHED, NORMS, STRESSED, Run, write_outputs
+
+from .test_curves import train, write_log
+
+
+def finish(run, value, metric='accuracy/top1'):
+    write_log(run.work_dir, '1', [train(10, 2.0), train(20, 1.0), {metric: value, 'step': 1}])
+    return run.close(0)
+
+
+def fail(run, step):
+    run.work_dir.mkdir(parents=True)
+    record = dict(step=step, message='the run diverged: why')
+    (run.work_dir / 'divergence.json').write_text(json.dumps(record))
+    return run.close(3)
+
+
+def rows(out):
+    lines = (out / 'comparison.md').read_text().splitlines()
+    lines = [line.strip('|').split('|') for line in lines if line.startswith('|')]
+    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+
+
+def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
+    runs = [Run(tmp_path, norm, seed) for norm in ('LN', 'UN', 'BN', 'PN*', 'DyT') for seed in range(3)]
+    values = dict(zip(runs[:3], (80.0, 81.0, 83.0), strict=True))
+    for run, value in values.items():
+        assert finish(run, value)['status'] == FINISHED
+    finish(runs[3], 90.0)
+    fail(runs[4], 17)
+    for run in runs[9:12]:
+        fail(run, 5)
+    write_outputs(tmp_path, runs, {runs[6]: 'it crashed, see LOG'}, '# Header')
+
+    text = (tmp_path / 'comparison.md').read_text()
+    assert text.startswith('# Header\n')
+    table = rows(tmp_path)
+    assert table['accuracy/top1'] == ['mean ± std', 'seed 0', 'seed 1', 'seed 2']
+    spread = statistics.stdev(values.values())
+    assert table['LN'] == [f'81.33 ± {spread:.2f}', '80.00', '81.00', '83.00']
+    assert table['UN'] == ['90.00 (1 of 3; 1 FAIL, 1 missing)', '90.00', 'FAIL at step 17', '-']
+    assert table['BN'] == ['- (0 of 3; 3 missing)', '-', '-', '-']
+    assert table['PN*'] == ['FAIL', *['FAIL at step 5'] * 3]
+    assert '- UN seed 1: the run diverged: why' in text
+    assert '- error in BN seed 0: it crashed, see LOG' in text
+    missing = ['UN seed 2', 'BN seed 1', 'BN seed 2', 'DyT seed 0', 'DyT seed 1', 'DyT seed 2']
+    assert f'Not finished yet (6 of 15): {", ".join(missing)}.' in text
+
+    lines = list(csv.DictReader((tmp_path / 'comparison.csv').open()))
+    assert len(lines) == 15
+    assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished', 'step': '20',
+                        'accuracy/top1': '81.0', 'work_dir': 'ln/seed_1'}
+    assert [line['status'] for line in lines[3:7]] == ['finished', FAIL, 'missing', 'error']
+    assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_calm_beside_stressed_and_two_metrics(tmp_path):
+    runs = [Run(tmp_path, 'LN', 0), Run(tmp_path, 'LN', 0, STRESSED)]
+    write_log(runs[0].work_dir, '1', [train(10, 2.0), {
+        'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25, 'step': 0}])
+    runs[0].close(0)
+    fail(runs[1], 3)
+    write_outputs(tmp_path, runs, {}, '')
+    text = (tmp_path / 'comparison.md').read_text()
+    assert ('| coco/bbox_mAP | calm: mean ± std | calm: seed 0 | stressed: mean ± std | stressed: seed 0 |'
+            in text)
+    assert '| LN | 0.500 | 0.500 | FAIL | FAIL at step 3 |' in text
+    assert '| LN | 0.250 | 0.250 | FAIL | FAIL at step 3 |' in text
+    assert 'mAP_50' not in text
+    assert runs[1].work_dir == tmp_path / 'stressed/ln/seed_0'
+
+
+def test_nothing_is_finished(tmp_path):
+    write_outputs(tmp_path, [Run(tmp_path, 'LN', 0)], {}, '')
+    assert 'Not finished yet (1 of 1)' in (tmp_path / 'comparison.md').read_text()
+    assert not (tmp_path / 'curves.png').exists()
+
+
+def test_an_interrupted_run_has_no_result(tmp_path):
+    run = Run(tmp_path, 'LN', 0)
+    write_log(run.work_dir, '1', [train(10, 2.0)])
+    assert run.close(-15) is None and run.result() is None
+
+
+@pytest.mark.parametrize(('text', 'name', 'norm_cfg'), [
+    ('BN', 'BN', dict(type='TokenBN')),
+    ('PN*', 'PN*', dict(type='PN', layer_scale=False)),
+    ('UN-nofilter', 'UN-nofilter', dict(type='UN', outlier_filter=False)),
+    ('big=UN,window=(2,8),alpha=0.5,outlier_variance=channel', 'big',
+     dict(type='UN', window=(2, 8), alpha=0.5, outlier_variance='channel'))])
+def test_parse_norm(text, name, norm_cfg):
+    assert comparison.parse_norm(text) == (name, norm_cfg)
+
+
+@pytest.mark.parametrize(('text', 'message'), [('GN', 'one of LN, BN'), ('a=UN,window', 'NAME=TYPE'),
+                                               ('=UN', 'NAME=TYPE')])
+def test_parse_norm_refuses(text, message):
+    with pytest.raises(ValueError, match=message):
+        comparison.parse_norm(text)
+
+
+def test_arguments_that_go_with_the_recipe():
+    base = dict(type='UN', window=8, alpha=0.5, warmup_iters=7)
+    complete = comparison.complete_norm_cfg
+    assert complete(dict(type='LN'), base, 100) == dict(type='LN')
+    assert complete(dict(type='UN', window=2), base, 100) == {**base, 'window': 2}
+    # A base that is no UN config says nothing of the warm-up.
+    assert complete(dict(type='UN'), dict(type='LN'), 1000) == dict(type='UN', warmup_iters=100)
+    with pytest.raises(ValueError, match="'GONE'"):
+        complete(dict(type='GONE'), base, 100)
+
+
+def test_folders_differ():
+    assert len({comparison.slug(name) for name in NORMS}) == len(NORMS)
+
+
+def test_a_written_config_reads_back_the_same(tmp_path):
+    cfg = Config(dict(model=dict(type='A', shape=(3, 4), inner=[dict(a=None, b=1e-5)]), lr=0.1, name="it's"))
+    path = tmp_path / 'config.py'
+    path.write_text(comparison.config_text(cfg))
+    assert Config.fromfile(path).to_dict() == cfg.to_dict()
+
+
+def test_differing_keys():
+    one = dict(a=dict(b=[1, dict(c=2)]), same=1, gone=())
+    other = dict(a=dict(b=[1, dict(c=3)]), same=1, new=None)
+    assert comparison.differing_keys(one, other) == ['a.b.1.c', 'gone', 'new']

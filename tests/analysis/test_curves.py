@@ -1,0 +1,96 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, read_scalars
+
+from .. import tiny_runs
+
+CURVES = tiny_runs.load_tool('analysis/curves')
+
+
+def write_log(work_dir, name, entries):
+    folder = work_dir / name / 'vis_data'
+    folder.mkdir(parents=True)
+    (folder / 'scalars.json').write_text(''.join(json.dumps(entry) + '\n' for entry in entries))
+
+
+def train(step, loss):
+    return dict(lr=0.1, loss=loss, epoch=1, iter=step, step=step)
+
+
+def test_validations_stand_at_the_last_training_step(tmp_path):
+    # mmengine numbers validations by epoch, or 0.
+    write_log(tmp_path, '1', [train(20, 3.0), train(40, math.nan), {'accuracy/top1': 50.0, 'step': 1},
+                              train(60, 1.0), {'accuracy/top1': 75.0, 'step': 0}])
+    scalars = read_scalars(tmp_path)
+    np.testing.assert_array_equal(scalars['loss'], [[20, 3], [40, math.nan], [60, 1]])
+    np.testing.assert_array_equal(scalars['accuracy/top1'], [[40, 50], [60, 75]])
+    assert 'step' not in scalars and 'iter' not in scalars
+
+
+def test_a_continuation_replaces_what_it_repeats(tmp_path):
+    write_log(tmp_path, '20260102', [train(25, 2.5), {'accuracy/top1': 70.0, 'step': 2}])
+    write_log(tmp_path, '20260101', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}, train(20, 4.0),
+                                     train(30, 9.0), train(40, 9.0), {'accuracy/top1': 99.0, 'step': 2}])
+    scalars = read_scalars(tmp_path)
+    np.testing.assert_array_equal(scalars['loss'], [[10, 5], [20, 4], [25, 2.5]])
+    np.testing.assert_array_equal(scalars['accuracy/top1'], [[10, 20], [25, 70]])
+
+
+def test_a_validation_right_after_resuming(tmp_path):
+    write_log(tmp_path, '1', [train(10, 5.0)])
+    write_log(tmp_path, '2', [{'accuracy/top1': 20.0, 'step': 1}])
+    np.testing.assert_array_equal(read_scalars(tmp_path)['accuracy/top1'], [[10, 20]])
+
+
+def test_a_line_that_is_half_written(tmp_path):
+    write_log(tmp_path, '1', [train(10, 5.0), train(20, 4.0)])
+    path = next(tmp_path.glob('*/vis_data/scalars.json'))
+    path.write_text(path.read_text()[:-10])
+    assert len(read_scalars(path)['loss']) == 1
+    path.write_text('{"lr": 0.1, "lo\n' + path.read_text())
+    with pytest.raises(ValueError, match='line 1'):
+        read_scalars(tmp_path)
+
+
+def test_no_log(tmp_path):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        read_scalars(tmp_path)
+
+
+def test_mean_and_band():
+    axes = Figure().subplots()
+    short, long = np.array([[0, 1], [10, 2], [20, math.nan]]), np.array([[0, 3], [10, 6], [20, 7.0]])
+    runs = dict(LN=[dict(loss=short), dict(loss=long)], UN=[], BN=[dict(other=np.ones((1, 2)))])
+    draw_curves(axes, runs, 'loss')
+    line, = axes.lines
+    # The first run ends at step 10: its nan is left out.
+    np.testing.assert_array_equal(line.get_xydata(), [[0, 2], [10, 4], [20, 7]])
+    assert line.get_label() == 'LN' and line.get_color() == COLOURS[0]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert [10, 2] in band.tolist() and [10, 6] in band.tolist()
+    assert axes.get_xlabel() == 'training step' and axes.get_ylabel() == 'loss'
+
+
+def test_every_label_looks_different():
+    runs = {str(i): [dict(loss=np.array([[0, i], [1, i]]))] for i in range(14)}
+    figure = curves_figure(dict(calm=runs), ['loss'])
+    lines = figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 14
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(runs)
+
+
+def test_tool(tmp_path, capsys):
+    for name in ('a', 'b'):
+        write_log(tmp_path / name, '1', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}])
+    out = tmp_path / 'new/curves.png'
+    tiny_runs.call(CURVES, tmp_path / 'a', tmp_path / 'b', '--out', out)
+    assert out.read_bytes().startswith(b'\x89PNG')
+    assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        tiny_runs.call(CURVES, tmp_path / 'a', '--keys', 'acc', '--out', out)
+    assert 'no log has acc; there are lr, loss, accuracy/top1' in capsys.readouterr().err

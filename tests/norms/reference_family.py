@@ -1,0 +1,207 @@
+"""UN's peers in float64 numpy, each from its own paper's equations, one step at a time.
+
+Every class has `forward(x, padded)` for `x` (B, C) and `padded` (B,) bool, `backward(dy)` with the gradient
+of `x` and those of the parameters by name, and `state()` with what the layer must hold after the step.
+"""
+import numpy as np
+
+
+class ReferenceMABN:
+    """Yan et al., ICLR 2020: EMA of the mean square forward, SMA of M gradient statistics backward."""
+
+    def __init__(self, gamma, beta, window=16, alpha=0.98, warmup_iters=0, eps=1e-5):
+        self.gamma, self.beta, self.window, self.alpha, self.eps = gamma, beta, window, alpha, eps
+        self.warmup_iters = warmup_iters
+        self.chi2 = np.ones_like(gamma)
+        self.psis = []
+        self.t = 0
+
+    def forward(self, x, padded):
+        self.t += 1
+        self.x, self.kept = x, ~padded
+        chi2_now = (x[self.kept] ** 2).mean(0)
+        self.chi2 = self.alpha * self.chi2 + (1 - self.alpha) * chi2_now
+        self.exact = self.t <= max(self.warmup_iters, self.window)
+        self.chi = np.sqrt((chi2_now if self.exact else self.chi2) + self.eps)
+        self.y_hat = x / self.chi
+        return self.gamma * self.y_hat + self.beta
+
+    def backward(self, dy):
+        d_hat = self.gamma * dy
+        self.psis.append((d_hat * self.y_hat)[self.kept].mean(0))
+        psi = self.psis[-1] if self.exact else np.mean(self.psis[-self.window:], axis=0)
+        dx = (d_hat - self.kept[:, None] * self.y_hat * psi) / self.chi
+        return dx, dict(weight=(dy * self.y_hat).sum(0), bias=dy.sum(0))
+
+    def state(self):
+        return dict(running_var=self.chi2)
+
+
+class ReferencePN:
+    """Shen et al., ICML 2020, Algorithm 2, with or without the layer scale before it."""
+
+    def __init__(self, gamma, beta, layer_scale, alpha=0.9, warmup_iters=0, eps=1e-5):
+        self.gamma, self.beta, self.layer_scale = gamma, beta, layer_scale
+        self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
+        self.psi2, self.nu = np.ones_like(gamma), np.zeros_like(gamma)
+        self.t = 0
+
+    def forward(self, x, padded):
+        self.t += 1
+        self.kept = ~padded
+        if self.layer_scale:
+            self.size = np.sqrt((x ** 2).mean(1, keepdims=True) + self.eps)
+            x = self.scaled = x / self.size
+        psi2_now = (x[self.kept] ** 2).mean(0)
+        self.exact = self.t <= self.warmup_iters
+        self.psi = np.sqrt((psi2_now if self.exact else self.psi2) + self.eps)
+        self.x_hat = x / self.psi
+        self.psi2 = self.psi2 + (1 - self.alpha) * (psi2_now - self.psi2)
+        return self.gamma * self.x_hat + self.beta
+
+    def backward(self, dy):
+        d_hat = self.gamma * dy
+        gamma_t = (self.x_hat[self.kept] ** 2).mean(0)
+        lambda_t = (d_hat * self.x_hat)[self.kept].mean(0)
+        used = lambda_t if self.exact else self.nu
+        dx = (d_hat - self.kept[:, None] * used * self.x_hat) / self.psi
+        self.nu = self.nu * (1 - (1 - self.alpha) * gamma_t) + (1 - self.alpha) * lambda_t
+        if self.layer_scale:
+            inner = (dx * self.scaled).mean(1, keepdims=True)
+            dx = (dx - self.scaled * inner) / self.size
+        return dx, dict(weight=(dy * self.x_hat).sum(0), bias=dy.sum(0))
+
+    def state(self):
+        return dict(running_var=self.psi2, psi=self.nu)
+
+
+class ReferenceBN:
+    """Ioffe and Szegedy, ICML 2015, derivatives of section 3; `eta` is RepBN's (Guo et al., ICML 2024)."""
+
+    def __init__(self, gamma, beta, eta=None, alpha=0.9, eps=1e-5):
+        self.gamma, self.beta, self.eta, self.alpha, self.eps = gamma, beta, eta, alpha, eps
+        self.running_mean, self.running_var = np.zeros_like(gamma), np.ones_like(gamma)
+
+    def forward(self, x, padded):
+        self.x, self.kept = x, ~padded
+        batch = x[self.kept]
+        self.m, self.mu = len(batch), batch.mean(0)
+        self.var = ((batch - self.mu) ** 2).mean(0)
+        self.x_hat = (x - self.mu) / np.sqrt(self.var + self.eps)
+        unbiased = self.var * self.m / (self.m - 1)
+        self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * self.mu
+        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * unbiased
+        y = self.gamma * self.x_hat + self.beta
+        return y if self.eta is None else y + self.eta * x
+
+    def backward(self, dy):
+        d_hat = dy * self.gamma
+        std = np.sqrt(self.var + self.eps)
+        batch, centered = self.kept[:, None], self.x - self.mu
+        # A loss does not look at padding: what reaches it there has no part in a statistic.
+        d_var = (batch * d_hat * centered).sum(0) * -0.5 / std ** 3
+        d_mu = (batch * -d_hat / std).sum(0)
+        dx = d_hat / std + batch * (d_var * 2 * centered + d_mu) / self.m
+        grads = dict(weight=(dy * self.x_hat).sum(0), bias=dy.sum(0))
+        if self.eta is not None:
+            dx = dx + self.eta * dy
+            grads['eta'] = np.array([(dy * self.x).sum()])
+        return dx, grads
+
+    def state(self):
+        return dict(running_mean=self.running_mean, running_var=self.running_var)
+
+
+class ReferenceLN:
+    """Ba et al., 2016."""
+
+    def __init__(self, gamma, beta, eps=1e-5):
+        self.gamma, self.beta, self.eps = gamma, beta, eps
+
+    def forward(self, x, padded):
+        mu = x.mean(1, keepdims=True)
+        self.std = np.sqrt(((x - mu) ** 2).mean(1, keepdims=True) + self.eps)
+        self.x_hat = (x - mu) / self.std
+        return self.gamma * self.x_hat + self.beta
+
+    def backward(self, dy):
+        d_hat = dy * self.gamma
+        dx = (d_hat - d_hat.mean(1, keepdims=True) -
+              self.x_hat * (d_hat * self.x_hat).mean(1, keepdims=True)) / self.std
+        return dx, dict(ln_weight=(dy * self.x_hat).sum(0), ln_bias=dy.sum(0))
+
+
+class ReferencePRepBN:
+    """Guo et al., ICML 2024: `lambda * LN + (1 - lambda) * RepBN`, lambda linear in the step."""
+
+    def __init__(self, rep_bn, ln, steps):
+        self.rep_bn, self.ln, self.steps, self.t = rep_bn, ln, steps, 0
+
+    def forward(self, x, padded):
+        self.share = max(0., (self.steps - self.t) / self.steps)
+        self.t += 1
+        return self.share * self.ln.forward(x, padded) + (1 - self.share) * self.rep_bn.forward(x, padded)
+
+    def backward(self, dy):
+        dx_ln, grads_ln = self.ln.backward(self.share * dy)
+        dx_bn, grads_bn = self.rep_bn.backward((1 - self.share) * dy)
+        return dx_ln + dx_bn, dict(grads_ln, **grads_bn)
+
+    def state(self):
+        return self.rep_bn.state()
+
+
+class ReferenceRMSN:
+    """Zhang and Sennrich, NeurIPS 2019, Eq. 4."""
+
+    def __init__(self, gain, eps=1e-5):
+        self.gain, self.eps = gain, eps
+
+    def forward(self, x, padded):
+        self.rms = np.sqrt((x ** 2).mean(1, keepdims=True) + self.eps)
+        self.a_bar = x / self.rms
+        return self.gain * self.a_bar
+
+    def backward(self, dy):
+        d_bar = dy * self.gain
+        dx = (d_bar - self.a_bar * (d_bar * self.a_bar).mean(1, keepdims=True)) / self.rms
+        return dx, dict(weight=(dy * self.a_bar).sum(0))
+
+    def state(self):
+        return {}
+
+
+class ReferenceDyT:
+    """Zhu et al., CVPR 2025, Algorithm 1."""
+
+    def __init__(self, gamma, beta, alpha):
+        self.gamma, self.beta, self.alpha = gamma, beta, alpha
+
+    def forward(self, x, padded):
+        self.x, self.squashed = x, np.tanh(self.alpha * x)
+        return self.gamma * self.squashed + self.beta
+
+    def backward(self, dy):
+        inner = dy * self.gamma * (1 - self.squashed ** 2)
+        return inner * self.alpha, dict(
+            weight=(dy * self.squashed).sum(0), bias=dy.sum(0), alpha=np.array([(inner * self.x).sum()]))
+
+    def state(self):
+        return {}
+
+
+class ReferenceAffine:
+    """`gamma * x + beta`, all that is left of a norm that does not normalize."""
+
+    def __init__(self, gamma, beta):
+        self.gamma, self.beta = gamma, beta
+
+    def forward(self, x, padded):
+        self.x = x
+        return self.gamma * x + self.beta
+
+    def backward(self, dy):
+        return dy * self.gamma, dict(weight=(dy * self.x).sum(0), bias=dy.sum(0))
+
+    def state(self):
+        return {}

@@ -1,0 +1,584 @@
+"""Every norm against its own paper's equations, and the guarantees that all of them give."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.registry import MODELS
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import mmunorm
+from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
+
+from . import reference_family as ref
+from .test_un import NoSync, sequence
+
+# With warm-ups that end soon, so that a short test sees both sides of them.
+NORMS = {
+    'UN': lambda c: UN(c, warmup_iters=6),
+    'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
+    'PN': lambda c: PN(c, warmup_iters=6),
+    'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),
+    'TokenBN': TokenBN,
+    'RepBN': RepBN,
+    'PRepBN': lambda c: PRepBN(c, steps=12),
+    'RMSN': RMSN,
+    'DyT': DyT,
+    'NoNorm': NoNorm,
+    'NoNorm affine': lambda c: NoNorm(c, affine=True),
+}
+OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'NoNorm', 'NoNorm affine')]
+FOLDABLE = [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')]
+
+every_norm = pytest.mark.parametrize('name', NORMS)
+every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
+
+
+def build(name, channels=6, seed=0):
+    """The norm with random parameters of both signs."""
+    norm = NORMS[name](channels)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return norm
+
+
+def reference(name, norm):
+    p = {key: value.detach().double().numpy() for key, value in norm.named_parameters()}
+    affine = p.get('weight'), p.get('bias')
+    if name == 'MABN':
+        return ref.ReferenceMABN(*affine, norm.window[1], norm.alpha, norm.warmup_iters)
+    if name in ('PN', 'PN*'):
+        return ref.ReferencePN(*affine, norm.layer_scale, norm.alpha, norm.warmup_iters)
+    if name in ('TokenBN', 'RepBN'):
+        return ref.ReferenceBN(*affine, p.get('eta'))
+    if name == 'PRepBN':
+        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']),
+                                   ref.ReferenceLN(p['ln_weight'], p['ln_bias']), norm.steps)
+    if name == 'RMSN':
+        return ref.ReferenceRMSN(p['weight'])
+    if name == 'DyT':
+        return ref.ReferenceDyT(*affine, p['alpha'])
+    return ref.ReferenceAffine(*(affine if 'weight' in p else (1., 0.)))
+
+
+@pytest.mark.parametrize('masked', [False, True], ids=['', 'pad_mask'])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32], ids=['float64', 'float32'])
+@pytest.mark.parametrize('name', [name for name in NORMS if name != 'UN'])
+def test_equals_its_papers_equations(name, dtype, masked):
+    norm = build(name).to(dtype)
+    expected = reference(name, norm)
+    tol = dict(rtol=1e-8, atol=1e-9) if dtype is torch.float64 else dict(rtol=1e-3, atol=1e-3)
+    rng = np.random.default_rng(5)
+    for _, x, dy in sequence(80, 6, outlier_every=30, tokens=24):
+        padded = rng.random(24) < 0.4 if masked else np.zeros(24, bool)
+        tx = torch.from_numpy(x).to(dtype).view(2, 12, 6).requires_grad_()
+        norm.zero_grad()
+        y = norm(tx, torch.from_numpy(padded).view(2, 12) if masked else None)
+        y.backward(torch.from_numpy(dy).to(dtype).view(2, 12, 6))
+        np.testing.assert_allclose(y.detach().view(24, 6), expected.forward(x, padded), **tol)
+        dx, grads = expected.backward(dy)
+        np.testing.assert_allclose(tx.grad.view(24, 6), dx, **tol)
+        for key, parameter in norm.named_parameters():
+            np.testing.assert_allclose(parameter.grad, grads[key], **tol, err_msg=key)
+        for key, value in expected.state().items():
+            np.testing.assert_allclose(getattr(norm, key), value, **tol, err_msg=key)
+
+
+@pytest.mark.parametrize('momentum', [0.1, 0.4])
+def test_token_bn_is_torch_batch_norm(momentum):
+    norm = build('TokenBN').double()
+    norm.alpha = 1 - momentum
+    torch_bn = nn.BatchNorm1d(6, momentum=momentum).double()
+    torch_bn.load_state_dict(norm.state_dict())
+    for _, x, dy in sequence(30, 6, tokens=24):
+        outputs = []
+        for layer, shape in ((norm, (2, 3, 4, 6)), (torch_bn, (24, 6))):
+            tx = torch.from_numpy(x).view(shape).requires_grad_()
+            layer.zero_grad()
+            y = layer(tx)
+            y.backward(torch.from_numpy(dy).view(shape))
+            outputs.append([y.view(24, 6), tx.grad.view(24, 6), layer.weight.grad, layer.bias.grad])
+        for ours, theirs in zip(*outputs, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(norm.state_dict(), torch_bn.state_dict())
+    x = torch.randn(24, 6, dtype=torch.float64)
+    torch.testing.assert_close(norm.eval()(x), torch_bn.eval()(x))
+
+
+@pytest.mark.parametrize('offset', [100., 1e4])
+def test_token_bn_of_a_small_variance_beside_a_large_mean(offset):
+    x = (torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset).requires_grad_()
+    dy = torch.randn(4096, 4, generator=torch.Generator().manual_seed(1))
+    norm, exact = TokenBN(4), TokenBN(4).double()
+    exact_x = x.detach().double().requires_grad_()
+    y, exact_y = norm(x), exact(exact_x)
+    y.backward(dy)
+    exact_y.backward(dy.double())
+    tol = dict(rtol=0, atol=offset * 1e-6)
+    torch.testing.assert_close(norm.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
+    torch.testing.assert_close(y.double(), exact_y, **tol)
+    torch.testing.assert_close(x.grad.double(), exact_x.grad, **tol)
+    torch.testing.assert_close(norm.weight.grad.double(), exact.weight.grad, rtol=1e-3, atol=offset * 1e-4)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.floats(-50, 50), st.floats(0.01, 10), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, seed):
+    x = torch.randn(tokens + 1, channels, dtype=torch.float64,
+                    generator=torch.Generator().manual_seed(seed)) * scale + offset
+    norm, torch_bn = TokenBN(channels).double(), nn.BatchNorm1d(channels).double()
+    torch.testing.assert_close(norm(x), torch_bn(x), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(norm.state_dict(), torch_bn.state_dict())
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+def test_rmsn_is_torch_rms_norm(dtype):
+    norm, torch_norm = build('RMSN').to(dtype), nn.RMSNorm(6, eps=1e-5, dtype=dtype)
+    torch_norm.load_state_dict(norm.state_dict())
+    x = torch.randn(3, 5, 6, dtype=dtype, requires_grad=True)
+    x2 = x.detach().clone().requires_grad_()
+    y, y2 = norm(x), torch_norm(x2)
+    y.backward(torch.ones_like(y))
+    y2.backward(torch.ones_like(y2))
+    assert y.dtype == dtype
+    tol = dict(rtol=2e-2, atol=2e-2) if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(y, y2, **tol)
+    torch.testing.assert_close(x.grad, x2.grad, **tol)
+    torch.testing.assert_close(norm.weight.grad, torch_norm.weight.grad, **tol)
+
+
+def train_steps(norm, steps, start=0):
+    """Outputs and gradients over `steps` of one fixed sequence, from step `start + 1`."""
+    out = []
+    for t, x, dy in sequence(start + steps, norm.num_features):
+        if t > start:
+            tx = torch.from_numpy(x).float().requires_grad_()
+            norm.zero_grad()
+            y = norm(tx)
+            y.backward(torch.from_numpy(dy).float())
+            out += [y.detach(), tx.grad, *(p.grad.clone() for p in norm.parameters())]
+    return out
+
+
+def assert_same_state(a, b):
+    assert a.state_dict().keys() == b.state_dict().keys()
+    for key, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[key]), key
+
+
+def assert_finite_state(norm):
+    for key, value in norm.state_dict().items():
+        assert value.isfinite().all(), key
+
+
+STATE = {
+    'UN': {'activation_record', 'gradient_record', 'psi', 'num_outliers'},
+    'MABN': {'gradient_record', 'psi', 'num_outliers'},
+    'PN': {'psi'},
+    'PN*': {'psi'},
+    'TokenBN': {'running_mean'},
+    'RepBN': {'running_mean', 'eta'},
+    'PRepBN': {'running_mean', 'eta', 'ln_weight', 'ln_bias'},
+}
+
+
+@every_norm
+def test_names_in_the_state(name):
+    offline = {'weight', 'bias', 'running_var', 'num_batches_tracked'}
+    expected = {'RMSN': {'weight'}, 'DyT': {'weight', 'bias', 'alpha'}, 'NoNorm': set(),
+                'NoNorm affine': {'weight', 'bias'}}.get(name) or offline | STATE.get(name, set())
+    assert set(build(name).state_dict()) == (set() if name == 'NoNorm' else expected)
+
+
+@every_norm
+@pytest.mark.parametrize('shape', [(7, 6), (2, 3, 6), (2, 3, 4, 6), (1, 1, 6), (6, )], ids=str)
+def test_any_leading_shape_is_tokens(name, shape):
+    a, b = build(name), build(name)
+    x = torch.randn(shape)
+    for _ in range(8):
+        torch.testing.assert_close(a(x), b(x.reshape(-1, 6)).view(shape))
+    torch.testing.assert_close(a.state_dict(), b.state_dict())
+    assert_finite_state(a)
+
+
+@every_norm
+def test_no_tokens(name):
+    norm = build(name)
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(2, 0, 6, requires_grad=True)
+    y = norm(x, torch.zeros(2, 0, dtype=torch.bool))
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (2, 0, 6)
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+
+
+@pytest.mark.parametrize('name', FOLDABLE)
+def test_affine_is_the_norm_at_inference(name):
+    norm = build(name).double()
+    for _, x, dy in sequence(30, 6):
+        norm(torch.from_numpy(x).requires_grad_()).backward(torch.from_numpy(dy))
+    norm.eval()
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    y = norm(x)
+    if name in STATE:
+        mean = getattr(norm, 'running_mean', 0)
+        expected = norm.weight * (x - mean) / (norm.running_var + 1e-5).sqrt() + norm.bias
+        expected = expected + norm.eta * x if norm.eta is not None else expected
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    scale, shift = norm.affine()
+    assert scale.dtype == shift.dtype == torch.float64 and not scale.requires_grad
+    assert not norm.fold_obstacle
+    torch.testing.assert_close(scale * x + shift, y, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+
+
+@pytest.mark.parametrize('name,words', [
+    ('PN', 'root mean square'),
+    ('RMSN', 'mean square for every token'),
+    ('DyT', 'tanh'),
+    ('PRepBN', 'LayerNorm in until 12 training steps are done, and has done 0'),
+])
+def test_an_obstacle_says_why_there_is_no_affine(name, words):
+    norm = build(name)
+    assert words in norm.fold_obstacle
+    if isinstance(norm, OfflineNorm):
+        with pytest.raises(RuntimeError, match=f'{type(norm).__name__} is no affine map: it .*{words}'):
+            norm.affine()
+    else:
+        assert not hasattr(norm, 'affine')
+
+
+@every_norm
+@pytest.mark.parametrize('stop', [4, 9, 31])
+def test_save_and_resume_is_bit_equal(name, stop):
+    """In and after warm-up, in the middle of a window and while PRepBN blends."""
+    norm, resumed = build(name), NORMS[name](6)
+    train_steps(norm, stop)
+    file = io.BytesIO()
+    torch.save(norm.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for a, b in zip(train_steps(norm, 20, stop), train_steps(resumed, 20, stop), strict=True):
+        assert torch.equal(a, b)
+    assert_same_state(norm, resumed)
+
+
+@every_norm
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_half_precision_follows_float32(name, dtype):
+    """Squares of 300 overflow fp16, and sums of many tokens lose everything in bf16."""
+    low, high = build(name), build(name)
+    for _, x, dy in sequence(20, 6, tokens=300):
+        x = torch.from_numpy(x).to(dtype)
+        x[:, 3] += 300 if name != 'DyT' else 3
+        x1, x2 = x.clone().requires_grad_(), x.float().requires_grad_()
+        dy = torch.from_numpy(dy).to(dtype)
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            y1 = low(x1)
+        y2 = high(x2)
+        y1.backward(dy)
+        y2.backward(dy.float())
+        assert y1.dtype == x1.grad.dtype == dtype
+        tol = dict(rtol=2e-2, atol=2e-2 * y2.abs().max().item())
+        torch.testing.assert_close(y1.float(), y2, **tol)
+        tol = dict(rtol=2e-2, atol=2e-2 * x2.grad.abs().max().item())
+        torch.testing.assert_close(x1.grad.float(), x2.grad, **tol)
+    for key, value in low.state_dict().items():
+        assert not value.is_floating_point() or value.dtype == torch.float32
+        if name != 'PN':  # whose statistics are of tokens that were rounded after their division
+            torch.testing.assert_close(value, high.state_dict()[key], rtol=1e-4, atol=1e-4, msg=key)
+
+
+@every_offline_norm
+@pytest.mark.parametrize('bad', [float('nan'), float('inf'), 1e30, 1e19])
+def test_a_bad_activation_never_stays_in_the_state(name, bad):
+    norm = build(name)
+    for t, x, dy in sequence(30, 6):
+        tx = torch.from_numpy(x).float()
+        if t % 5 == 0:
+            tx[3, 2] = bad
+        norm(tx.requires_grad_()).backward(torch.from_numpy(dy).float())
+        assert_finite_state(norm)
+    assert norm.eval()(torch.randn(3, 6)).isfinite().all()
+
+
+@every_offline_norm
+def test_a_bad_gradient_never_stays_in_the_state(name):
+    norm = build(name)
+    for t, x, dy in sequence(30, 6):
+        tx, tdy = torch.from_numpy(x).float().requires_grad_(), torch.from_numpy(dy).float()
+        if t % 5 == 0:
+            tdy[3, 2] = float('inf')
+        norm.zero_grad()
+        norm(tx).backward(tdy)
+        assert_finite_state(norm)
+        # The overflow must stay visible to a gradient scaler.
+        assert norm.weight.grad.isfinite().all() == (t % 5 != 0)
+
+
+anything = st.floats(width=32)
+
+
+@every_offline_norm
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_no_input_whatever_breaks_the_state(name, data):
+    norm = NORMS[name](2)
+    if name != 'PRepBN':
+        norm.warmup_iters, norm._unsettled_steps = 1, 1
+    for _ in range(4):
+        x, dy = (torch.tensor(data.draw(st.lists(st.tuples(anything, anything), min_size=1, max_size=3)))
+                 for _ in range(2))
+        x = x.requires_grad_()
+        norm(x).backward(dy[:1].expand_as(x))
+        assert_finite_state(norm)
+
+
+@every_offline_norm
+def test_what_padding_holds_has_no_part_in_the_state(name):
+    a, b = build(name), build(name)
+    rng = np.random.default_rng(0)
+    for _, x, dy in sequence(20, 6, tokens=24):
+        padded = torch.from_numpy(rng.random(24) < 0.4)
+        x, dy = torch.from_numpy(x).float(), torch.from_numpy(dy).float()
+        dy[padded] = 0
+        outputs = []
+        for norm, filling in ((a, 0.), (b, float('nan'))):
+            tx = x.masked_fill(padded[:, None], filling).requires_grad_()
+            y = norm(tx, padded)
+            y.backward(dy)
+            outputs += [y[~padded].detach(), tx.grad[~padded]]
+        torch.testing.assert_close(outputs[0], outputs[2])
+        torch.testing.assert_close(outputs[1], outputs[3])
+        assert_finite_state(b)
+    assert_same_state(a, b)
+
+
+@every_offline_norm
+def test_only_padding_changes_no_statistic(name):
+    norm = build(name)
+    train_steps(norm, 20)
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(2, 3, 6, requires_grad=True)
+    norm(x * 1e3, torch.ones(2, 3, dtype=torch.bool)).sum().backward()
+    for key in ('running_mean', 'running_var'):
+        if key in before and name != 'UN':  # UN's takes the geometric mean of its record
+            torch.testing.assert_close(norm.state_dict()[key], before[key])
+    assert_finite_state(norm)
+
+
+@every_norm
+@pytest.mark.parametrize('masked', [False, True])
+def test_no_host_synchronisation(name, masked):
+    norm = build(name)
+    mask = torch.rand(2, 5) > 0.8 if masked else None
+    with NoSync():
+        for _ in range(16):
+            x = torch.randn(2, 5, 6, requires_grad=True)
+            norm(x, mask).square().sum().backward()
+        y = sum(checkpoint(norm, v, mask, use_reentrant=False) for v in (x, x * 2))
+        y.sum().backward()
+    if name in OFFLINE:
+        assert norm.num_batches_tracked == 18
+
+
+def twice_in_one(norm, x, checkpoint):
+    return checkpoint(lambda v: norm(norm(v) * 2 + v), x)
+
+
+def twice_in_two(norm, x, checkpoint):
+    return checkpoint(norm, checkpoint(norm, x) * 2 + x)
+
+
+def side_by_side(norm, x, checkpoint):
+    return checkpoint(norm, x) + checkpoint(norm, x * 2) * 3 + norm(x + 1)
+
+
+def once(norm, x, checkpoint):
+    return checkpoint(lambda v: norm(v) * 1, x)
+
+
+@every_norm
+@pytest.mark.parametrize('use_reentrant', [False, True])
+@pytest.mark.parametrize('model', [once, twice_in_one, twice_in_two, side_by_side])
+def test_a_recomputed_forward_is_the_same_step(name, use_reentrant, model):
+    """Activation checkpointing: same outputs, gradients and state, and a layer may run several times."""
+    plain, recomputed = build(name), build(name)
+    for _, x, dy in sequence(24, 6):
+        results = []
+        for norm, run in ((plain, lambda f, v: f(v)),
+                          (recomputed, lambda f, v: checkpoint(f, v, use_reentrant=use_reentrant))):
+            tx = torch.from_numpy(x).float().requires_grad_()
+            norm.zero_grad()
+            y = model(norm, tx, run)
+            y.backward(torch.from_numpy(dy).float())
+            results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(value, recomputed.state_dict()[key], msg=key)
+
+
+@every_norm
+def test_gradient_accumulation_over_checkpointed_forwards(name):
+    """Several forwards, one backward: each forward is a step, and each recomputation its own."""
+    plain, recomputed = build(name), build(name)
+    for norm, run in ((plain, lambda v: plain(v)),
+                      (recomputed, lambda v: checkpoint(recomputed, v, use_reentrant=False))):
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(8):
+            inputs = [torch.randn(5, 6, generator=generator, requires_grad=True) for _ in range(3)]
+            sum(run(x).pow(3).sum() for x in inputs).backward()
+        norm.last = [x.grad for x in inputs]
+    for a, b in zip(plain.last, recomputed.last, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(plain.state_dict(), recomputed.state_dict())
+
+
+@every_norm
+def test_compiles_as_one_graph(name):
+    torch._dynamo.reset()
+    plain = build(name, channels=16)
+    inner = copy.deepcopy(plain)
+    compiled = torch.compile(inner, fullgraph=True, backend='aot_eager')
+    for _, x, dy in sequence(20, 16, outlier_every=9):
+        results = []
+        for norm in (plain, compiled):
+            tx = torch.from_numpy(x).float().requires_grad_()
+            norm.zero_grad()
+            y = norm(tx)
+            y.backward(torch.from_numpy(dy).float())
+            results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+    torch.testing.assert_close(plain.state_dict(), inner.state_dict())
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(plain.eval()(x), compiled.eval()(x))
+
+
+@every_norm
+def test_deepcopy_after_a_step(name):
+    norm = build(name)
+    train_steps(norm, 3)
+    assert_same_state(copy.deepcopy(norm), norm)
+
+
+@every_norm
+def test_built_from_every_scope_and_by_both_builders(name):
+    from mmcv.cnn import build_norm_layer as build_mmcv
+    from mmpretrain.models.utils import build_norm_layer as build_mmpretrain
+    norm_type = type(NORMS[name](6)).__name__
+    cfg = dict(type=norm_type, **(dict(steps=5) if norm_type == 'PRepBN' else {}))
+    assert getattr(mmunorm, norm_type) is getattr(mmunorm.norms, norm_type)
+    for scope in ('mmdet', 'mmpretrain', 'mmengine'):
+        with MODELS.switch_scope_and_registry(scope) as registry:
+            assert type(registry.build(dict(cfg, num_features=4))).__name__ == norm_type
+    key, norm = build_mmcv(dict(cfg, requires_grad=False), 8, postfix=1)
+    assert key == 'ln1' and not any(p.requires_grad for p in norm.parameters())
+    assert isinstance(build_mmpretrain(dict(cfg, eps=1e-6), 8), Norm)
+
+
+@every_norm
+def test_takes_the_affine_part_of_an_ln_checkpoint(name):
+    ln = nn.LayerNorm(6)
+    nn.init.normal_(ln.weight)
+    norm = NORMS[name](6)
+    norm.load_state_dict(ln.state_dict(), strict=False)
+    if name == 'PRepBN':  # which starts as that LayerNorm
+        x = torch.randn(4, 6)
+        torch.testing.assert_close(norm(x), ln(x))
+    elif hasattr(norm, 'weight') and norm.weight is not None:
+        assert torch.equal(norm.weight, ln.weight)
+
+
+class CountLayerNorms(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 'layer_norm' in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_prepbn_computes_no_layer_norm_when_lambda_is_0():
+    norm = build('PRepBN')
+    counts = []
+    for _ in range(16):
+        with CountLayerNorms() as counter:
+            norm(torch.randn(5, 6)).sum().backward()
+        counts.append(counter.count > 0)
+        # DistributedDataParallel waits for all of them.
+        assert all(p.grad is not None for p in norm.parameters())
+    assert counts == [True] * 12 + [False] * 4
+    assert not norm.ln_weight.grad.any() or not norm.ln_weight.grad.isnan().any()
+    with CountLayerNorms() as counter:
+        norm.eval()(torch.randn(5, 6))
+    assert counter.count == 0
+    resumed = PRepBN(6, steps=12)
+    resumed.load_state_dict(norm.state_dict())
+    with CountLayerNorms() as counter:
+        resumed(torch.randn(5, 6))
+        resumed.eval()(torch.randn(5, 6))
+    assert counter.count == 0
+
+
+def test_prepbn_blends_at_inference_too():
+    norm = build('PRepBN')
+    x = torch.randn(5, 6)
+    ln = nn.functional.layer_norm(x, (6, ), norm.ln_weight, norm.ln_bias, norm.eps)
+    torch.testing.assert_close(norm.eval()(x), ln)
+    train_steps(norm.train(), 3)
+    rep_bn = RepBN(6).eval()
+    rep_bn.load_state_dict({key: norm.state_dict()[key] for key in rep_bn.state_dict()})
+    torch.testing.assert_close(norm.eval()(x), 0.75 * ln + 0.25 * rep_bn(x))
+    train_steps(norm.train(), 9)
+    rep_bn.load_state_dict({key: norm.state_dict()[key] for key in rep_bn.state_dict()})
+    torch.testing.assert_close(norm.eval()(x), rep_bn(x))
+
+
+def test_nonorm_is_the_identity():
+    x = torch.randn(3, 6)
+    assert NoNorm(6)(x) is x
+    scale, shift = NoNorm(6).affine()
+    assert scale.tolist() == [1.] * 6 and shift.tolist() == [0.] * 6
+
+
+@pytest.mark.parametrize('cls,kwargs,words', [
+    *((cls, dict(num_features=0), ('num_features', '0'))
+      for cls in (MABN, PN, TokenBN, RepBN, RMSN, DyT, NoNorm)),
+    *((cls, dict(num_features=8, eps=0), ('eps', '0')) for cls in (MABN, PN, TokenBN, RepBN, RMSN)),
+    *((cls, dict(num_features=8, alpha=1.), ('alpha', '1.0')) for cls in (MABN, PN, TokenBN, RepBN)),
+    *((cls, dict(num_features=8, warmup_iters=-1), ('warmup_iters', '-1')) for cls in (MABN, PN)),
+    (MABN, dict(num_features=8, window=0), ('window', '0')),
+    (PRepBN, dict(num_features=8, steps=0), ('steps', '0')),
+    (PRepBN, dict(num_features=8, steps=1e5), ('steps', '100000.0')),
+    (DyT, dict(num_features=8, init_alpha=0), ('init_alpha', '0')),
+    (UN, dict(num_features=8, forward_average='mean'),
+     ('forward_average', "'gm', 'am', 'ema', 'current'", "'mean'")),
+    (UN, dict(num_features=8, backward_average='gm'), ('backward_average', "'am', 'current'", "'gm'")),
+    (OfflineNorm, dict(num_features=8, centered=True, forward_average='gm'), ('centered=True', )),
+])
+def test_bad_arguments(cls, kwargs, words):
+    with pytest.raises(ValueError, match='.*'.join(words)):
+        cls(**kwargs)
+
+
+@every_norm
+def test_bad_inputs(name):
+    norm = build(name)
+    with pytest.raises(ValueError, match=rf'{type(norm).__name__}: .*num_features=6.*\(2, 3\)'):
+        norm(torch.randn(2, 3))
+    with pytest.raises(TypeError, match='int64'):
+        norm(torch.ones(2, 6, dtype=torch.long))
+    with pytest.raises(ValueError, match=r'pad_mask.*\(2, 3\).*\(3, 2\)'):
+        norm(torch.randn(2, 3, 6), torch.zeros(3, 2, dtype=torch.bool))
+    with pytest.raises(TypeError, match='pad_mask.*float32'):
+        norm(torch.randn(2, 3, 6), torch.zeros(2, 3))

@@ -1,0 +1,239 @@
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from .. import tiny_runs
+
+COMPARE = tiny_runs.load_tool('analysis/compare_norms')
+
+# Stands in for tools/train.py: what a run leaves behind, in no time. OUTCOMES/NORM decides.
+FAKE_TRAIN = """
+import json, pathlib, sys, time
+config, work_dir = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])
+assert sys.argv[2] == '--work-dir' and sys.argv[4:] == ['--resume']
+with open('{folder}/calls', 'a') as calls:
+    calls.write('/'.join(work_dir.parts[-3:]) + chr(10))
+outcome = pathlib.Path('{folder}/outcomes', work_dir.parent.name)
+outcome = outcome.read_text() if outcome.exists() else 'finishes'
+if outcome == 'sleeps':
+    time.sleep(600)
+if outcome == 'crashes':
+    sys.exit('Boom')
+if outcome == 'diverges':
+    (work_dir / 'divergence.json').write_text(json.dumps(dict(step=7, message='the run diverged')))
+    sys.exit(3)
+log = work_dir / '1/vis_data/scalars.json'
+log.parent.mkdir(parents=True)
+entries = [dict(lr=1, loss=2.0, step=5), {{'accuracy/top1': 50.0, 'step': 1}}]
+log.write_text(chr(10).join(map(json.dumps, entries)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(COMPARE.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tiny_runs.write_classifier(tmp_path)
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Decides how the runs of a norm end; `calls()` are the runs that were started since the last time."""
+    (tmp_path / 'outcomes').mkdir()
+    (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
+    monkeypatch.setattr(COMPARE, 'TRAIN', tmp_path / 'train.py')
+
+    class Fake:
+
+        def __call__(self, norm, outcome):
+            (tmp_path / 'outcomes' / norm).write_text(outcome)
+
+        def calls(self):
+            path = tmp_path / 'calls'
+            calls = path.read_text().split() if path.exists() else []
+            path.unlink(missing_ok=True)
+            return calls
+
+    return Fake()
+
+
+def compare(config, *arguments, status=0):
+    if status:
+        with pytest.raises(SystemExit) as stop:
+            tiny_runs.call(COMPARE, config, '--out', 'out', *arguments)
+        assert stop.value.code == status
+    else:
+        tiny_runs.call(COMPARE, config, '--out', 'out', *arguments)
+
+
+def table():
+    return [line for line in read('comparison.md').splitlines() if line.startswith('|')]
+
+
+def read(name):
+    return Path('out', name).read_text()
+
+
+def run_config(run):
+    return Config.fromfile(f'out/{run}.py')
+
+
+@pytest.mark.parametrize('jobs', [1, 3])
+def test_every_norm_and_seed_is_trained_once(config, fake, jobs, capsys):
+    fake('un', 'diverges')
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 2, '--jobs', jobs)
+    assert sorted(fake.calls()) == [f'out/{norm}/seed_{seed}' for norm in ('ln', 'un') for seed in (0, 1)]
+    assert table()[2:] == ['| LN | 50.00 ± 0.00 | 50.00 | 50.00 |',
+                           '| UN | FAIL | FAIL at step 7 | FAIL at step 7 |']
+    assert '50.00 ± 0.00' in capsys.readouterr().out
+    # Nothing is left to do; more seeds and norms may join.
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 2)
+    assert fake.calls() == []
+    compare(config, '--norms', 'LN', 'UN-nofilter', '--seeds', 3)
+    assert sorted(fake.calls()) == ['out/ln/seed_2', *(f'out/un-nofilter/seed_{seed}' for seed in range(3))]
+
+
+def test_what_a_run_is_given(config, fake):
+    compare(config, '--norms', 'LN', 'UN', 'own=UN,window=8', '--seeds', 2, '--fail-patience', 4,
+            '--cfg-options', 'train_cfg.max_epochs=2')
+    base = Config.fromfile(config).to_dict()
+    for norm, norm_cfg in (('ln', dict(type='LN')), ('un', dict(type='UN', warmup_iters=1)),
+                           ('own', dict(type='UN', warmup_iters=1, window=8))):
+        cfg = run_config(f'{norm}/seed_1').to_dict()
+        assert cfg['model']['backbone'].pop('norm_cfg') == norm_cfg
+        assert cfg.pop('custom_hooks') == [dict(type='DivergenceHook', patience=4, factor=3.0)]
+        assert cfg['randomness']['seed'] == 1 and cfg['train_cfg']['max_epochs'] == 2
+        # All else is the recipe.
+        assert {key for key in base if base[key] != cfg[key]} == {'model', 'randomness', 'train_cfg'}
+
+
+def test_stress(config, fake):
+    compare(config, '--norms', 'LN', '--seeds', 1, '--stress', '--stress-lr', 5, '--stress-scale', 3, 4,
+            '--stress-probability', 0.5)
+    assert fake.calls() == ['out/ln/seed_0', 'stressed/ln/seed_0']
+    calm, stressed = run_config('ln/seed_0'), run_config('stressed/ln/seed_0')
+    assert stressed.optim_wrapper.optimizer.lr == pytest.approx(5 * calm.optim_wrapper.optimizer.lr)
+    assert stressed.custom_hooks == [*calm.custom_hooks, dict(
+        type='InputStressHook', probability=0.5, scale=(3.0, 4.0), seed=0)]
+    assert table()[2] == '| LN | 50.00 | 50.00 | 50.00 | 50.00 |'
+    text = read('comparison.md')
+    assert 'learning rate times 5; with probability 0.5' in text and 'between those of 3 and 4' in text
+
+
+def test_a_crash_is_an_error_and_the_others_go_on(config, fake, capsys):
+    fake('ln', 'crashes')
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
+    assert fake.calls() == ['out/ln/seed_0', 'out/un/seed_0']
+    text = read('comparison.md')
+    assert '- error in LN seed 0: tools/train.py ended with status 1; see out/ln/seed_0/output.log' in text
+    assert 'FAIL at' not in text and '| UN | 50.00 | 50.00 |' in text
+    assert 'Boom' in read('ln/seed_0/output.log')
+    assert '1 of 2 runs are not finished' in capsys.readouterr().err
+    fake('ln', 'finishes')
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1)
+    assert fake.calls() == ['out/ln/seed_0']
+    assert '| LN | 50.00 | 50.00 |' in table()
+
+
+def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, monkeypatch, capsys):
+    fake('un', 'sleeps')
+    processes, polls = [], []
+
+    class Process(COMPARE.Process):
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            processes.append(self.popen)
+
+    def interrupt(seconds):
+        polls.append(seconds)
+        time.sleep(0.02)
+        if len(processes) == 2 and os.path.exists('calls') and Path('calls').read_text().count('\n') == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMPARE, 'Process', Process)
+    monkeypatch.setattr(COMPARE, 'time', type('time', (), dict(sleep=staticmethod(interrupt))))
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
+    assert 'the same command goes on' in capsys.readouterr().err
+    assert all(process.poll() is not None for process in processes)
+    assert 'Not finished yet (1 of 2): UN seed 0' in read('comparison.md')
+
+    fake('un', 'finishes')
+    fake.calls()
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1)
+    assert fake.calls() == ['out/un/seed_0']
+
+
+def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
+    compare(config, '--norms', 'LN', '--seeds', 1)
+    fake.calls()
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1, '--cfg-options',
+            'optim_wrapper.optimizer.lr=0.5', status=2)
+    printed = capsys.readouterr().err
+    assert 'out/ln/seed_0 was trained with other settings (optim_wrapper.optimizer.lr)' in printed
+    assert 'another --out' in printed
+    assert fake.calls() == [] and not os.path.exists('out/un')
+
+
+def test_a_run_that_another_process_trains_is_left_alone(config, fake):
+    os.makedirs('out/ln/seed_0')
+    with open('out/ln/seed_0/lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
+    assert fake.calls() == ['out/un/seed_0']
+    assert 'another process is training it' in read('comparison.md')
+
+
+def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path, capsys):
+    compare(config, '--norms', 'LN', '--seeds', 1, '--pretrained', 'none/{norm}.pth', status=2)
+    assert 'no backbone weights none/ln.pth' in capsys.readouterr().err
+    (tmp_path / 'ln_0.pth').touch()
+    compare(config, '--norms', 'LN', 'PN=UN', '--seeds', 1, '--pretrained', '{norm}_{seed}.pth', status=3)
+    assert fake.calls() == ['out/ln/seed_0']
+    init_cfg = dict(type='Pretrained', checkpoint='ln_0.pth', prefix='backbone.')
+    assert run_config('ln/seed_0').model.backbone.init_cfg == init_cfg
+    assert 'error in PN seed 0: there are no backbone weights pn_0.pth' in read('comparison.md')
+
+
+@pytest.mark.parametrize(('arguments', 'text'), [
+    (['--norms', 'XN'], "no norm 'XN'"), (['--norms', 'a=XN'], "'XN'"), (['--norms', 'LN', 'LN'], 'twice'),
+    (['--norms', 'a=UN,size=3'], 'size'), (['--norms', 'LN', '--seeds', '0'], '--seeds must be at least 1'),
+    (['--norms', 'LN', '--cfg-options', 'train_dataloader.dataset.data_root=gone'], 'gone')])
+def test_what_is_refused(config, fake, arguments, text, capsys):
+    compare(config, *arguments, status=2)
+    assert text in capsys.readouterr().err
+    assert fake.calls() == [] and not os.path.exists('out')
+
+
+@pytest.mark.slow
+def test_real_runs_one_of_them_killed_and_resumed(config, tmp_path, monkeypatch):
+    real = COMPARE.TRAIN
+    (tmp_path / 'killed.py').write_text(
+        'import os, runpy\n'
+        'from mmengine.hooks import CheckpointHook\n'
+        'save = CheckpointHook._save_checkpoint\n'
+        'CheckpointHook._save_checkpoint = lambda *args: (save(*args), os._exit(9))\n'
+        f'runpy.run_path({str(real)!r}, run_name="__main__")\n')
+    options = ['--norms', 'UN', '--seeds', 1, '--cfg-options', 'train_cfg.max_epochs=2',
+               'default_hooks.logger.interval=1', 'optim_wrapper.optimizer.lr=1e-3']
+    monkeypatch.setattr(COMPARE, 'TRAIN', tmp_path / 'killed.py')
+    compare(config, *options, status=3)
+    assert os.path.exists('out/un/seed_0/epoch_1.pth') and not os.path.exists('out/un/seed_0/epoch_2.pth')
+
+    monkeypatch.setattr(COMPARE, 'TRAIN', real)
+    compare(config, *options)
+    log = read('un/seed_0/output.log')
+    assert 'resumed epoch: 1' in log
+    result = json.loads(read('un/seed_0/result.json'))
+    assert result['status'] == 'finished' and result['step'] == 4
+    accuracy = f'{result["metrics"]["accuracy/top1"]:.2f}'
+    assert table()[2] == f'| UN | {accuracy} | {accuracy} |'

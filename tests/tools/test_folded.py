@@ -1,0 +1,155 @@
+"""From a checkpoint to a folded one, and through every tool and API that a user loads it with."""
+import pickle
+import warnings
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from mmengine.runner import load_checkpoint
+
+from mmunorm import fuse_norms
+from mmunorm.fusion import save_folded
+
+from .. import tiny_runs
+from ..fusion import models
+
+TEST, INFER = tiny_runs.load_tool('test'), tiny_runs.load_tool('infer')
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+
+
+def write_checkpoints(config, folder, classes, options=()):
+    """`unfolded.pth` with random statistics, and `folded.pth` with `folded.py`, its config."""
+    cfg = Config.fromfile(config)
+    cfg.merge_from_dict(dict(option.split('=', 1) for option in options))
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = models.build(cfg.model, cfg.default_scope)
+    models.randomize(model)
+    meta = dict(dataset_meta=dict(classes=classes))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'unfolded.pth')
+    save_folded(model, fuse_norms(model, strict=True), cfg, folder / 'folded.pth', meta)
+    return cfg
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    config = tiny_runs.write_classifier(tmp_path)
+    return config, write_checkpoints(config, tmp_path, ('dark', 'light'))
+
+
+@pytest.fixture
+def detector(tmp_path):
+    config, options = tiny_runs.write_detector(tmp_path)
+    return config, write_checkpoints(config, tmp_path, [f'class {i}' for i in range(80)]), options
+
+
+def predictions(path):
+    with open(path, 'rb') as file:
+        return pickle.load(file)
+
+
+def test_a_classifier_is_tested_folded(classifier, tmp_path):
+    config, _ = classifier
+    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ),
+                d=('folded.pth', '--fuse'))
+    metrics = [tiny_runs.call(TEST, config, *arguments, '--out', f'{name}.pkl', '--work-dir', name)
+               for name, arguments in runs.items()]
+    assert metrics[0] == metrics[1] == metrics[2] == metrics[3]
+    scores = [torch.stack([sample['pred_score'] for sample in predictions(f'{name}.pkl')]) for name in 'abcd']
+    for folded in scores[1:]:
+        torch.testing.assert_close(folded, scores[0])
+    logs = {name: next(tmp_path.glob(f'{name}/*/*.log')).read_text() for name in runs}
+    assert [name for name in runs if 'norms folded' in logs[name]] == ['b', 'd']
+    assert '7 of 7 norms folded' in logs['b'] and '0 of 0 norms folded' in logs['d']
+
+
+def test_a_detector_is_tested_folded(detector):
+    config, _, options = detector
+    options = ('--cfg-options', *options)
+    metrics = [
+        tiny_runs.call(TEST, config, 'unfolded.pth', '--out', 'a.pkl', *options),
+        tiny_runs.call(TEST, config, 'unfolded.pth', '--fuse', '--out', 'b.pkl', *options),
+        tiny_runs.call(TEST, config, 'folded.pth', '--out', 'c.pkl', *options),
+    ]
+    assert metrics[0] == metrics[1] == metrics[2]
+    for name in 'bc':
+        for a, b in zip(predictions('a.pkl'), predictions(f'{name}.pkl'), strict=True):
+            a, b = a['pred_instances'], b['pred_instances']
+            torch.testing.assert_close(b['bboxes'], a['bboxes'], rtol=1e-3, atol=1e-2)
+            torch.testing.assert_close(b['scores'], a['scores'], rtol=1e-3, atol=1e-4)
+
+
+def test_pictures_are_drawn_by_a_folded_model(classifier, tmp_path):
+    config, _ = classifier
+    tiny_runs.call(INFER, config, 'folded.pth', tmp_path / 'data', '--out-dir', 'out', '--device', 'cpu')
+    tiny_runs.call(INFER, config, 'unfolded.pth', tmp_path / 'data', '--out-dir', 'plain', '--device', 'cpu')
+    for path in (tmp_path / 'out').rglob('*.png'):
+        plain = tmp_path / 'plain' / path.relative_to(tmp_path / 'out')
+        assert path.read_bytes() == plain.read_bytes()
+
+
+def test_the_classification_inferencer_loads_it(classifier, tmp_path):
+    from mmpretrain import ImageClassificationInferencer
+    config, cfg = classifier
+    picture = str(tmp_path / 'data/dark/0.png')
+
+    def scores(config, checkpoint):
+        inferencer = ImageClassificationInferencer(config, pretrained=str(checkpoint), device='cpu')
+        return torch.as_tensor(inferencer(picture)[0]['pred_scores'])
+
+    folded_cfg = Config.fromstring(torch.load('folded.pth', weights_only=False)['meta']['cfg'], '.py')
+    torch.testing.assert_close(scores(folded_cfg, 'folded.pth'), scores(cfg, 'unfolded.pth'))
+    with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
+        scores(cfg, 'folded.pth')
+    with pytest.raises(RuntimeError, match='this checkpoint is not'):
+        scores(folded_cfg, 'unfolded.pth')
+
+
+def test_the_detection_inferencer_loads_it(detector, tmp_path):
+    from mmdet.apis import DetInferencer, init_detector
+    config, cfg, _ = detector
+    picture = str(next((tmp_path / 'coco/val2017').iterdir()))
+
+    def boxes(**kwargs):
+        result = DetInferencer(device='cpu', show_progress=False, **kwargs)(picture)
+        return torch.tensor(result['predictions'][0]['scores'])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        # The config is in the checkpoint.
+        folded = boxes(weights='folded.pth')
+        plain = boxes(model=str(config), weights='unfolded.pth')
+        torch.testing.assert_close(folded, plain, rtol=1e-3, atol=1e-4)
+        folded_cfg = Config.fromstring(torch.load('folded.pth', weights_only=False)['meta']['cfg'], '.py')
+        assert type(init_detector(folded_cfg, 'folded.pth', device='cpu')).__name__ == 'MaskRCNN'
+        with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
+            init_detector(str(config), 'folded.pth', device='cpu')
+
+
+def test_what_is_in_the_file(classifier, tmp_path):
+    config, cfg = classifier
+    content = torch.load('folded.pth', weights_only=True)
+    note = content['meta']['mmunorm']
+    assert note['folded']['backbone.patch_embed.norm'] == 'behind backbone.patch_embed.projection'
+    assert len(note['folded']) == 7 and note['kept'] == {}
+    assert content['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
+    assert sorted(path.name for path in tmp_path.glob('*folded.pth*')) == ['folded.pth', 'unfolded.pth']
+
+    # A model that is folded by hand takes it too.
+    model = models.randomize(models.build(cfg.model), seed=1)
+    fuse_norms(model)
+    load_checkpoint(model, 'folded.pth', strict=True)
+
+
+def test_an_unfolded_model_is_not_saved(classifier, tmp_path):
+    _, cfg = classifier
+    with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
+        save_folded(models.build(cfg.model), None, cfg, tmp_path / 'new.pth')
+    assert not (tmp_path / 'new.pth').exists()
