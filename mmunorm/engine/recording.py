@@ -86,7 +86,7 @@ class NormStatisticsHook(Hook):
         self._writer = RecordWriter(
             Path(runner.work_dir, FILENAME), layers, info, resume_step=runner.iter)
         self._norms = [norm for _, norm in norms]
-        self._filters = [hasattr(norm, 'num_outliers') for norm in self._norms]
+        self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
         self._prepare_memory(layers)
         self._taps = [_Tap(norm, self._block[:, :, columns], layer.gradient == OFFLINE_GRADIENT)
                       for norm, layer, columns in zip(self._norms, layers, self._columns, strict=True)]
@@ -133,7 +133,7 @@ class NormStatisticsHook(Hook):
         for tap in self._taps:
             tap.close()
         if any(self._filters):
-            counts = [norm.num_outliers for norm in self._norms if hasattr(norm, 'num_outliers')]
+            counts = [norm.num_outliers for norm, has in zip(self._norms, self._filters, strict=True) if has]
             torch.stack(counts, out=self._outliers[len(self._steps) - 1])
         if len(self._steps) == len(self._block):
             self._write(runner)
