@@ -80,7 +80,8 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
         if not drawn:
             axes.text(0.5, 0.5, 'layers do not differ\nor were not tested', ha='center', va='center',
                       transform=axes.transAxes)
-        axes.set(xlabel='PNAC (%)', xlim=(0, 100), title=NAMES[field])
+        axes.set(xlabel='PNAC (%)', xlim=(0, 100))
+        axes.set_title(NAMES[field], fontsize='small')
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel('density over the layers')
@@ -98,17 +99,21 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, history in zip(panels, histories, strict=False):
         thin = slice(None, None, max(1, len(history.steps) // MOST_POINTS))
+        # Statistics that change their sign have no geometric mean but by chance.
+        has_gm = not (history.values < 0).any()
         for values, label, style in (
-                (history.values, 'of the step', dict(color='0.6', linewidth=0.7)),
-                (history.am, f'AM of {window} steps', dict(color=COLOURS[1], linewidth=1.1)),
-                (history.gm, f'GM of {window} steps', dict(color=COLOURS[0], linewidth=1.1))):
-            if np.isfinite(values).any():
+                (history.values, 'of the step', dict(color='0.6', linewidth=0.9)),
+                (history.am, f'AM of {window} steps', dict(color=COLOURS[1], linewidth=1.2)),
+                (history.gm, f'GM of {window} steps', dict(color=COLOURS[0], linewidth=1.2))):
+            if np.isfinite(values).any() and (has_gm or values is not history.gm):
                 axes.plot(history.steps[thin], values[thin], label=label, **style)
         if not np.isfinite(history.values).any():
             axes.text(0.5, 0.5, 'not recorded', ha='center', va='center', transform=axes.transAxes)
         positive = history.values[np.isfinite(history.values)]
         if len(positive) and positive.min() > 0 and positive.max() > 30 * np.median(positive):
             axes.set_yscale('log')
+        else:
+            axes.ticklabel_format(axis='y', scilimits=(-2, 4))
         axes.set_title(f'{short_name(history.layer)}, channel {history.channel}', fontsize='small')
         axes.set(xlabel='training step', ylabel=NAMES[history.field])
         axes.tick_params(labelsize='small')

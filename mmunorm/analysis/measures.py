@@ -109,9 +109,16 @@ class ChannelHistory(NamedTuple):
     am: np.ndarray
 
 
-def channel_history(record: Record, layer: int | str, channel: int, field: str,
-                    window: int) -> ChannelHistory:
+def channel_history(record: Record, layer: int | str, channel: int, field: str, window: int,
+                    rows: slice = slice(None)) -> ChannelHistory:
     """The history of one channel (Fig. 4).
+
+    Args:
+        record: a record.
+        layer, channel: which channel.
+        field: 'activation' or 'gradient'.
+        window (int): M, how many recorded steps the means are over.
+        rows: which of the recorded steps; the means look further back.
 
     Raises:
         RecordError: there is no such layer or channel, or the record is shorter than the window.
@@ -124,7 +131,7 @@ def channel_history(record: Record, layer: int | str, channel: int, field: str,
         gm, am = rolling_means(values[:, channel], window)
     except ValueError as error:
         raise RecordError(f'{record.path}: {error}.') from error
-    return ChannelHistory(name, channel, field, record.steps, values[:, channel], gm, am)
+    return ChannelHistory(name, channel, field, record.steps[rows], values[rows, channel], gm[rows], am[rows])
 
 
 def interesting_layers(record: Record, count: int) -> list[int]:
@@ -135,6 +142,14 @@ def interesting_layers(record: Record, count: int) -> list[int]:
 def interesting_channel(record: Record, layer: int | str) -> int:
     """The channel whose activation statistic has the highest peak against its median."""
     return peak(record.activation(layer))[0]
+
+
+def around_peak(record: Record, layer: int | str, channel: int, count: int = 100) -> slice:
+    """`count` recorded steps around the highest activation statistic of a channel, fewer if there are."""
+    values = record.activation(layer)[:, channel]
+    top = int(np.where(np.isfinite(values), values, -np.inf).argmax())
+    first = max(0, min(top - count // 2, len(values) - count))
+    return slice(first, first + count)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:

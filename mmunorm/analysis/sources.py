@@ -33,7 +33,7 @@ def find_record(source: str | Path) -> Record:
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     """As much of the end of each path as tells it from the others."""
-    parts = [Path(path).resolve().with_suffix('').parts for path in paths]
+    parts = [Path(path).resolve().parts for path in paths]
     names = []
     for own in parts:
         depth = next((depth for depth in range(1, len(own))

@@ -80,9 +80,9 @@ def main(argv=None):
     for checkpoint in (args.checkpoint_a, args.checkpoint_b):
         launch.check_checkpoint(checkpoint)
     check_data(cfgs[0], ['test'])
-    names = distinct_names([args.config_a, args.config_b])
-    if args.config_a == args.config_b:
-        names = distinct_names([args.checkpoint_a, args.checkpoint_b])
+    named = 'config' if args.config_a != args.config_b else 'checkpoint'
+    paths = [getattr(args, f'{named}_{model}') for model in 'ab']
+    names = distinct_names([path.rpartition('.')[0] or path for path in paths])
     models = [load_model(cfg, checkpoint, args.device)
               for cfg, checkpoint in zip(cfgs, (args.checkpoint_a, args.checkpoint_b), strict=True)]
     try:
