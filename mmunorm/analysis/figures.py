@@ -13,8 +13,8 @@ from .measures import FIELDS, ChannelHistory, PNACOverTraining
 from .normality import density
 from .sources import short_name
 
-WIDTH = 5.6  # inches
-DPI = 160
+WIDTH = 4.5  # inches
+DPI = 200
 NAMES = {'activation': 'activation statistic', 'gradient': 'gradient statistic'}
 MOST_POINTS = 3000
 
@@ -24,7 +24,7 @@ def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
 
     With one run, a band shows the middle half of its layers.
     """
-    figure, axes = _figure(3.9)
+    figure, axes = _figure(3.4)
     for i, (run, measure) in enumerate(runs.items()):
         centres = (measure.first + measure.last) / 2
         for j, field in enumerate(FIELDS):
@@ -48,7 +48,7 @@ def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
 
 def pnac_layers_figure(run: str, measure: PNACOverTraining) -> Figure:
     """PNAC of each layer, mean over training (Fig. 3)."""
-    figure, axes = _figure(4.4)
+    figure, axes = _figure(4.0)
     for colour, marker, field in zip(COLOURS, 'os', FIELDS, strict=False):
         percent = measure.percent(field)
         counts = np.isfinite(percent).sum(axis=0)
@@ -64,7 +64,7 @@ def pnac_layers_figure(run: str, measure: PNACOverTraining) -> Figure:
 
 def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
     """Density of PNAC over the layers at the start and at the end (Fig. 7)."""
-    figure = Figure(figsize=(WIDTH, 3.6), layout='constrained')
+    figure = Figure(figsize=(WIDTH, 3.1), layout='constrained')
     grid = np.linspace(0, 100, 201)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, field in zip(panels, FIELDS, strict=True):
@@ -82,8 +82,8 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
                       transform=axes.transAxes)
         axes.set(xlabel='PNAC (%)', xlim=(0, 100))
         axes.set_title(NAMES[field], fontsize='small')
-        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+    panels[0].set_ylim(bottom=0)  # of both panels: they share it
     panels[0].set_ylabel('density over the layers')
     figure.suptitle(f'Spread of PNAC over the layers\n{run}', fontsize='medium')
     _legend(figure, *panels)
@@ -94,7 +94,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     """Statistics of channels over training with GM and AM of the last M steps (Fig. 4)."""
     columns = min(2, len(histories))
     rows = -(-len(histories) // columns)
-    figure = Figure(figsize=(WIDTH * columns / 2 if columns > 1 else WIDTH, 1.2 + 2.4 * rows),
+    figure = Figure(figsize=(WIDTH, 1.1 + 2.3 * rows),
                     layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, history in zip(panels, histories, strict=False):
@@ -114,8 +114,11 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
             axes.set_yscale('log')
         else:
             axes.ticklabel_format(axis='y', scilimits=(-2, 4))
-        axes.set_title(f'{short_name(history.layer)}, channel {history.channel}', fontsize='small')
-        axes.set(xlabel='training step', ylabel=NAMES[history.field])
+        # Above the power of ten at the axis, which it would cover.
+        axes.set_title(f'{short_name(history.layer)}\nchannel {history.channel}', fontsize='small', pad=14)
+        axes.yaxis.get_offset_text().set_fontsize('small')
+        axes.set_xlabel('training step', fontsize='small')
+        axes.set_ylabel(NAMES[history.field], fontsize='small')
         axes.tick_params(labelsize='small')
         axes.grid(alpha=0.3)
     for axes in panels[len(histories):]:
@@ -127,8 +130,8 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
 
 def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: np.ndarray) -> Figure:
     """Outlier steps of each layer up to several points of training (Fig. 5), later ones darker."""
-    figure, axes = _figure(4.4)
-    colours = matplotlib.colormaps['viridis_r'](np.linspace(0.15, 1, len(steps)))
+    figure, axes = _figure(4.0)
+    colours = matplotlib.colormaps['viridis_r'](np.linspace(0.15 if len(steps) > 1 else 1, 1, len(steps)))
     for colour, marker, step, row in zip(colours, 'osD^v<>pPX' * len(steps), steps, counts, strict=False):
         axes.plot(row, marker=marker, markersize=4, linewidth=1.2, color=colour, label=f'step {step}')
     axes.set_ylabel('outlier steps so far')
@@ -143,7 +146,8 @@ def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: 
 def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str,
                name_b: str) -> Figure:
     """Heat map of linear CKA between all layers of two models (Fig. 6), shallow layers below left."""
-    figure, axes = _figure(5.4)
+    figure, axes = _figure(4.7)
+    axes.grid(False)
     image = axes.imshow(cka, origin='lower', vmin=0, vmax=1, cmap='viridis', aspect='auto')
     for axis, names in ((axes.xaxis, layers_b), (axes.yaxis, layers_a)):
         ticks = np.unique(np.linspace(0, len(names) - 1, min(len(names), 16)).round().astype(int))
@@ -157,7 +161,7 @@ def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str]
 
 def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[str]) -> Figure:
     """CKA of layers at equal depth; a line for each pair of models."""
-    figure, axes = _figure(4.4)
+    figure, axes = _figure(4.0)
     for i, (label, values) in enumerate(diagonals.items()):
         axes.plot(values, marker='.', color=COLOURS[i % len(COLOURS)], label=label)
     axes.set(ylabel='linear CKA', ylim=(min(0, min(map(np.nanmin, diagonals.values()))), 1.02))

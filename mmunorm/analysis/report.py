@@ -53,7 +53,8 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
 h2 { font-size: 1.2rem; margin: 2rem 0 .3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 p { max-width: 46rem; margin: .3rem 0 .8rem; }
 .dim, figcaption { color: var(--dim); font-size: .9rem; }
-.runs { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
+.runs { display: grid; gap: 1rem; margin-bottom: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 figure { margin: 0; max-width: 44rem; }
 img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line);
   border-radius: 4px; }
@@ -64,10 +65,9 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
 @media print {
   :root { color-scheme: light; --ink: #000; --dim: #444; --paper: #fff; --line: #bbb; }
   body { padding: 0; max-width: none; font-size: 10pt; }
-  h2 { break-after: avoid; }
+  h2, section > p { break-after: avoid; }
   figure, tr { break-inside: avoid; }
   .runs { grid-template-columns: repeat(2, 1fr); }
-  .runs > :only-child { grid-column: 1 / -1; }
 }
 """
 
@@ -232,7 +232,7 @@ def _curves(runs: Sequence[Run]) -> list[str]:
     names = [name for name in ('loss', *_metrics(runs)) if any(name in group[0] for group in logged.values())]
     pictures = []
     for name in names:
-        figure = Figure(figsize=(WIDTH, 3.7), layout='constrained')
+        figure = Figure(figsize=(WIDTH, 3.2), layout='constrained')
         axes = figure.subplots()
         draw_curves(axes, logged, name)
         axes.set_title(f'{LABELS.get(name, name)} over training', fontsize='medium')
@@ -248,17 +248,16 @@ def _pnac(runs: Sequence[Run], measures: dict) -> list[str]:
     notes += [f'{label}: {remark}' for label, measure in measured.items() for remark in measure.remarks()]
     if not measured and not notes:
         return []
-    pictures = []
-    if measured:
-        pictures.append(_picture(pnac_figure(measured), 'Mean PNAC over training'))
-    for label, measure in measured.items():
-        pictures.append(_picture(pnac_layers_figure(label, measure), f'PNAC by layer of {label}'))
-        pictures.append(_picture(pnac_density_figure(label, measure), f'Density of PNAC of {label}'))
+    overview = [_picture(pnac_figure(measured), 'Mean PNAC over training')] if measured else []
+    layers = [_picture(pnac_layers_figure(label, measure), f'PNAC by layer of {label}')
+              for label, measure in measured.items()]
+    densities = [_picture(pnac_density_figure(label, measure), f'Density of PNAC of {label}')
+                 for label, measure in measured.items()]
     return _section(
         'PNAC: how mildly statistics fluctuate',
         'Of each layer, the percentage of channels whose statistics over a span of steps pass for normal '
         'noise (D\'Agostino and Pearson\'s test, p &gt; 0.05). High is mild. A trend within a span counts '
-        'as fluctuation.', pictures, notes)
+        'as fluctuation.', overview, notes, layers, densities)
 
 
 def _channels(runs: Sequence[Run]) -> list[str]:
@@ -320,13 +319,16 @@ def _cka(summaries: Sequence[dict]) -> list[str]:
                     'from small batches.', pictures)
 
 
-def _section(title: str, text: str, pictures: Sequence[str], notes: Sequence[str] = ()) -> list[str]:
+def _section(title: str, text: str, pictures: Sequence[str], notes: Sequence[str] = (),
+             *more_pictures: Sequence[str]) -> list[str]:
+    """A heading, text, notes and rows of pictures."""
     if not pictures and not notes:
         return []
     parts = [f'<section>\n<h2>{title}</h2>']
     parts += [f'<p>{text}</p>'] if text else []
     parts += [f'<p class="dim">{html.escape(note)}</p>' for note in notes]
-    parts += ['<div class="runs">', *pictures, '</div>'] if pictures else []
+    for row in (pictures, *more_pictures):
+        parts += ['<div class="runs">', *row, '</div>'] if row else []
     return [*parts, '</section>']
 
 
