@@ -87,11 +87,10 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
     A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
     """
-    slope = psi * rstd.square()
-    through_statistics = x * slope
-    if mean is not None:
-        through_statistics = through_statistics + (g_mean * rstd - mean * slope)
+    slope = -psi * rstd.square()
+    constant = None if mean is None else -g_mean * rstd - mean * slope
+    through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)
     if valid is not None:
         through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
     direct = weight * rstd if eta is None else weight * rstd + eta
-    return (dy * direct - through_statistics).to(x.dtype)
+    return torch.addcmul(through_statistics, dy, direct).to(x.dtype)
