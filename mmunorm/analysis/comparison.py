@@ -173,11 +173,12 @@ def _leaves(value, key: str = ''):
             yield f'{key}{name}', inner
 
 
-def write_outputs(out: Path, runs: Sequence[Run], errors: Mapping[Run, str], header: str) -> None:
-    """Writes comparison.md, comparison.csv and curves.png into `out`, from the runs that are finished.
+def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run, str], header: str) -> None:
+    """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
 
     Args:
         out: folder.
+        name: name of the files.
         runs: all runs of the comparison, finished or not.
         errors: what went wrong with runs that crashed.
         header: what the table is about, in Markdown.
@@ -185,8 +186,8 @@ def write_outputs(out: Path, runs: Sequence[Run], errors: Mapping[Run, str], hea
     results = {run: run.result() for run in runs}
     metrics = _metrics(results)
     lines = [header.rstrip(), '', *_tables(runs, results, metrics), *_remarks(runs, results, errors)]
-    (out / 'comparison.md').write_text('\n'.join(lines) + '\n')
-    with (out / 'comparison.csv').open('w', newline='') as file:
+    (out / f'{name}.md').write_text('\n'.join(lines) + '\n')
+    with (out / f'{name}.csv').open('w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(['norm', 'condition', 'seed', 'status', 'step', *metrics, 'work_dir'])
         for run in runs:
@@ -204,7 +205,7 @@ def write_outputs(out: Path, runs: Sequence[Run], errors: Mapping[Run, str], hea
         norms = dict.fromkeys(run.norm for run in runs)
         panels = {condition: {norm: groups.get(norm, []) for norm in norms}
                   for condition, groups in panels.items()}
-        curves_figure(panels, ['loss', *metrics]).savefig(out / 'curves.png', dpi=110)
+        curves_figure(panels, ['loss', *metrics]).savefig(out / f'{name}.png', dpi=110)
 
 
 def _scalars(run: Run) -> Scalars:

@@ -38,7 +38,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     fail(runs[4], 17)
     for run in runs[9:12]:
         fail(run, 5)
-    write_outputs(tmp_path, runs, {runs[6]: 'it crashed, see LOG'}, '# Header')
+    write_outputs(tmp_path, 'comparison', runs, {runs[6]: 'it crashed, see LOG'}, '# Header')
 
     text = (tmp_path / 'comparison.md').read_text()
     assert text.startswith('# Header\n')
@@ -59,7 +59,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished', 'step': '20',
                         'accuracy/top1': '81.0', 'work_dir': 'ln/seed_1'}
     assert [line['status'] for line in lines[3:7]] == ['finished', FAIL, 'missing', 'error']
-    assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_calm_beside_stressed_and_two_metrics(tmp_path):
@@ -68,7 +68,7 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
         'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25, 'step': 0}])
     runs[0].close(0)
     fail(runs[1], 3)
-    write_outputs(tmp_path, runs, {}, '')
+    write_outputs(tmp_path, 'comparison', runs, {}, '')
     text = (tmp_path / 'comparison.md').read_text()
     assert ('| coco/bbox_mAP | calm: mean ± std | calm: seed 0 | stressed: mean ± std | stressed: seed 0 |'
             in text)
@@ -79,9 +79,9 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
 
 
 def test_nothing_is_finished(tmp_path):
-    write_outputs(tmp_path, [Run(tmp_path, 'LN', 0)], {}, '')
+    write_outputs(tmp_path, 'comparison', [Run(tmp_path, 'LN', 0)], {}, '')
     assert 'Not finished yet (1 of 1)' in (tmp_path / 'comparison.md').read_text()
-    assert not (tmp_path / 'curves.png').exists()
+    assert not (tmp_path / 'comparison.png').exists()
 
 
 def test_an_interrupted_run_has_no_result(tmp_path):

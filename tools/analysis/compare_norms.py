@@ -4,6 +4,9 @@ The same command goes on after an interruption: finished runs are not repeated, 
 last checkpoint. A run whose loss is not finite, or exceeds --fail-factor times that of its start, for
 --fail-patience steps in a row is stopped and marked FAIL. A run that crashes for another reason is an
 error, and is tried again by the next call.
+
+The results are OUT/comparison.md, .csv and .png, with --stress OUT/stress.md, .csv and .png, always of the
+norms and seeds that the command names.
 """
 import argparse
 import fcntl
@@ -254,10 +257,11 @@ def main(argv=None):
         raise PreflightError(f'--pretrained: {missing_weights(*next(iter(configs.items())))}, nor those of '
                              'any other run.')
     header = describe(args, configs)
+    name = 'stress' if args.stress else 'comparison'
     args.out.mkdir(parents=True, exist_ok=True)
 
     def write(errors):
-        comparison.write_outputs(args.out, list(configs), errors, header)
+        comparison.write_outputs(args.out, name, list(configs), errors, header)
 
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):
@@ -268,8 +272,8 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise launch.RunError('interrupted; the same command goes on.') from None
     write(errors)
-    print((args.out / 'comparison.md').read_text())
-    print(f'{args.out}/comparison.md, comparison.csv and curves.png are written.')
+    print((args.out / f'{name}.md').read_text())
+    print(f'{args.out}/{name}.md, {name}.csv and {name}.png are written.')
     if errors:
         raise launch.RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
                               'command tries them again.')
