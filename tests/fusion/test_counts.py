@@ -1,4 +1,5 @@
 """Full-size models have no norm left: none among their modules, and none in what a forward pass computes."""
+
 import copy
 from collections import Counter
 
@@ -18,8 +19,26 @@ from . import models
 
 class Trace(TorchDispatchMode):
     """Counts the operators of a forward pass; views and the like, which compute nothing, are left out."""
-    NOTHING = {'view', '_unsafe_view', 't', 'transpose', 'permute', 'expand', 'reshape', 'unsqueeze', 'squeeze',
-               'slice', 'select', 'unbind', 'detach', 'alias', 'split', 'as_strided', 'unfold'}
+
+    NOTHING = {
+        'view',
+        '_unsafe_view',
+        't',
+        'transpose',
+        'permute',
+        'expand',
+        'reshape',
+        'unsqueeze',
+        'squeeze',
+        'slice',
+        'select',
+        'unbind',
+        'detach',
+        'alias',
+        'split',
+        'as_strided',
+        'unfold',
+    }
 
     def __init__(self):
         super().__init__()
@@ -58,12 +77,15 @@ def without_norms(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('config, norms, bias, full, padded', [
-    # The linear layers that get a bias: those of the patch mergings, whose input is strided; qkv.
-    ('swin_t_un_imagenet', 29, {'add': 3}, (224, 224), (228, 236)),
-    ('swin_t_un_maskrcnn_3x', 32, {'add': 3}, (224, 224), None),
-    ('t2t_vit_14_un_imagenet', 33, {'mm': -14, 'addmm': 14}, (64, 64), None),
-])
+@pytest.mark.parametrize(
+    'config, norms, bias, full, padded',
+    [
+        # The linear layers that get a bias: those of the patch mergings, whose input is strided; qkv.
+        ('swin_t_un_imagenet', 29, {'add': 3}, (224, 224), (228, 236)),
+        ('swin_t_un_maskrcnn_3x', 32, {'add': 3}, (224, 224), None),
+        ('t2t_vit_14_un_imagenet', 33, {'mm': -14, 'addmm': 14}, (64, 64), None),
+    ],
+)
 def test_nothing_is_left_of_the_norms(config, norms, bias, full, padded):
     model = build(config)
     x = torch.randn(1, 3, *full)
@@ -81,7 +103,10 @@ def test_nothing_is_left_of_the_norms(config, norms, bias, full, padded):
 
     if padded:
         x = torch.randn(1, 3, *padded)
-        # Each of 12 blocks pads, then writes the fill to the lower rows and to the right columns; after that the
-        # stock method pads by nothing, which copies.
+        # Each of 12 blocks pads, then writes the fill to the lower rows and to the right columns; after that
+        # the stock method pads by nothing, which copies.
         assert difference(trace(model, x), trace(norm_free, x)) == {
-            **bias, 'constant_pad_nd': 12, 'copy_': 2 * 12}
+            **bias,
+            'constant_pad_nd': 12,
+            'copy_': 2 * 12,
+        }

@@ -1,4 +1,5 @@
 """What is done with a folded model: copied, saved, loaded, compiled, wrapped, trained on."""
+
 import copy
 
 import pytest
@@ -60,12 +61,19 @@ def test_a_state_dict_into_another_folded_model(make, gammas, tmp_path):
     models.assert_equal(models.outputs(other, X), before)
 
 
-@pytest.mark.parametrize('load', [lambda model, state: model.load_state_dict(state),
-                                  lambda model, state: load_state_dict(model, state, strict=False)])
+@pytest.mark.parametrize(
+    'load',
+    [
+        lambda model, state: model.load_state_dict(state),
+        lambda model, state: load_state_dict(model, state, strict=False),
+    ],
+)
 def test_an_unfolded_checkpoint_is_refused(load):
     model, _ = folded(models.swin_classifier)
     unfolded = models.swin_classifier().double().state_dict()
-    with pytest.raises(RuntimeError, match=r'weight: the model is folded, this checkpoint is not.*fuse_norms'):
+    with pytest.raises(
+        RuntimeError, match=r'weight: the model is folded, this checkpoint is not.*fuse_norms'
+    ):
         load(model, unfolded)
 
 
@@ -76,10 +84,16 @@ def test_a_folded_checkpoint_in_an_unfolded_model():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('make', [
-    lambda: models.classifier(models.swin_backbone(arch=ONE_STAGE, out_indices=(0, )), 8),
-    lambda: models.timm_model('swin_tiny_patch4_window7_224', strict_img_size=False, depths=(2, ), num_heads=(2, )),
-], ids=['ours', 'timm'])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: models.classifier(models.swin_backbone(arch=ONE_STAGE, out_indices=(0,)), 8),
+        lambda: models.timm_model(
+            'swin_tiny_patch4_window7_224', strict_img_size=False, depths=(2,), num_heads=(2,)
+        ),
+    ],
+    ids=['ours', 'timm'],
+)
 def test_compiled_before_and_after_folding(make):
     torch._dynamo.reset()
     model = models.randomize(make().double())
@@ -105,10 +119,13 @@ def test_a_compiled_model_is_folded_through_its_wrapper():
     models.assert_equal(models.outputs(compiled, x), before)
 
 
-@pytest.mark.parametrize('wrap', [
-    lambda model: nn.ModuleDict(dict(module=model)).eval(),
-    lambda model: ExponentialMovingAverage(model, update_buffers=True).eval(),
-])
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        lambda model: nn.ModuleDict(dict(module=model)).eval(),
+        lambda model: ExponentialMovingAverage(model, update_buffers=True).eval(),
+    ],
+)
 def test_a_wrapped_model(wrap):
     model = models.randomize(models.swin_classifier().double())
     before = models.outputs(model, X)
@@ -151,7 +168,7 @@ def test_gradients_flow(make, gamma):
 @pytest.mark.parametrize('frozen', [True, False])
 def test_a_new_bias_is_frozen_as_its_weight_is(frozen):
     model = models.swin_classifier(frozen_stages=0 if frozen else -1).eval()
-    merging, = (m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is None)
+    (merging,) = (m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is None)
     assert merging.weight.requires_grad == (not frozen)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     fuse_norms(model, strict=True)

@@ -1,4 +1,5 @@
 """Rules of a user's own, and the report."""
+
 import pytest
 import torch
 from torch import nn
@@ -63,14 +64,16 @@ def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
         yield Into('norm', 'attn')
 
     assert fold(MyBlock())[1] == {
-        'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'}
+        'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'
+    }
 
     @fold_rule(Attention)
     def attention(module):
         yield Reads('query', 'key', 'value')
 
     assert fold(nn.Sequential(MyBlock(), MyBlock()))[0] == {
-        f'{i}.norm': ', '.join(f'{i}.{reader}' for reader in READERS) for i in (0, 1)}
+        f'{i}.norm': ', '.join(f'{i}.{reader}' for reader in READERS) for i in (0, 1)
+    }
 
 
 def test_without_a_rule():
@@ -163,7 +166,8 @@ def test_behind_a_layer_that_does_not_fit():
         yield Behind('norm', 'project')
 
     assert fold(Stem(), torch.randn(2, 2, 4, 4).double())[1] == {
-        'norm': 'its neighbour project is a ConvTranspose2d, not a linear layer or convolution'}
+        'norm': 'its neighbour project is a ConvTranspose2d, not a linear layer or convolution'
+    }
 
 
 class Body(nn.Module):
@@ -190,7 +194,9 @@ class Head(nn.Module):
         self.low = low
 
     def forward(self, x):
-        return (self.fc_low(x[-2]) if self.low else x[-1].new_zeros(2).add(torch.arange(2.))), self.fc_high(x[-1])
+        return (self.fc_low(x[-2]) if self.low else x[-1].new_zeros(2).add(torch.arange(2.0))), self.fc_high(
+            x[-1]
+        )
 
 
 class Whole(nn.Module):
@@ -209,6 +215,7 @@ def chain_rules(averages=True):
         yield Emits('high')
 
     if averages:
+
         @fold_rule(Mean)
         def mean(module):
             yield Averages()
@@ -227,13 +234,17 @@ def chain_rules(averages=True):
 def test_a_chain_with_levels():
     chain_rules()
     assert fold(Whole()) == ({'body.low': 'head.fc_low', 'body.high': 'head.fc_high'}, {})
-    assert fold(Whole(low=False)) == ({'body.high': 'head.fc_high'},
-                                      {'body.low': 'nothing in this model reads it'})
+    assert fold(Whole(low=False)) == (
+        {'body.high': 'head.fc_high'},
+        {'body.low': 'nothing in this model reads it'},
+    )
 
 
 def test_a_chain_through_a_part_without_a_rule():
     chain_rules(averages=False)
-    assert set(fold(Whole())[1].values()) == {'its neighbour mean is a Mean, not a linear layer or convolution'}
+    assert set(fold(Whole())[1].values()) == {
+        'its neighbour mean is a Mean, not a linear layer or convolution'
+    }
 
 
 def test_an_average_with_a_hook():
@@ -283,11 +294,17 @@ def test_the_report_reads_as_a_table():
     assert lines[0] == '11 of 12 norms folded'
     cells = [tuple(filter(None, line.split('  '))) for line in lines]
     assert ('backbone.patch_embed.norm', 'UN', 'behind backbone.patch_embed.projection') in [
-        tuple(cell.strip() for cell in row) for row in cells]
+        tuple(cell.strip() for cell in row) for row in cells
+    ]
     stripped = [' '.join(line.split()) for line in lines]
     assert 'backbone.norm0 UN neck.lateral_convs.0.conv' in stripped
-    assert ('backbone.stages.0.blocks.0.norm1 UN backbone.stages.0.blocks.0.attn.w_msa.qkv (padding filled)'
-            in stripped)
-    assert stripped[-2:] == ['kept:', 'backbone.norm1 UN its neighbour neck.fpn_convs.2.conv is a 3x3 convolution '
-                             'that pads with zeros, which are not normalized']
+    assert (
+        'backbone.stages.0.blocks.0.norm1 UN backbone.stages.0.blocks.0.attn.w_msa.qkv (padding filled)'
+        in stripped
+    )
+    assert stripped[-2:] == [
+        'kept:',
+        'backbone.norm1 UN its neighbour neck.fpn_convs.2.conv is a 3x3 convolution '
+        'that pads with zeros, which are not normalized',
+    ]
     assert len(lines) == 1 + 2 + 11 + 2 + 1
