@@ -10,6 +10,7 @@ from mmpretrain.models.heads import LinearClsHead
 from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torchvision.ops import FrozenBatchNorm2d
 
 from mmunorm import UN, UN2d, fuse_norms
 from mmunorm.fusion import FoldedNorm, Into, NotFoldedError, fold_rule, is_norm
@@ -96,6 +97,7 @@ def test_other_readers(reader, x):
         (nn.RMSNorm(9), nn.Linear(9, 3), 'RMSNorm computes its statistics at inference'),
         (nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1), 'GroupNorm computes its statistics at inference'),
         (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
+        (FrozenBatchNorm2d(6), nn.Conv2d(6, 3, 1), 'FrozenBatchNorm2d has no affine() to fold'),
         (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'keeps no running statistics'),
         (
             nn.BatchNorm2d(6),
