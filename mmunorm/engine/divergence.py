@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from mmengine.dist import all_reduce, is_main_process
 from mmengine.hooks import CheckpointHook, Hook
+from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -76,7 +77,8 @@ class DivergenceHook(Hook):
         self._order: dict[str, int] = {}
         self._handles = []
         self._names = []
-        for name, module in runner.model.named_modules():
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        for name, module in model.named_modules():
             if _is_norm(module):
                 self._names.append(name)
                 self._handles.append(module.register_forward_hook(partial(self._watch, name)))

@@ -8,6 +8,12 @@ from .padding import NeutralPadding
 class FilledSwinTransformerBlock(NeutralPadding, SwinTransformerBlock):
     """timm's block, which rolls the map before it pads it."""
 
+    def _init_buffers(self) -> None:
+        # The stock method, for `set_input_size`, takes device and dtype from the norm.
+        if not self.dynamic_mask:
+            like = self.attn.qkv.weight
+            self.attn_mask = self.get_attn_mask(device=like.device, dtype=like.dtype)
+
     def _attn(self, x: Tensor) -> Tensor:
         batch, height, width, channels = x.shape
         if not self.must_fill(height, width, self.window_size):

@@ -1,5 +1,8 @@
 import json
 import math
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -166,3 +169,40 @@ def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsy
     record = json.loads((work_dir / RECORD).read_text())
     assert record['step'] <= 3 and record['layer'].startswith('backbone.')
     assert not list(work_dir.glob('epoch_[3-6].pth'))
+
+
+RANK = """
+import sys
+import torch
+from types import SimpleNamespace
+from mmengine.logging import MessageHub
+from torch import nn
+from mmunorm.engine import DivergenceError, DivergenceHook
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
+runner = SimpleNamespace(
+    model=nn.Sequential(nn.LayerNorm(2)), work_dir=folder, iter=0, max_iters=99, hooks=[],
+    message_hub=MessageHub('hub'), optim_wrapper=None, logger=SimpleNamespace(error=print))
+hook = DivergenceHook(patience=2, interval=5)
+hook.before_train(runner)
+try:
+    for runner.iter in range(20):
+        runner.model(torch.ones(1, 2))
+        bad = rank == 1 and runner.iter >= 6
+        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(float('nan') if bad else 1.0)))
+except DivergenceError as error:
+    print(f'stopped at {runner.iter}', error)
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_stop_at_the_same_step(tmp_path):
+    """Also those whose own loss is fine: they would wait for the others for ever."""
+    (tmp_path / 'rank.py').write_text(RANK)
+    env = {**os.environ, 'PYTHONPATH': str(tiny_runs.ROOT)}
+    processes = [subprocess.Popen([sys.executable, tmp_path / 'rank.py', str(rank), tmp_path],
+                                  env=env, text=True, stdout=subprocess.PIPE) for rank in range(2)]
+    for process in processes:
+        assert 'stopped at 9 the run diverged at step 7' in process.communicate(timeout=300)[0]
+    assert json.loads((tmp_path / RECORD).read_text())['step'] == 7

@@ -1,10 +1,16 @@
-"""Small models with offline norms whose statistics are far from trivial."""
+"""Small models with offline norms of far from trivial statistics, and the comparison of their outputs."""
+
+import re
+
+import timm
 import torch
 from mmengine.registry import MODELS, DefaultScope
 
+from mmunorm import fuse_norms, replace_norms
 from mmunorm.fusion import is_norm
 
 SWIN_ARCH = dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4])
+UN = dict(type='UN')
 
 
 def build(cfg, scope='mmpretrain'):
@@ -12,65 +18,184 @@ def build(cfg, scope='mmpretrain'):
         return MODELS.build(cfg)
 
 
-def randomize(model, seed=0, zeros=True):
-    """Draws all statistics, scales (negative ones, and zeros) and shifts, and the biases of linear layers."""
+def randomize(model, seed=0, gamma='some'):
+    """Draws all statistics, scales and shifts, and the biases of linear layers; gives `model` in eval mode.
+
+    Scales are positive and negative. `gamma` says which are special: of each norm a third is zero ('some') or
+    as small as 1e-12 ('tiny'), all are zero in front of each attention ('all'), or none is special ('none').
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(tensor, function=torch.randn):
-        return function(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+    def draw(tensor, function=torch.randn, low=0.0):
+        value = function(tensor.shape, generator=generator, dtype=torch.float64) + low
+        tensor.copy_(value.to(tensor.dtype))
 
     with torch.no_grad():
-        for module in model.modules():
-            if is_norm(module):
-                module.weight.copy_(draw(module.weight))
-                if zeros:
-                    module.weight[::3] = 0
-                module.bias.copy_(draw(module.bias))
-                for name, low in (('running_var', 0.2), ('running_mean', -0.5)):
-                    if getattr(module, name, None) is not None:
-                        getattr(module, name).copy_(draw(module.running_var, torch.rand) + low)
-            elif getattr(module, 'bias', None) is not None:
-                module.bias.copy_(draw(module.bias) * 0.1)
-    model.eval()
-    return model
+        for path, module in model.named_modules():
+            if not is_norm(module):
+                if isinstance(getattr(module, 'bias', None), torch.Tensor):
+                    module.bias.copy_(torch.randn(module.bias.shape, generator=generator) * 0.1)
+                continue
+            for name, value in [*module.named_parameters(), *module.named_buffers()]:
+                if name == 'running_var':
+                    draw(value, torch.rand, 0.2)
+                elif name in ('weight', 'bias', 'running_mean', 'eta', 'ln_weight', 'ln_bias'):
+                    draw(value)
+                elif name == 'num_batches_tracked':
+                    value.fill_(10)
+            if getattr(module, 'weight', None) is not None:
+                if gamma in ('some', 'tiny'):
+                    module.weight[::3] *= {'some': 0, 'tiny': 1e-12}[gamma]
+                elif gamma == 'all' and re.search(r'\.\d+\.(norm|ln)1$', path):
+                    module.weight.zero_()
+        # Class tokens and position tables start at zero.
+        for name, parameter in model.named_parameters():
+            if name.endswith(('token', 'pos_embed', 'bias_table')) and parameter.requires_grad:
+                draw(parameter)
+    return model.eval()
 
 
-def classifier(backbone, in_channels, head='LinearClsHead', neck=True):
-    return build(dict(
-        type='ImageClassifier', backbone=backbone, neck=dict(type='GlobalAveragePooling') if neck else None,
-        head=dict(type=head, num_classes=5, in_channels=in_channels)))
+def classifier(backbone, in_channels, head='LinearClsHead', neck=True, **head_cfg):
+    return build(
+        dict(
+            type='ImageClassifier',
+            backbone=backbone,
+            neck=dict(type='GlobalAveragePooling') if neck else None,
+            head=dict(type=head, num_classes=5, in_channels=in_channels, **head_cfg),
+        )
+    )
 
 
-def swin_classifier(norm='UN', **kwargs):
-    """mmunorm's Swin: 10 norms, window 4."""
-    settings = dict(arch=SWIN_ARCH, window_size=4, img_size=32, out_indices=(1, ), norm_cfg=dict(type=norm))
-    return classifier(dict(type='UNSwinTransformer', **{**settings, **kwargs}), 16)
+def swin_backbone(**kwargs):
+    settings = dict(
+        type='UNSwinTransformer', arch=SWIN_ARCH, window_size=4, img_size=32, out_indices=(1,), norm_cfg=UN
+    )
+    return {**settings, **kwargs}
 
 
-def t2t_classifier(norm='UN', **kwargs):
+def swin_classifier(norm_cfg=UN, **kwargs):
+    """mmunorm's Swin with two stages: 11 norms, window 4, patch 4."""
+    return classifier(swin_backbone(norm_cfg=norm_cfg, **kwargs), 16)
+
+
+def stock_swin_classifier(norm_cfg=UN):
+    """mmpretrain's Swin with `norm_cfg` wherever its arguments reach: 11 norms."""
+    stage = dict(block_cfgs=dict(norm_cfg=norm_cfg), downsample_cfg=dict(norm_cfg=norm_cfg))
+    return swin_classifier(
+        norm_cfg, type='SwinTransformer', stage_cfgs=stage, patch_cfg=dict(norm_cfg=norm_cfg)
+    )
+
+
+def t2t_classifier(norm_cfg=UN, tokens=None, **kwargs):
     """T2T-ViT with Performer tokens and two layers: 9 norms."""
     settings = dict(
-        img_size=32, embed_dims=16, num_layers=2, norm_cfg=dict(type=norm), t2t_cfg=dict(token_dims=8),
-        layer_cfgs=dict(num_heads=2, feedforward_channels=24))
-    backbone = dict(type='UNT2TViT', **{**settings, **kwargs})
+        img_size=32,
+        embed_dims=16,
+        num_layers=2,
+        norm_cfg=norm_cfg,
+        t2t_cfg=dict(token_dims=8, **(tokens or {})),
+        layer_cfgs=dict(num_heads=2, feedforward_channels=24),
+    )
+    backbone = {'type': 'UNT2TViT', **settings, **kwargs}
     return classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
 
 
-def vit_classifier(norm='UN', **kwargs):
-    """mmpretrain's Vision Transformer with two layers: 5 norms."""
+def vit_backbone(norm_cfg=UN, **kwargs):
     arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
-    backbone = dict(type='VisionTransformer', arch=arch, img_size=32, patch_size=8,
-                    norm_cfg=dict(type=norm), **kwargs)
-    return classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
+    return {
+        **dict(type='VisionTransformer', arch=arch, img_size=32, patch_size=8, norm_cfg=norm_cfg),
+        **kwargs,
+    }
 
 
-def detector(norm='UN', backbone=None, **neck):
-    """A narrow Faster R-CNN on mmunorm's Swin: 12 norms."""
-    backbone = backbone or dict(
-        type='UNSwinTransformer', arch=SWIN_ARCH, window_size=4, out_indices=(0, 1), pad_small_map=True,
-        norm_cfg=dict(type=norm))
-    neck = {**dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3), **neck}
-    return build(dict(
-        type='RetinaNet', backbone=backbone, neck=neck,
-        bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8, feat_channels=8, stacked_convs=1)),
-        'mmdet')
+def vit_classifier(norm_cfg=UN, head=None, **kwargs):
+    """mmpretrain's Vision Transformer with two layers: 5 norms."""
+    return classifier(vit_backbone(norm_cfg, **kwargs), 16, 'VisionTransformerClsHead', False, **(head or {}))
+
+
+def deit_classifier(norm_cfg=UN, head=None):
+    """mmpretrain's distilled DeiT: 5 norms, two heads."""
+    return classifier(
+        vit_backbone(norm_cfg, type='DistilledVisionTransformer'), 16, 'DeiTClsHead', False, **(head or {})
+    )
+
+
+def detector(norm_cfg=UN, backbone=None, neck=None, **fpn):
+    """A narrow RetinaNet on mmunorm's Swin: 12 norms."""
+    backbone = backbone or swin_backbone(out_indices=(0, 1), pad_small_map=True, norm_cfg=norm_cfg)
+    neck = {**dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3), **fpn, **(neck or {})}
+    return build(
+        dict(
+            type='RetinaNet',
+            backbone=backbone,
+            neck=neck,
+            bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8, feat_channels=8, stacked_convs=1),
+        ),
+        'mmdet',
+    )
+
+
+def mmdet_swin(norm_cfg=UN, **kwargs):
+    """mmdet's own Swin, whose `norm_cfg` reaches every norm: 12 of them."""
+    return {
+        **dict(
+            type='SwinTransformer',
+            embed_dims=8,
+            depths=(2, 2),
+            num_heads=(2, 4),
+            strides=(4, 2),
+            window_size=4,
+            out_indices=(0, 1),
+            norm_cfg=norm_cfg,
+        ),
+        **kwargs,
+    }
+
+
+def timm_model(name, norm_cfg=UN, **kwargs):
+    """A small model of timm with five classes and `norm_cfg` in place of its LayerNorms."""
+    size = (
+        dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)
+        if 'swin' in name
+        else dict(embed_dim=16, depth=2, num_heads=2, patch_size=8)
+    )
+    model = timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs})
+    return replace_norms(model, norm_cfg)
+
+
+def outputs(model, x):
+    """What a model computes for `x`, as a list of tensors; of a detector, the maps of its neck."""
+    with torch.no_grad():
+        out = model.extract_feat(x) if hasattr(model, 'with_bbox') else model(x)
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def norms(model):
+    return [name for name, module in model.named_modules() if is_norm(module)]
+
+
+def assert_equal(after, before, rtol=1e-9):
+    """Of the largest value of each output, `rtol` is the largest error."""
+    assert len(after) == len(before)
+    for a, b in zip(after, before, strict=True):
+        assert b.isfinite().all() and b.std() > 0
+        torch.testing.assert_close(a, b, rtol=0, atol=rtol * b.abs().max().item())
+
+
+def assert_folds(model, *sizes, count=None, kept=(), gamma='some', seed=0, rtol=1e-9):
+    """Folds in float64 all norms but `kept`, `count` of them, and compares the outputs for some image sizes.
+
+    Returns the report.
+    """
+    randomize(model.double(), seed, gamma)
+    generator = torch.Generator().manual_seed(seed + 1)
+    images = [torch.randn(2, 3, *size, dtype=torch.float64, generator=generator) for size in sizes]
+    before = [outputs(model, x) for x in images]
+    all_norms = norms(model)
+    report = fuse_norms(model, strict=not kept)
+    for x, expected in zip(images, before, strict=True):
+        assert_equal(outputs(model, x), expected, rtol)
+    assert sorted(fold.norm for fold in report.kept) == sorted(kept) == sorted(norms(model))
+    assert sorted(fold.norm for fold in report.folded + report.kept) == sorted(all_norms)
+    assert count is None or len(report.folded) == count
+    return report

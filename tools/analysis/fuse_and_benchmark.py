@@ -39,7 +39,7 @@ def parse_args(argv=None):
     parser.add_argument('--channels-last', action='store_true', help='weights and images in NHWC memory')
     parser.add_argument('--warmup', type=positive, help='rounds that are not counted; 1, on a GPU 10')
     parser.add_argument('--repeat', type=positive,
-                        help='rounds that are counted, one batch of each row; as many as fit in a minute')
+                        help='rounds that are counted, one batch of each row; as many as fit in 45 s')
     parser.add_argument('--threads', type=positive, help="threads of the CPU; torch's choice")
     parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
     launch.add_config_arguments(parser)

@@ -21,7 +21,7 @@ class ClassifierTask:
         part (str): 'model', or 'backbone' to run that alone.
     """
     about = 'backbone, neck and head, from normalized images on the device to logits'
-    default_batch_size = {'cpu': 8, 'cuda': 128}
+    default_batch_size = {'cpu': 4, 'cuda': 128}
 
     def __init__(self, part: str = 'model'):
         self.part = part

@@ -88,10 +88,8 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
     A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
     """
     slope = -psi * rstd.square()
-    if mean is None:
-        through_statistics = x * slope
-    else:
-        through_statistics = torch.addcmul(-g_mean * rstd - mean * slope, x, slope)
+    constant = None if mean is None else -g_mean * rstd - mean * slope
+    through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)
     if valid is not None:
         through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
     direct = weight * rstd if eta is None else weight * rstd + eta
