@@ -1,4 +1,4 @@
-"""Which modules of a model are norms."""
+"""The norms of a model, and how their inputs are laid out."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..norms.base import Norm
-
-_NORMS = (Norm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, of ours or of torch."""
-    return isinstance(module, _NORMS)
+from ..fusion import is_norm
 
 
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -33,8 +26,8 @@ def channel_axis(norm: nn.Module) -> int:
 
 
 def num_channels(norm: nn.Module) -> int | None:
-    """Channels of a norm; None for a LayerNorm over several dimensions, which has no such thing."""
+    """Channels of a norm; None where it has no such thing: a LayerNorm over several dimensions."""
     shape = getattr(norm, 'normalized_shape', None)
     if shape is not None:
         return shape[0] if len(shape) == 1 else None
-    return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
+    return getattr(norm, 'num_channels', getattr(norm, 'num_features', None))

@@ -266,7 +266,7 @@ class _Tap:
         self.gradient_tokens += tokens
 
     def _on_weight_gradient(self, dweight: Tensor) -> None:
-        if self.row is None:
+        if self.row is None or (isinstance(self.tokens, int) and self.tokens == 0):
             return
         weight = self.norm.weight.detach()
         dtype = statistics_dtype(weight.dtype)
