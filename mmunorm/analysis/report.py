@@ -55,7 +55,7 @@ p { max-width: 46rem; margin: .3rem 0 .8rem; }
 .dim, figcaption { color: var(--dim); font-size: .9rem; }
 .runs { display: grid; gap: 1rem; margin-bottom: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
-figure { margin: 0; max-width: 44rem; }
+figure { margin: 0; max-width: 36rem; }
 img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line);
   border-radius: 4px; }
 .table { overflow-x: auto; }
@@ -66,7 +66,7 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
   :root { color-scheme: light; --ink: #000; --dim: #444; --paper: #fff; --line: #bbb; }
   body { padding: 0; max-width: none; font-size: 10pt; }
   h2, section > p { break-after: avoid; }
-  figure, tr { break-inside: avoid; }
+  figure, p, tr { break-inside: avoid; }
   .runs { grid-template-columns: repeat(2, 1fr); }
 }
 """
@@ -206,7 +206,7 @@ def _recorded(run: Run) -> str:
     if run.record is None:
         return ''
     steps = run.record.steps
-    return f'{len(steps)} of {steps[0]} to {steps[-1]}, {len(run.record.layers)} layers'
+    return f'{len(steps)}, from step {steps[0]} to {steps[-1]}, of {len(run.record.layers)} layers'
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:

@@ -78,7 +78,7 @@ def test_the_page_is_whole_and_needs_nothing(folders, cka):
         assert kind == 'data:image/png;base64'
         assert base64.b64decode(data).startswith(b'\x89PNG')
         assert image['alt'] and int(image['width']) > 0
-    for text in ('some_config.py', 'LayerNorm', '<un> & "co"', '81 / 81', '82 / 82', '60 of 1 to 60',
+    for text in ('some_config.py', 'LayerNorm', '<un> & "co"', '81 / 81', '82 / 82', '60, from step 1 to 60',
                  'ln (LayerNorm): no layer has an outlier filter', NAMES[2]):
         assert text in page.text
 
