@@ -39,7 +39,8 @@ class NormStatisticsHook(Hook):
     The gradients are those of the loss as it is propagated: without the loss scale of mixed precision, with
     the division by the steps of a gradient accumulation. A statistic is NaN where none came: the
     gradient of a frozen layer, everything of a layer that did not run. A layer that runs several times
-    in a step has the statistics of all its tokens. With activation checkpointing the first of both forward
+    in a step has the statistics of all its tokens but padded ones, which a `pad_mask` names; a gradient that
+    reaches a padded token counts. With activation checkpointing the first of both forward
     passes counts. Steps wait in memory, at most 100 and 16 MiB, and are written together and before every
     checkpoint, so a resumed run has no gap.
 
