@@ -74,10 +74,22 @@ def result_file(folder, device):
     return folder / f'{re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")}.jsonl'
 
 
+def write_lines(path, lines):
+    """Adds lines to a data file, in place of those of the same model, mode, batch and shape."""
+    def key(line):
+        return line['model'], line['mode'], line['settings']['batch_size'], tuple(line['settings']['shape'])
+
+    new = set(map(key, lines))
+    old = map(json.loads, path.read_text().splitlines()) if path.is_file() else ()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [line for line in old if key(line) not in new]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in [*kept, *lines]))
+
+
 @launch.command
 def main(argv=None):
     args = parse_args(argv)
-    table, written, path = [], [], None
+    table, path = [], None
     for config in map(Path, args.configs):
         for amp in args.amp:
             for mode in args.modes:
@@ -91,10 +103,8 @@ def main(argv=None):
                 print(markdown(result), flush=True)
                 label = title.partition(', ')[2]
                 table.append(summary(result, config.stem, label))
-                written += lines_of(result, config.stem, label)
                 path = result_file(args.out, result['environment']['device'])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(''.join(json.dumps(line) + '\n' for line in written))
+                write_lines(path, list(lines_of(result, config.stem, label)))
     print('\n'.join(f'| {" | ".join(cells)} |' for cells in (HEADER, ['---'] * len(HEADER), *table)))
     print(f'written: {path}')
 

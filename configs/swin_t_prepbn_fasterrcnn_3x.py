@@ -1,4 +1,4 @@
-# LayerNorm fades out over the first half of the run.
+# In its ImageNet weights LayerNorm has faded out. From LN's or from nothing it fades over half the run.
 _base_ = ['./swin_t_ln_fasterrcnn_3x.py']
 
 pretrained = 'work_dirs/swin_t_prepbn_imagenet/epoch_300.pth'

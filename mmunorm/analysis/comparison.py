@@ -53,7 +53,8 @@ def parse_norm(text: str) -> tuple[str, dict]:
         return text, dict(NORMS[text])
     name, _, settings = text.partition('=')
     kind, *arguments = re.split(r',(?![^([]*[)\]])', settings)  # at commas outside brackets
-    if not name or not kind or any('=' not in argument for argument in arguments):
+    keys = [argument.partition('=')[0] for argument in arguments if '=' in argument]
+    if not name or not kind or len(keys) < len(arguments) or not all(map(str.isidentifier, keys)):
         raise ValueError(f'a norm of your own is NAME=TYPE,argument=value,..., got {text!r}')
     norm_cfg = dict(type=kind)
     for argument in arguments:
@@ -173,7 +174,8 @@ def _leaves(value, key: str = ''):
             yield f'{key}{name}', inner
 
 
-def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run, str], header: str) -> None:
+def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run, str],
+                  header: str) -> list[Path]:
     """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
 
     Args:
@@ -182,12 +184,16 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
         runs: all runs of the comparison, finished or not.
         errors: what went wrong with runs that crashed.
         header: what the table is about, in Markdown.
+
+    Returns:
+        The files, the table first; there is no picture before a run has finished.
     """
+    table, numbers, picture = (out / f'{name}.{suffix}' for suffix in ('md', 'csv', 'png'))
     results = {run: run.result() for run in runs}
     metrics = _metrics(results)
     lines = [header.rstrip(), '', *_tables(runs, results, metrics), *_remarks(runs, results, errors)]
-    (out / f'{name}.md').write_text('\n'.join(lines) + '\n')
-    with (out / f'{name}.csv').open('w', newline='') as file:
+    table.write_text('\n'.join(lines) + '\n')
+    with numbers.open('w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(['norm', 'condition', 'seed', 'status', 'step', *metrics, 'work_dir'])
         for run in runs:
@@ -200,12 +206,14 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
     for run in runs:
         if results[run]:
             panels.setdefault(run.condition, {}).setdefault(run.norm, []).append(_scalars(run))
-    if panels:
-        # A norm keeps its colour in every picture of this comparison, finished or not.
-        norms = dict.fromkeys(run.norm for run in runs)
-        panels = {condition: {norm: groups.get(norm, []) for norm in norms}
-                  for condition, groups in panels.items()}
-        curves_figure(panels, ['loss', *metrics]).savefig(out / f'{name}.png', dpi=110)
+    if not panels:
+        return [table, numbers]
+    # A norm keeps its colour in every picture of this comparison, finished or not.
+    norms = dict.fromkeys(run.norm for run in runs)
+    panels = {condition: {norm: groups.get(norm, []) for norm in norms}
+              for condition, groups in panels.items()}
+    curves_figure(panels, ['loss', *metrics]).savefig(picture, dpi=110)
+    return [table, numbers, picture]
 
 
 def _scalars(run: Run) -> Scalars:
@@ -245,6 +253,8 @@ def summary(results: Sequence[dict | None], metric: str) -> str:
     failed = sum(result is not None and result['status'] == FAIL for result in results)
     if failed == len(results):
         return FAIL
+    if not all(map(math.isfinite, values)):
+        return 'not finite'
     text = _number(statistics.mean(values), metric) if values else '-'
     if len(values) > 1:
         text += f' ± {_number(statistics.stdev(values), metric)}'

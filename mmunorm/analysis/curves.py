@@ -42,7 +42,7 @@ def read_scalars(path: str | Path) -> Scalars:
     points: dict[str, dict[float, float]] = {}
     for file in files:
         _read_into(points, file)
-    return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items()}
+    return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
 
 
 def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:

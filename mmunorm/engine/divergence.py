@@ -35,7 +35,8 @@ class DivergenceHook(Hook):
 
     A step is bad when its loss or the output of a norm layer is not finite, or when its loss exceeds
     `factor` times the starting loss, the median of the first `patience` good ones. After `patience` bad
-    steps in a row the run ends with a :class:`DivergenceError`; `divergence.json` in the work directory has
+    steps in a row, or if the run ends in steps that are not finite, it stops with a
+    :class:`DivergenceError`; `divergence.json` in the work directory has
 
     - `step` (int): the first bad step, counted from 1; `loss` at it and `start_loss` (float or None);
     - `layer` (str or None): the first norm layer, in the order of execution, whose output is not finite at
@@ -104,6 +105,9 @@ class DivergenceHook(Hook):
     def after_train(self, runner) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._bad_steps and not all(map(math.isfinite, self._bad)):
+            # The run has ended before `patience` steps were bad; weights that are not finite do not recover.
+            self._stop(runner, runner.iter - self._bad_steps + 1)
 
     def _look(self, runner, last_step: int | None = None) -> None:
         if not self._rows:
@@ -128,11 +132,13 @@ class DivergenceHook(Hook):
     def _is_bad(self, row: list[float], runner) -> bool:
         if not all(map(math.isfinite, row)):
             return True
+        start = self._start_loss()
+        if start is not None and row[0] > self.factor * start:
+            return True
         if len(self._first_losses) < self.patience:
             self._first_losses.append(row[0])
             runner.message_hub.update_info('divergence_first_losses', self._first_losses)
-            return False
-        return row[0] > self.factor * self._start_loss()
+        return False
 
     def _start_loss(self) -> float | None:
         return statistics.median(self._first_losses) if self._first_losses else None
@@ -160,8 +166,8 @@ class DivergenceHook(Hook):
         what = f'the loss is {loss:.4g}'
         if math.isfinite(loss) and start is not None and loss > self.factor * start:
             what += f', more than {self.factor:g} times the {start:.4g} of the start'
-        message = (f'the run diverged at step {step}: {what}; {trouble}. {self.patience} steps in a row were '
-                   f'like that. ' + (f'The last good checkpoint is {checkpoint}. ' if checkpoint else
+        message = (f'the run diverged at step {step}: {what}; {trouble}. {self._bad_steps} steps in a row '
+                   f'were like that. ' + (f'The last good checkpoint is {checkpoint}. ' if checkpoint else
                                      'No checkpoint was saved before. ') + _advice(runner))
         if is_main_process():
             record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer,

@@ -23,5 +23,6 @@ def fuse_before_test(cfg: Config) -> None:
     """Makes a test run of `cfg` fold the model first."""
     # A checkpoint's weights are the averaged ones already; EMAHook would exchange them for its own copy,
     # which is not folded.
-    hooks = [hook for hook in cfg.get('custom_hooks') or [] if not str(hook.get('type')).endswith('EMAHook')]
+    hooks = [hook for hook in cfg.get('custom_hooks') or []
+             if not (isinstance(hook, dict) and str(hook.get('type')).endswith('EMAHook'))]
     cfg.custom_hooks = [*hooks, dict(type='FuseNormsHook')]

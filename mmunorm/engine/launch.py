@@ -16,7 +16,7 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import CheckpointLoader, Runner, find_latest_checkpoint
 
-from ..fusion import folded_config, is_folded
+from ..fusion import folded_config, folded_norms
 from .preflight import PreflightError, check_norms, pretrained_path
 
 
@@ -213,13 +213,25 @@ def match_folded(cfg: Config, checkpoint: str) -> None:
     Raises:
         PreflightError: the checkpoint does not exist, or cannot be read.
     """
-    check_checkpoint(checkpoint)
+    if names := folded_norms(read_checkpoint(checkpoint)):
+        cfg.model = folded_config(cfg.model, names)
+
+
+def read_checkpoint(path: str) -> dict:
+    """A checkpoint, on the CPU.
+
+    Raises:
+        PreflightError: it does not exist, or is none.
+    """
+    check_checkpoint(path)
     try:
-        content = CheckpointLoader.load_checkpoint(checkpoint, map_location='cpu')
+        content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
     except Exception as error:  # whatever unpickling a file that is no checkpoint raises
-        raise PreflightError(f'cannot read the checkpoint {checkpoint}: {_describe(error)}') from error
-    if is_folded(content):
-        cfg.model = folded_config(cfg.model)
+        raise PreflightError(f'cannot read the checkpoint {path}: {_describe(error)}') from error
+    if not isinstance(content, dict) or not isinstance(content.get('state_dict', content), dict):
+        raise PreflightError(f'{path} is no checkpoint: it holds a {type(content).__name__} without a '
+                             '`state_dict`.')
+    return content
 
 
 def build_runner(cfg: Config) -> Runner:

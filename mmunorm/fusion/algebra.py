@@ -111,7 +111,7 @@ def reader_obstacle(reader: nn.Module, num_features: int) -> str:
                 reader.padding == 'same' and max(reader.kernel_size) > 1
                 or reader.padding != 'same' and any(reader.padding)):
             return f'is a {kernel} convolution that pads with zeros, which are not normalized'
-    channels = reader.in_channels if is_conv(reader) else reader.in_features
+    channels = num_channels(reader)
     return '' if channels == num_features else f'reads {channels} channels where the norm has {num_features}'
 
 
@@ -119,8 +119,13 @@ def source_obstacle(source: nn.Module, num_features: int) -> str:
     """Why `source` cannot absorb a norm of its output; half a sentence, or ''."""
     if obstacle := layer_obstacle(source):
         return obstacle
-    channels = source.weight.shape[0]
+    channels = num_channels(source, behind=True)
     return '' if channels == num_features else f'gives {channels} channels where the norm has {num_features}'
+
+
+def num_channels(layer: nn.Module, behind: bool = False) -> int:
+    """How many channels a linear layer or convolution reads, or with `behind` gives."""
+    return layer.weight.shape[0] if behind else layer.weight.shape[1] * getattr(layer, 'groups', 1)
 
 
 def is_conv(layer: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
@@ -15,44 +16,49 @@ from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
-from .fuse import FusionReport, fuse_norms
+from .fuse import FusionReport, fold_structure
 
 FOLDED_TYPE = 'FoldedModel'
+_MARK = '.folded'  # the buffer of a FoldedNorm
 
 
 @MODELS.register_module(name=FOLDED_TYPE)
-def folded_model(of: str, **cfg) -> nn.Module:
-    """Builds a model without its foldable norms, for a folded checkpoint to be loaded into.
+def folded_model(of: str, folded: Sequence[str], **cfg) -> nn.Module:
+    """Builds a model without some of its norms, for a folded checkpoint to be loaded into.
 
     Args:
         of (str): the model's own type, such as 'MaskRCNN'.
+        folded (Sequence[str]): names of the norms that are folded.
         **cfg: its other settings, unchanged.
 
     Returns:
-        nn.Module: a model of type `of`, in training mode as any new model.
+        nn.Module: a model of type `of`.
+
+    Raises:
+        ValueError: the model has no such norms.
     """
-    model = MODELS.build(dict(type=of, **cfg)).eval()
-    fuse_norms(model)
-    return model.train()
+    model = MODELS.build(dict(type=of, **cfg))
+    fold_structure(model, folded)
+    return model
 
 
-def folded_config(model_cfg: dict) -> ConfigDict:
-    """The model config that builds the folded structure of `model_cfg`, which itself is unchanged.
+def folded_config(model_cfg: dict, names: Sequence[str]) -> ConfigDict:
+    """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
     Weights to start the backbone from are left out: the folded checkpoint has all.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.type == FOLDED_TYPE:
-        return cfg
+        return ConfigDict({**cfg, 'folded': list(names)})
     if isinstance(cfg.get('backbone'), dict):
         cfg.backbone.init_cfg = None
-    return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type})
+    return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type, 'folded': list(names)})
 
 
-def is_folded(checkpoint: dict) -> bool:
-    """Whether a loaded checkpoint is of a folded model."""
+def folded_norms(checkpoint: dict) -> list[str]:
+    """The names of the norms that are folded in a loaded checkpoint; none if it is not folded."""
     state_dict = checkpoint.get('state_dict', checkpoint)
-    return any(key.endswith('.folded') for key in state_dict)
+    return [key.removesuffix(_MARK) for key in state_dict if key.endswith(_MARK)]
 
 
 def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str | os.PathLike,
@@ -70,10 +76,11 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
         ValueError: nothing in `model` has been folded.
     """
     state_dict = weights_to_cpu(model.state_dict())
-    if not is_folded(state_dict):
+    names = folded_norms(state_dict)
+    if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
     cfg = copy.deepcopy(cfg)
-    cfg.model = folded_config(cfg.model)
+    cfg.model = folded_config(cfg.model, names)
     note = dict(
         what='A model whose norms mmunorm has folded into their neighbours. It is built by the model type '
         f'{FOLDED_TYPE}; the config in this file names it.',

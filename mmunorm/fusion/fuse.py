@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from .algebra import (
     call_obstacle,
     is_norm,
     norm_obstacle,
+    num_channels,
     reader_obstacle,
     source_obstacle,
 )
@@ -102,8 +103,30 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
     for fold in report.folded:
-        _apply(model, fold)
+        _apply(model, fold, *affine_of(model.get_submodule(fold.norm)))
     return report
+
+
+def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
+    """Gives `model` the structure of a folded one, for folded weights to be loaded into, in place.
+
+    Args:
+        model (nn.Module): of any weights, statistics and norms: they are lost.
+        names: full names of the norms that are folded.
+
+    Raises:
+        ValueError: `model` has no such norm, or no fold rule covers its place.
+    """
+    folds = {fold.norm: fold for fold in plan(model)}
+    for name in names:
+        fold = folds.get(name)
+        layers = [] if fold is None else [fold.source] if fold.source else fold.readers
+        if not layers:
+            raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
+                             'folded: it is of another architecture')
+        channels = num_channels(model.get_submodule(layers[0]), behind=bool(fold.source))
+        ones = torch.ones(channels, dtype=torch.float64)
+        _apply(model, fold, ones, torch.zeros_like(ones))
 
 
 def plan(model: nn.Module) -> list[Fold]:
@@ -142,7 +165,7 @@ def _folds_of(module: nn.Module, prefix: str, modules: dict[str, nn.Module]) -> 
             fold = Fold(_join(prefix, fact.norm), '')
             _add_pad(fold, prefix, fact.pad)
             for reader in fact.readers:
-                _add_readers(fold, _join(prefix, reader), modules)
+                _add_readers(fold, _join(prefix, reader), modules, identity=fact.identity)
             yield fold
         elif isinstance(fact, Behind):
             yield Fold(_join(prefix, fact.norm), '', source=_join(prefix, fact.source))
@@ -175,9 +198,10 @@ def _add_pad(fold: Fold, name: str, pad: Pad | None) -> None:
         fold.pads.append((name, pad))
 
 
-def _add_readers(fold: Fold, name: str, modules: dict[str, nn.Module], level: int = -1) -> None:
-    """Adds the layers that read input `level` of module `name`: itself, if it has no rule."""
-    reads = list(_of(Reads, modules.get(name)))
+def _add_readers(fold: Fold, name: str, modules: dict[str, nn.Module], level: int = -1,
+                 identity: bool = False) -> None:
+    """Adds the layers that read input `level` of module `name`: itself, if no rule says more."""
+    reads = [fact for fact in _of(Reads, modules.get(name)) if identity or not fact.adds_input]
     (fold.through if reads else fold.readers).append(name)
     for fact in reads:
         if fact.level == level:
@@ -248,8 +272,7 @@ def _span(parameter: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * parameter.element_size()
 
 
-def _apply(model: nn.Module, fold: Fold) -> None:
-    scale, shift = affine_of(model.get_submodule(fold.norm))
+def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tensor) -> None:
     if fold.source:
         absorb_behind(model.get_submodule(fold.source), scale, shift)
     else:

@@ -25,15 +25,19 @@ class Into:
 
     `pad(module, fill)` is for a module that pads with zeros between the norm and its reader: it makes the
     module put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place. There is one reader only then.
+
+    `identity` says that the readers are called with an `identity` of their own, as mmcv's FFN can be.
     """
     norm: str
     readers: tuple[str, ...]
     pad: Pad | None
+    identity: bool
 
-    def __init__(self, norm: str, *readers: str, pad: Pad | None = None):
+    def __init__(self, norm: str, *readers: str, pad: Pad | None = None, identity: bool = False):
         object.__setattr__(self, 'norm', norm)
         object.__setattr__(self, 'readers', readers)
         object.__setattr__(self, 'pad', pad)
+        object.__setattr__(self, 'identity', identity)
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,16 @@ class Emits:
 class Reads:
     """Input `level` of the module is read by `readers` and by nothing else. Levels count from the last, -1.
 
-    `pad` is for a module that pads its input with zeros before it is read, as in `Into`.
+    `pad` is for a module that pads its input with zeros before it is read, as in `Into`. `adds_input` is for
+    one that also adds its input to its output, unless it is called with another `identity`.
     """
     readers: tuple[str, ...]
     level: int
     pad: Pad | None
+    adds_input: bool
 
-    def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None):
+    def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None, adds_input: bool = False):
+        object.__setattr__(self, 'adds_input', adds_input)
         object.__setattr__(self, 'readers', readers)
         object.__setattr__(self, 'level', level)
         object.__setattr__(self, 'pad', pad)

@@ -42,13 +42,13 @@ def patch_merging(module):
 @fold_rule(SwinBlock, 'mmdet.models.backbones.swin.SwinBlock')
 def swin_block(block):
     yield Into('norm1', 'attn')
-    yield Into('norm2', 'ffn')
+    yield Into('norm2', 'ffn', identity=True)
 
 
 @fold_rule(T2TTransformerLayer, TransformerEncoderLayer, PerformerLayer)
 def transformer_layer(layer):
     yield Into('ln1', 'attn')
-    yield Into('ln2', 'ffn')
+    yield Into('ln2', 'ffn', identity=True)
 
 
 @fold_rule(WindowMSA, 'mmdet.models.backbones.swin.WindowMSA', MultiheadAttention)
@@ -83,7 +83,7 @@ def mmdet_windows(module):
 
 @fold_rule(FFN)
 def ffn(module):
-    yield Reads('layers.0.0')
+    yield Reads('layers.0.0', adds_input=module.add_identity)
 
 
 @fold_rule(ConvModule)

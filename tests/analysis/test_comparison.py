@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 import statistics
 
 import pytest
@@ -78,8 +79,18 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
     assert runs[1].work_dir == tmp_path / 'stressed/ln/seed_0'
 
 
+def test_a_metric_that_is_not_finite(tmp_path):
+    runs = [Run(tmp_path, 'LN', seed) for seed in (0, 1)]
+    for run, value in zip(runs, (math.nan, 50.0), strict=True):
+        write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': value, 'step': 0}])
+        run.close(0)
+    write_outputs(tmp_path, 'comparison', runs, {}, '')
+    assert '| LN | not finite | nan | 50.00 |' in (tmp_path / 'comparison.md').read_text()
+
+
 def test_nothing_is_finished(tmp_path):
-    write_outputs(tmp_path, 'comparison', [Run(tmp_path, 'LN', 0)], {}, '')
+    written = write_outputs(tmp_path, 'comparison', [Run(tmp_path, 'LN', 0)], {}, '')
+    assert [path.name for path in written] == ['comparison.md', 'comparison.csv']
     assert 'Not finished yet (1 of 1)' in (tmp_path / 'comparison.md').read_text()
     assert not (tmp_path / 'comparison.png').exists()
 
@@ -101,7 +112,7 @@ def test_parse_norm(text, name, norm_cfg):
 
 
 @pytest.mark.parametrize(('text', 'message'), [('GN', 'one of LN, BN'), ('a=UN,window', 'NAME=TYPE'),
-                                               ('=UN', 'NAME=TYPE')])
+                                               ('a=UN,=4', 'NAME=TYPE'), ('=UN', 'NAME=TYPE')])
 def test_parse_norm_refuses(text, message):
     with pytest.raises(ValueError, match=message):
         comparison.parse_norm(text)

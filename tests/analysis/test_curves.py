@@ -47,6 +47,14 @@ def test_a_validation_right_after_resuming(tmp_path):
     np.testing.assert_array_equal(read_scalars(tmp_path)['accuracy/top1'], [[10, 20]])
 
 
+def test_a_continuation_before_the_first_validation(tmp_path):
+    write_log(tmp_path, '1', [train(10, 5.0), train(50, 3.0), {'accuracy/top1': 20.0, 'step': 1}])
+    write_log(tmp_path, '2', [train(26, 4.0)])
+    scalars = read_scalars(tmp_path)
+    assert 'accuracy/top1' not in scalars
+    np.testing.assert_array_equal(scalars['loss'], [[10, 5], [26, 4]])
+
+
 def test_a_line_that_is_half_written(tmp_path):
     write_log(tmp_path, '1', [train(10, 5.0), train(20, 4.0)])
     path = next(tmp_path.glob('*/vis_data/scalars.json'))

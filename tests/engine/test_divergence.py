@@ -78,6 +78,26 @@ def test_a_run_that_recovers_goes_on(runner, tmp_path):
     assert not (tmp_path / RECORD).exists()
 
 
+def test_an_explosion_among_the_first_steps(runner):
+    hook = DivergenceHook(patience=10)
+    hook.before_train(runner)
+    with pytest.raises(DivergenceError, match='step 5: the loss is 1e.06, more than 3 times the 2.3'):
+        go(hook, runner, [2.3] * 4 + [1e6] * 40)
+
+
+@pytest.mark.parametrize(('last', 'stops'), [(math.nan, True), (100.0, False)])
+def test_a_run_that_ends_in_bad_steps(runner, last, stops, tmp_path):
+    hook = DivergenceHook(patience=10, interval=1)
+    hook.before_train(runner)
+    go(hook, runner, [2.3] * 20 + [last] * 4)
+    if stops:
+        with pytest.raises(DivergenceError, match='step 21: the loss is nan.* 4 steps in a row'):
+            hook.after_train(runner)
+    else:
+        hook.after_train(runner)
+    assert (tmp_path / RECORD).exists() == stops
+
+
 def test_names_the_first_layer_in_the_order_of_execution(runner, tmp_path):
     hook = DivergenceHook(patience=2, interval=1)
     hook.before_train(runner)

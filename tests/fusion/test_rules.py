@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from mmcv.cnn.bricks.transformer import FFN
 from mmengine.config import ConfigDict
 from torch import nn
 
-from mmunorm import fuse_norms
-from mmunorm.fusion import is_norm
+from mmunorm import UN, fuse_norms
+from mmunorm.fusion import Into, fold_rule, is_norm
 
 from . import models
 
@@ -276,3 +277,26 @@ def test_norms_of_two_kinds_in_one_model():
     models.assert_folds(model, EVEN, ODD, count=3, kept=kept)
     assert all(isinstance(model.get_submodule(name), nn.LayerNorm) for name in kept)
     assert sum(map(is_norm, model.modules())) == len(kept)
+
+
+class Residual(nn.Module):
+    """A block whose FFN is left to add its own input."""
+
+    def __init__(self, add_identity):
+        super().__init__()
+        self.norm = UN(8)
+        self.ffn = FFN(embed_dims=8, feedforward_channels=12, add_identity=add_identity)
+
+    def forward(self, x):
+        return x + self.ffn(self.norm(x))
+
+
+@pytest.mark.parametrize('add_identity', [False, True])
+def test_an_ffn_that_adds_its_input_reads_it_twice(add_identity):
+    fold_rule(Residual)(lambda block: [Into('norm', 'ffn')])
+    model = models.randomize(Residual(add_identity).double())
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    expected = model(x)
+    report = fuse_norms(model)
+    torch.testing.assert_close(model(x), expected)
+    assert len(report.kept) == add_identity

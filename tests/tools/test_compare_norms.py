@@ -209,6 +209,10 @@ def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path, capsys
 @pytest.mark.parametrize(('arguments', 'text'), [
     (['--norms', 'XN'], "no norm 'XN'"), (['--norms', 'a=XN'], "'XN'"), (['--norms', 'LN', 'LN'], 'twice'),
     (['--norms', 'a=UN,size=3'], 'size'), (['--norms', 'LN', '--seeds', '0'], '--seeds must be at least 1'),
+    (['--norms', 'LN', '--fail-factor', '0.5'], 'factor must be more than 1'),
+    (['--norms', 'LN', '--stress', '--stress-probability', '2'], '--stress-probability'),
+    (['--norms', 'LN', '--pretrained', 'a/{nrm}.pth'], '{norm} and {seed}'),
+    (['--norms', 'LN', '--pretrained', 'a/{.pth'], '{norm} and {seed}'),
     (['--norms', 'LN', '--cfg-options', 'train_dataloader.dataset.data_root=gone'], 'gone')])
 def test_what_is_refused(config, fake, arguments, text, capsys):
     compare(config, *arguments, status=2)

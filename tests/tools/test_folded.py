@@ -9,7 +9,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import save_folded
+from mmunorm.fusion import folded_config, folded_norms, save_folded
 
 from .. import tiny_runs
 from ..fusion import models
@@ -153,3 +153,51 @@ def test_an_unfolded_model_is_not_saved(classifier, tmp_path):
     with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
         save_folded(models.build(cfg.model), None, cfg, tmp_path / 'new.pth')
     assert not (tmp_path / 'new.pth').exists()
+
+
+def test_a_norm_that_folds_only_after_training(tmp_path):
+    """The structure comes from the checkpoint, not from what a new model could fold."""
+    config = tiny_runs.write_classifier(tmp_path)
+    cfg = Config.fromfile(config)
+    cfg.model.backbone.norm_cfg = dict(type='PRepBN', steps=3)
+    init_default_scope(cfg.default_scope)
+    cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = models.randomize(models.build(cfg.model))
+    for name in models.norms(model):
+        model.get_submodule(name).num_batches_tracked.fill_(3)
+    model.eval()
+    save_folded(model, fuse_norms(model, strict=True), cfg, tmp_path / 'folded.pth')
+    x = torch.randn(2, 3, 32, 32)
+    cfg.model = folded_config(cfg.model, folded_norms(torch.load('folded.pth', weights_only=True)))
+    loaded = models.build(cfg.model).eval()
+    load_checkpoint(loaded, 'folded.pth', strict=True)
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_the_config_of_another_norm_takes_it_too(classifier, tmp_path):
+    """Without its norms the architecture is the same."""
+    config, _ = classifier
+    ln = ('--cfg-options', 'model.backbone.norm_cfg._delete_=True', 'model.backbone.norm_cfg.type=LN')
+    tiny_runs.call(TEST, config, 'unfolded.pth', '--out', 'a.pkl')
+    tiny_runs.call(TEST, config, 'folded.pth', '--out', 'b.pkl', *ln)
+    a, b = ([sample['pred_score'] for sample in predictions(f'{name}.pkl')] for name in 'ab')
+    torch.testing.assert_close(torch.stack(b), torch.stack(a))
+
+
+def test_another_architecture_is_an_error(classifier):
+    config, cfg = classifier
+    names = folded_norms(torch.load('folded.pth', weights_only=True))
+    cfg.model.backbone.arch.depths = [1, 0]
+    with pytest.raises(ValueError, match='no norm backbone.stages.1.blocks.0.norm1 to fold'):
+        models.build(folded_config(cfg.model, names))
+
+
+def test_files_that_are_no_checkpoints(classifier, capsys):
+    config, _ = classifier
+    torch.save(torch.ones(2), 'tensor.pth')
+    with open('text.pth', 'w') as file:
+        file.write('not a checkpoint')
+    for name, text in (('tensor.pth', 'holds a Tensor'), ('text.pth', 'cannot read the checkpoint')):
+        with pytest.raises(SystemExit) as stop:
+            tiny_runs.call(TEST, config, name)
+        assert stop.value.code == 2 and text in capsys.readouterr().err

@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmunorm.analysis.benchmark import tasks
-from mmunorm.fusion import is_folded, is_norm
+from mmunorm.fusion import folded_norms, is_norm
 
 from .. import tiny_runs
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
                   tmp_path / 'out', '--save', tmp_path / 'new/folded.pth')
     assert str(tmp_path / 'a.pth') in result['notes'][0] and 'random' not in result['notes'][0]
     folded = torch.load(tmp_path / 'new/folded.pth', weights_only=False)
-    assert is_folded(folded) and folded['meta']['dataset_meta'] == dict(classes=('a', 'b'))
+    assert folded_norms(folded) and folded['meta']['dataset_meta'] == dict(classes=('a', 'b'))
     qkv = 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight'
     norm = model.backbone.stages[0].blocks[0].norm1
     expected = model.state_dict()[qkv] / (norm.running_var + norm.eps).sqrt()

@@ -23,7 +23,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 
 # isort: split
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from mmengine.registry import HOOKS, init_default_scope
 from mmengine.runner import Runner
 from tqdm import tqdm
 
@@ -42,7 +42,8 @@ def parse_args(argv=None):
     parser.add_argument(
         'config',
         help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Its arguments go to '
-        'every UN, its warmup_iters to all that have one; PRepBN fades LayerNorm out over half the run')
+        'every UN, its warmup_iters to all that have one; PRepBN fades LayerNorm out over half a run from '
+        'nothing')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
         help=f'{", ".join(comparison.NORMS)}, or NAME=TYPE,argument=value,... (quote PN*, which is PN '
@@ -120,17 +121,33 @@ def make_config(base, run, norm_cfg, args):
     cfg.model.backbone.norm_cfg = norm_cfg
     check_norms(cfg)
     cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': run.seed}
-    hooks = [dict(type='DivergenceHook', patience=args.fail_patience, factor=args.fail_factor)]
+    hooks = [checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
+                          patience=args.fail_patience, factor=args.fail_factor)]
     if run.condition == STRESSED:
         # One seed's disturbance for every norm, another's for another seed.
-        hooks.append(dict(type='InputStressHook', probability=args.stress_probability,
-                          scale=tuple(args.stress_scale), seed=run.seed))
+        hooks.append(checked_hook('--stress-probability and --stress-scale', type='InputStressHook',
+                                  probability=args.stress_probability, scale=tuple(args.stress_scale),
+                                  seed=run.seed))
         cfg.optim_wrapper.optimizer.lr *= args.stress_lr
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
     if args.pretrained:
-        launch.set_pretrained(cfg, args.pretrained.format(norm=comparison.slug(run.norm), seed=run.seed))
+        try:
+            path = args.pretrained.format(norm=comparison.slug(run.norm), seed=run.seed)
+        except (KeyError, IndexError, ValueError):
+            raise PreflightError('--pretrained may have {norm} and {seed} in it, and no other braces, got '
+                                 f'{args.pretrained!r}.') from None
+        launch.set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         launch.set_pretrained(cfg, None)
+    return cfg
+
+
+def checked_hook(options, **cfg):
+    """The config of a hook that can be built, so that no run starts with settings which would end it."""
+    try:
+        HOOKS.build(cfg)
+    except (TypeError, ValueError) as error:
+        raise PreflightError(f'{options}: {error}.') from None
     return cfg
 
 
@@ -261,7 +278,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
 
     def write(errors):
-        comparison.write_outputs(args.out, name, list(configs), errors, header)
+        return comparison.write_outputs(args.out, name, list(configs), errors, header)
 
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):
@@ -271,9 +288,9 @@ def main(argv=None):
         errors = train_all(pending, args, write)
     except KeyboardInterrupt:
         raise launch.RunError('interrupted; the same command goes on.') from None
-    write(errors)
-    print((args.out / f'{name}.md').read_text())
-    print(f'{args.out}/{name}.md, {name}.csv and {name}.png are written.')
+    written = write(errors)
+    print(written[0].read_text())
+    print(f'written: {", ".join(map(str, written))}')
     if errors:
         raise launch.RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
                               'command tries them again.')

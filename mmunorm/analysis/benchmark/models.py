@@ -13,7 +13,7 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 from ...backbones.norm_cfg import DEFAULT_NORM_CFG
-from ...engine.launch import check_checkpoint, clear_build_errors, set_pretrained
+from ...engine.launch import clear_build_errors, read_checkpoint, set_pretrained
 from ...engine.preflight import PreflightError, pretrained_path
 from ...fusion import FusionReport, fuse_norms, is_norm
 
@@ -134,13 +134,14 @@ def _init_weights(model: nn.Module) -> None:
 
 
 def _load(model: nn.Module, checkpoint: str) -> dict:
-    check_checkpoint(checkpoint)
+    meta = read_checkpoint(checkpoint).get('meta', {})
     try:
-        return load_checkpoint(model, checkpoint, map_location='cpu', strict=True).get('meta', {})
+        load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
     except RuntimeError as error:
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
+    return meta
 
 
 def _with_layer_norm(backbone: dict) -> dict:
