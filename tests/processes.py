@@ -23,6 +23,7 @@ def run(function, *args, processes=2):
 
 def _enter(rank, folder, processes, function, args):
     torch.set_num_threads(1)
+    os.environ['LOCAL_RANK'] = str(rank)  # mmengine asks for it
     dist.init_process_group('gloo', init_method=f'file://{folder}/group', rank=rank, world_size=processes)
     result = function(rank, *args)
     torch.save(result, f'{folder}/{rank}.pt')

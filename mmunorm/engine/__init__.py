@@ -4,11 +4,15 @@ from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
 from .fusing import FuseNormsHook
 from .hooks import UNWarmupHook
+from .loss_scale import LossScaleHook, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
+from .ranks import AverageStatisticsHook, SyncNormsHook
+from .resume import RepeatableHook
 from .stress import InputStressHook
 
 __all__ = [
-    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'InputStressHook', 'LearningRateDecayOptimWrapperConstructor',
-    'UNWarmupHook'
+    'AverageStatisticsHook', 'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
+    'DivergenceError', 'DivergenceHook', 'FuseNormsHook', 'InputStressHook',
+    'LearningRateDecayOptimWrapperConstructor', 'LossScaleHook', 'RepeatableHook', 'SyncNormsHook',
+    'UNWarmupHook', 'set_loss_scale'
 ]

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from mmengine.config import Config
+from mmengine.registry import HOOKS
 
 from mmunorm.engine import launch
 from mmunorm.engine.preflight import PreflightError
@@ -179,11 +180,13 @@ def test_unregistered_types_are_one_line():
         raise KeyError('a key that a bug looked for')
 
 
-def test_training_has_the_warmup_hook_once_whatever_the_config_lists():
+def test_training_has_its_hooks_once_whatever_the_config_lists():
     for text in ('', 'custom_hooks = []', "custom_hooks = [dict(type='EMAHook')]",
                  "custom_hooks = [dict(type='UNWarmupHook', priority='LOW')]"):
         cfg = Config.fromstring(text or 'a = 1', '.py')
         listed = [hook['type'] for hook in cfg.get('custom_hooks', [])]
-        launch.add_warmup_hook(cfg)
+        launch.add_training_hooks(cfg)
         types = [hook['type'] for hook in cfg.custom_hooks]
-        assert types.count('UNWarmupHook') == 1 and types[:len(listed)] == listed
+        assert types[:len(listed)] == listed
+        for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
+            assert types.count(name) == 1 and HOOKS.get(name) is not None
