@@ -2,6 +2,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import HOOKS
 
@@ -139,11 +140,11 @@ class TestResume:
 
     def test_a_continued_run_does_not_need_them(self, tmp_path):
         checkpoint = tmp_path / 'epoch_1.pth'
-        checkpoint.write_text('')
+        torch.save({}, checkpoint)
         (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
         cfg = self.cfg(tmp_path, load_from='other.pth')
         launch.set_resume(cfg, 'auto')
-        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, None, None)
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
         cfg = self.cfg(tmp_path)
         launch.set_resume(cfg, str(checkpoint))
         assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
