@@ -34,6 +34,7 @@ def main(argv=None):
     launch.prepare(cfg, args)
     launch.set_resume(cfg, args.resume)
     launch.add_training_hooks(cfg)
+    launch.keep_two_checkpoints(cfg)
     if args.amp:
         launch.enable_amp(cfg)
     if args.auto_scale_lr:

@@ -6,7 +6,7 @@ from .fusing import FuseNormsHook
 from .hooks import UNWarmupHook
 from .loss_scale import LossScaleHook, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
-from .ranks import AverageStatisticsHook, SyncNormsHook
+from .ranks import AverageStatisticsHook, SyncNormsHook, average_statistics
 from .resume import RepeatableHook
 from .stress import InputStressHook
 
@@ -14,5 +14,5 @@ __all__ = [
     'AverageStatisticsHook', 'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
     'DivergenceError', 'DivergenceHook', 'FuseNormsHook', 'InputStressHook',
     'LearningRateDecayOptimWrapperConstructor', 'LossScaleHook', 'RepeatableHook', 'SyncNormsHook',
-    'UNWarmupHook', 'set_loss_scale'
+    'UNWarmupHook', 'average_statistics', 'set_loss_scale'
 ]

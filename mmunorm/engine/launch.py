@@ -181,6 +181,17 @@ def add_training_hooks(cfg: Config) -> None:
     cfg.custom_hooks = hooks
 
 
+def keep_two_checkpoints(cfg: Config) -> None:
+    """Lets a run that keeps one checkpoint keep two.
+
+    mmengine removes the old one before it writes the next: a run that is killed then has none.
+    """
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
+    if isinstance(hook, dict) and hook.get('max_keep_ckpts') == 1:
+        hook['max_keep_ckpts'] = 2
+        warn('max_keep_ckpts=1 leaves no checkpoint while the next is written: keeping 2.')
+
+
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 

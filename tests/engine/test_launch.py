@@ -191,3 +191,13 @@ def test_training_has_its_hooks_once_whatever_the_config_lists():
         assert types[:len(listed)] == listed
         for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
             assert types.count(name) == 1 and HOOKS.get(name) is not None
+
+
+@pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])
+def test_one_checkpoint_is_always_whole(asked, kept, capsys):
+    hook = dict(type='CheckpointHook', **({} if asked is None else dict(max_keep_ckpts=asked)))
+    cfg = Config(dict(default_hooks=dict(checkpoint=hook)))
+    launch.keep_two_checkpoints(cfg)
+    assert cfg.default_hooks.checkpoint.get('max_keep_ckpts') == kept
+    assert ('keeping 2' in capsys.readouterr().err) == (asked == 1)
+    launch.keep_two_checkpoints(Config(dict(a=1)))

@@ -110,6 +110,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(tmp_path, monkeypatch, text, st
     torch.testing.assert_close(end_of(tmp_path / 'parts'), end_of(tmp_path / 'whole'), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_numbers_differ_from_step_to_step(tmp_path):
     """Or the run above would prove little: every epoch would see the same augmentation."""
     config = write(tmp_path, EPOCHS)
