@@ -7,12 +7,13 @@ from .hooks import UNWarmupHook
 from .loss_scale import LossScaleHook, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
 from .ranks import AverageStatisticsHook, SyncNormsHook, average_statistics
+from .recording import NormStatisticsHook
 from .resume import RepeatableHook
 from .stress import InputStressHook
 
 __all__ = [
     'AverageStatisticsHook', 'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor',
     'DivergenceError', 'DivergenceHook', 'FuseNormsHook', 'InputStressHook',
-    'LearningRateDecayOptimWrapperConstructor', 'LossScaleHook', 'RepeatableHook', 'SyncNormsHook',
-    'UNWarmupHook', 'average_statistics', 'set_loss_scale'
+    'LearningRateDecayOptimWrapperConstructor', 'LossScaleHook', 'NormStatisticsHook', 'RepeatableHook',
+    'SyncNormsHook', 'UNWarmupHook', 'average_statistics', 'set_loss_scale'
 ]

@@ -1,6 +1,8 @@
 """The algebra of folding (Algorithm 1, spec section 4) on single layers, in float64, and what forbids it."""
 from __future__ import annotations
 
+import re
+
 import mmcv.cnn
 import torch
 from mmcv.cnn.bricks import wrappers
@@ -13,6 +15,8 @@ from .padding import Fill
 _LINEAR = (nn.Linear.forward, wrappers.Linear.forward)
 _CONV = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
          wrappers.Conv3d.forward)
+# timm's RmsNorm, torchvision's FrozenBatchNorm2d; not torch's parametrizations, such as _WeightNorm.
+_NORM_NAME = re.compile(r'[^_].*Norm(?!al)')
 _BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
@@ -40,9 +44,12 @@ class FoldedNorm(nn.Identity):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalization layer: mmunorm's, torch's, or one with an `affine()` method."""
-    return (mmcv.cnn.is_norm(module) or isinstance(module, nn.RMSNorm)
-            or callable(getattr(module, 'affine', None)) or hasattr(module, 'fold_obstacle'))
+    """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
+    if isinstance(module, FoldedNorm):
+        return False
+    return (mmcv.cnn.is_norm(module) or callable(getattr(module, 'affine', None))
+            or hasattr(module, 'fold_obstacle')
+            or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
 
 
 def norm_obstacle(norm: nn.Module) -> str:
@@ -51,7 +58,9 @@ def norm_obstacle(norm: nn.Module) -> str:
         return f'{type(norm).__name__} {norm.fold_obstacle}'
     if not callable(getattr(norm, 'affine', None)):
         if not isinstance(norm, _BatchNorm):
-            return f'{type(norm).__name__} computes its statistics at inference'
+            online = mmcv.cnn.is_norm(norm) or isinstance(norm, nn.RMSNorm)
+            what = 'computes its statistics at inference' if online else 'has no affine() to fold'
+            return f'{type(norm).__name__} {what}'
         if type(norm).forward not in _BATCH_NORM:
             return f'{type(norm).__name__} is no plain BatchNorm: it has a forward of its own'
         if norm.running_var is None:

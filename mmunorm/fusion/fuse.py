@@ -78,6 +78,9 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     rules of :func:`mmunorm.fusion.fold_rule`. What cannot be folded exactly is left as it is. Folding a
     folded model changes nothing.
 
+    What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
+    the norm that has gone into the next layer.
+
     Args:
         model (nn.Module): in eval mode; whole, if its last norms are to go into its head or neck.
         strict (bool): make it an error if any norm stays. Defaults to False.

@@ -1,4 +1,5 @@
 """In what arithmetic the folded model is the unfolded one, and what the padding has to do with it."""
+
 import copy
 
 import pytest
@@ -21,7 +22,9 @@ ALL = {**PADDED, 't2t': (models.t2t_classifier, (21, 30)), 'vit': (models.vit_cl
 def errors(model, x, exact, autocast=False):
     """Root mean square and largest error against `exact`, over the largest value."""
     with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
-        differences = [(a.double() - b) / b.abs().max() for a, b in zip(models.outputs(model, x), exact, strict=True)]
+        differences = [
+            (a.double() - b) / b.abs().max() for a, b in zip(models.outputs(model, x), exact, strict=True)
+        ]
     difference = torch.cat([each.flatten() for each in differences])
     assert difference.isfinite().all()
     return difference.square().mean().sqrt().item(), difference.abs().max().item()
@@ -30,7 +33,7 @@ def errors(model, x, exact, autocast=False):
 @pytest.mark.parametrize('gamma', ['some', 'tiny'])
 @pytest.mark.parametrize('name', ALL)
 def test_rounding(name, gamma):
-    """float32: 1e-5. bfloat16, as the model's dtype and under autocast: 2.5 times the unfolded model's error."""
+    """float32: 1e-5. bfloat16, as dtype and under autocast: 2.5 times the unfolded model's error."""
     make, size = ALL[name]
     model = models.randomize(make().double(), gamma=gamma)
     x = torch.randn(4, 3, *size)
@@ -55,6 +58,7 @@ def test_rounding(name, gamma):
 @pytest.mark.parametrize('name', PADDED)
 def test_padding_with_zeros_would_be_wrong(name, gamma, monkeypatch):
     """So that the tests at sizes with window padding can see what is padded."""
+
     def zeros(scale, shift):
         return Fill(torch.zeros_like(scale), -1, torch.zeros_like(scale, dtype=torch.bool))
 
@@ -85,8 +89,8 @@ def test_a_marker_left_on_real_tokens_would_be_wrong(name, monkeypatch):
 
 
 def test_zero_token():
-    scale = torch.tensor([2., -0.5, 0., 0., 0., 1e-40, 1e-20, 3.], dtype=torch.float64)
-    shift = torch.tensor([1., 2., 0., 3., -4., 5., 6., 0.], dtype=torch.float64)
+    scale = torch.tensor([2.0, -0.5, 0.0, 0.0, 0.0, 1e-40, 1e-20, 3.0], dtype=torch.float64)
+    shift = torch.tensor([1.0, 2.0, 0.0, 3.0, -4.0, 5.0, 6.0, 0.0], dtype=torch.float64)
     value, marker, constant = zero_token(scale, shift)
     assert constant.tolist() == [False, False, False, True, True, True, False, False]
     assert marker == 3 and value[3] == 1 and value[4] == value[5] == 0
@@ -97,7 +101,7 @@ def test_zero_token():
 
 
 def test_no_marker_without_need():
-    value, marker, constant = zero_token(torch.tensor([1., 0.]).double(), torch.tensor([1., 0.]).double())
+    value, marker, constant = zero_token(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double())
     assert marker == -1 and not constant.any() and value.tolist() == [-1, 0]
 
 

@@ -1,4 +1,5 @@
-"""What must not be folded is left as it is, with the reason; `strict` makes it an error before anything changes."""
+"""What must not be folded stays, with the reason; `strict` makes it an error before anything changes."""
+
 import copy
 
 import pytest
@@ -9,6 +10,7 @@ from mmpretrain.models.heads import LinearClsHead
 from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torchvision.ops import FrozenBatchNorm2d
 
 from mmunorm import UN, UN2d, fuse_norms
 from mmunorm.fusion import FoldedNorm, Into, NotFoldedError, fold_rule, is_norm
@@ -50,44 +52,77 @@ def why_kept(model, x=X):
     return report.kept[0].where
 
 
-@pytest.mark.parametrize('norm', [
-    nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.SyncBatchNorm(6), UN2d(6)], ids=lambda n: str(n))
-@pytest.mark.parametrize('reader', [
-    nn.Conv2d(6, 4, 1), nn.Conv2d(6, 4, 3, bias=False), nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2),
-    nn.Conv2d(6, 6, 1, groups=6), nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'),
-    nn.Conv2d(6, 4, 3, padding=(2, 1), padding_mode='circular'),
-    nn.Conv2d(6, 4, 1, padding='same'), nn.Conv2d(6, 4, 3, padding='valid')], ids=lambda r: str(r))
+@pytest.mark.parametrize(
+    'norm',
+    [nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.SyncBatchNorm(6), UN2d(6)],
+    ids=lambda n: str(n),
+)
+@pytest.mark.parametrize(
+    'reader',
+    [
+        nn.Conv2d(6, 4, 1),
+        nn.Conv2d(6, 4, 3, bias=False),
+        nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2),
+        nn.Conv2d(6, 6, 1, groups=6),
+        nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'),
+        nn.Conv2d(6, 4, 3, padding=(2, 1), padding_mode='circular'),
+        nn.Conv2d(6, 4, 1, padding='same'),
+        nn.Conv2d(6, 4, 3, padding='valid'),
+    ],
+    ids=lambda r: str(r),
+)
 def test_convolutions(norm, reader):
     report = fold(Pair(copy.deepcopy(norm), copy.deepcopy(reader)), strict=True)
     assert [each.where for each in report.folded] == ['reader']
 
 
-@pytest.mark.parametrize('reader, x', [
-    (nn.Linear(6, 3), X.movedim(1, -1)), (nn.Conv1d(6, 3, 2), X[..., 0]), (nn.Conv3d(6, 3, 1), X[..., None])],
-    ids=['linear', 'conv1d', 'conv3d'])
+@pytest.mark.parametrize(
+    'reader, x',
+    [
+        (nn.Linear(6, 3), X.movedim(1, -1)),
+        (nn.Conv1d(6, 3, 2), X[..., 0]),
+        (nn.Conv3d(6, 3, 1), X[..., None]),
+    ],
+    ids=['linear', 'conv1d', 'conv3d'],
+)
 def test_other_readers(reader, x):
     norm = {'Linear': UN, 'Conv1d': nn.BatchNorm1d, 'Conv3d': nn.BatchNorm3d}[type(reader).__name__](6)
     fold(Pair(norm, reader), x, strict=True)
 
 
-@pytest.mark.parametrize('norm, reader, why', [
-    (nn.LayerNorm(9), nn.Linear(9, 3), 'LayerNorm computes its statistics at inference'),
-    (nn.RMSNorm(9), nn.Linear(9, 3), 'RMSNorm computes its statistics at inference'),
-    (nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1), 'GroupNorm computes its statistics at inference'),
-    (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
-    (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'keeps no running statistics'),
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1), 'its neighbour reader is a 3x3 convolution that pads with '
-     'zeros, which are not normalized'),
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1, padding=1), 'pads with zeros'),
-    (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'is a ConvTranspose2d, not a linear layer'),
-    (nn.BatchNorm2d(6), nn.Sequential(nn.Conv2d(6, 3, 1)), 'is a Sequential, not a linear layer'),
-    (nn.BatchNorm2d(6), nn.ReLU(), 'is a ReLU, not a linear layer'),
-    (nn.BatchNorm2d(6), nn.Linear(9, 3), 'reads 9 channels where the norm has 6'),
-    (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'reader.conv is a 3x3 convolution that pads'),
-    (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, padding_mode='reflect', order=('act', 'conv', 'norm')),
-     'is a ConvModule, not a linear layer'),
-], ids=lambda value: '' if isinstance(value, str) else type(value).__name__)
+@pytest.mark.parametrize(
+    'norm, reader, why',
+    [
+        (nn.LayerNorm(9), nn.Linear(9, 3), 'LayerNorm computes its statistics at inference'),
+        (nn.RMSNorm(9), nn.Linear(9, 3), 'RMSNorm computes its statistics at inference'),
+        (nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1), 'GroupNorm computes its statistics at inference'),
+        (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
+        (FrozenBatchNorm2d(6), nn.Conv2d(6, 3, 1), 'FrozenBatchNorm2d has no affine() to fold'),
+        (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'keeps no running statistics'),
+        (
+            nn.BatchNorm2d(6),
+            nn.Conv2d(6, 3, 3, padding=1),
+            'its neighbour reader is a 3x3 convolution that pads with zeros, which are not normalized',
+        ),
+        (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
+        (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1, padding=1), 'pads with zeros'),
+        (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'is a ConvTranspose2d, not a linear layer'),
+        (nn.BatchNorm2d(6), nn.Sequential(nn.Conv2d(6, 3, 1)), 'is a Sequential, not a linear layer'),
+        (nn.BatchNorm2d(6), nn.ReLU(), 'is a ReLU, not a linear layer'),
+        (nn.BatchNorm2d(6), nn.Linear(9, 3), 'reads 9 channels where the norm has 6'),
+        (
+            nn.BatchNorm2d(6),
+            ConvModule(6, 3, 3, padding=1, act_cfg=None),
+            'reader.conv is a 3x3 convolution that pads',
+        ),
+        (
+            nn.BatchNorm2d(6),
+            ConvModule(6, 3, 3, padding=1, padding_mode='reflect', order=('act', 'conv', 'norm')),
+            'is a ConvModule, not a linear layer',
+        ),
+    ],
+    ids=lambda value: '' if isinstance(value, str) else type(value).__name__,
+)
 def test_reasons(norm, reader, why):
     assert why in why_kept(Pair(norm, reader))
 
@@ -98,6 +133,7 @@ def test_a_conv_module_reads_by_its_convolution():
 
 def test_batch_norm_with_something_in_its_forward():
     from timm.layers import BatchNormAct2d
+
     assert 'no plain BatchNorm' in why_kept(Pair(BatchNormAct2d(6), nn.Conv2d(6, 3, 1)))
 
 
@@ -107,7 +143,10 @@ def test_own_affine_wins_over_torchs_formula():
 
         def __init__(self, num_features):
             super().__init__(num_features, affine=False)
-            self.affine = lambda: (torch.full((num_features, ), 2.).double(), torch.ones(num_features).double())
+            self.affine = lambda: (
+                torch.full((num_features,), 2.0).double(),
+                torch.ones(num_features).double(),
+            )
 
         def forward(self, x):
             return 2 * x + 1
@@ -145,14 +184,17 @@ def test_hooks(part, register):
     fold(model, strict=True)
 
 
-@pytest.mark.parametrize('name, norms', [
-    ('backbone.stages.0.blocks.1.attn', ['backbone.stages.0.blocks.1.norm1']),
-    ('backbone.stages.0.blocks.1.attn.w_msa', ['backbone.stages.0.blocks.1.norm1']),
-    ('backbone.stages.0.blocks.1.ffn', ['backbone.stages.0.blocks.1.norm2']),
-    ('backbone', ['backbone.norm1']),
-    ('neck', ['backbone.norm1']),
-    ('head', ['backbone.norm1']),
-])
+@pytest.mark.parametrize(
+    'name, norms',
+    [
+        ('backbone.stages.0.blocks.1.attn', ['backbone.stages.0.blocks.1.norm1']),
+        ('backbone.stages.0.blocks.1.attn.w_msa', ['backbone.stages.0.blocks.1.norm1']),
+        ('backbone.stages.0.blocks.1.ffn', ['backbone.stages.0.blocks.1.norm2']),
+        ('backbone', ['backbone.norm1']),
+        ('neck', ['backbone.norm1']),
+        ('head', ['backbone.norm1']),
+    ],
+)
 def test_hooks_between_a_norm_and_its_reader(name, norms):
     """A hook that squares what passes: it would see other values."""
     model = models.swin_classifier()
@@ -175,14 +217,20 @@ def test_hooks_elsewhere_do_not_matter():
     assert seen
 
 
-@pytest.mark.parametrize('name, norms', [
-    ('backbone.stages.0.blocks.1.attn', ['backbone.stages.0.blocks.1.norm1']),
-    ('backbone.stages.0.blocks.1.attn.w_msa.qkv', ['backbone.stages.0.blocks.1.norm1']),
-    ('backbone.stages.0.blocks.1', ['backbone.stages.0.blocks.1.norm1', 'backbone.stages.0.blocks.1.norm2']),
-    ('backbone.stages.0.blocks.1.norm1', ['backbone.stages.0.blocks.1.norm1']),
-    ('neck', ['backbone.norm1']),
-    ('head', ['backbone.norm1']),
-])
+@pytest.mark.parametrize(
+    'name, norms',
+    [
+        ('backbone.stages.0.blocks.1.attn', ['backbone.stages.0.blocks.1.norm1']),
+        ('backbone.stages.0.blocks.1.attn.w_msa.qkv', ['backbone.stages.0.blocks.1.norm1']),
+        (
+            'backbone.stages.0.blocks.1',
+            ['backbone.stages.0.blocks.1.norm1', 'backbone.stages.0.blocks.1.norm2'],
+        ),
+        ('backbone.stages.0.blocks.1.norm1', ['backbone.stages.0.blocks.1.norm1']),
+        ('neck', ['backbone.norm1']),
+        ('head', ['backbone.norm1']),
+    ],
+)
 def test_a_forward_of_the_instance(name, norms):
     model = models.swin_classifier()
     part = model.get_submodule(name)
@@ -196,9 +244,15 @@ def test_a_forward_of_the_instance(name, norms):
     models.assert_folds(model, (37, 45), kept=norms)
 
 
-@pytest.mark.parametrize('change', [
-    lambda layer: parametrizations.weight_norm(layer), lambda layer: parametrizations.spectral_norm(layer),
-    lambda layer: torch.nn.utils.weight_norm(layer), lambda layer: prune.random_unstructured(layer, 'weight', 0.5)])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda layer: parametrizations.weight_norm(layer),
+        lambda layer: parametrizations.spectral_norm(layer),
+        lambda layer: torch.nn.utils.weight_norm(layer),
+        lambda layer: prune.random_unstructured(layer, 'weight', 0.5),
+    ],
+)
 @pytest.mark.filterwarnings('ignore:.*weight_norm.*')
 def test_parametrized_readers(change):
     model = Pair(nn.BatchNorm2d(6), change(nn.Conv2d(6, 3, 1)))
@@ -225,7 +279,10 @@ def two_rule(two):
 def test_two_readers():
     tokens = X.movedim(1, -1)
     assert fold(Two(nn.Linear(6, 2)), tokens, strict=True).folded[0].where == 'first, second'
-    assert why_kept(Two(nn.GELU()), tokens) == 'its neighbour second is a GELU, not a linear layer or convolution'
+    assert (
+        why_kept(Two(nn.GELU()), tokens)
+        == 'its neighbour second is a GELU, not a linear layer or convolution'
+    )
 
 
 def shared_norm():
@@ -279,8 +336,19 @@ def shared_block():
     return nn.Sequential(block, block)
 
 
-@pytest.mark.parametrize('make', [shared_norm, shared_norm_weight, shared_linear, tied_parameter, tied_bias,
-                                  overlapping_storage, tied_to_an_embedding, shared_block])
+@pytest.mark.parametrize(
+    'make',
+    [
+        shared_norm,
+        shared_norm_weight,
+        shared_linear,
+        tied_parameter,
+        tied_bias,
+        overlapping_storage,
+        tied_to_an_embedding,
+        shared_block,
+    ],
+)
 def test_shared_modules_and_parameters_stay(make):
     model = make()
     report = fold(model, X.movedim(1, -1))
@@ -298,7 +366,7 @@ def test_layers_that_lie_side_by_side_in_memory_are_not_shared():
 
 class OtherForward(SwinBlock):
     def forward(self, x, hw_shape):
-        return x + self.attn(self.norm1(x).tanh(), hw_shape) + self.ffn(self.norm2(x)**2, identity=x)
+        return x + self.attn(self.norm1(x).tanh(), hw_shape) + self.ffn(self.norm2(x) ** 2, identity=x)
 
 
 class SameForward(SwinBlock):
@@ -330,13 +398,16 @@ def with_class(model, name, cls):
     return model
 
 
-@pytest.mark.parametrize('name, cls, norms', [
-    (BLOCK, OtherForward, [f'{BLOCK}.norm1', f'{BLOCK}.norm2']),
-    (BLOCK, SameForward, []),
-    (f'{BLOCK}.attn', OtherMask, [f'{BLOCK}.norm1']),
-    (f'{BLOCK}.attn.w_msa', OtherAttention, [f'{BLOCK}.norm1']),
-    ('head', Normalized, ['backbone.norm1']),
-])
+@pytest.mark.parametrize(
+    'name, cls, norms',
+    [
+        (BLOCK, OtherForward, [f'{BLOCK}.norm1', f'{BLOCK}.norm2']),
+        (BLOCK, SameForward, []),
+        (f'{BLOCK}.attn', OtherMask, [f'{BLOCK}.norm1']),
+        (f'{BLOCK}.attn.w_msa', OtherAttention, [f'{BLOCK}.norm1']),
+        ('head', Normalized, ['backbone.norm1']),
+    ],
+)
 def test_subclasses(name, cls, norms):
     report = models.assert_folds(with_class(models.swin_classifier(), name, cls), (37, 45), kept=norms)
     for fold in report.kept:
@@ -362,10 +433,12 @@ def test_strict_lists_all_and_changes_nothing():
     classes = [type(module) for module in model.modules()]
     with pytest.raises(NotFoldedError, match='3 norms cannot be folded') as error:
         fuse_norms(model, strict=True)
-    for name, why in [('backbone.norm1 (UN)', 'pads with zeros'),
-                      ('backbone.stages.0.blocks.0.norm1 (LayerNorm)', 'computes its statistics at inference'),
-                      ('backbone.stages.0.blocks.1.norm1 (UN)', 'has forward hooks')]:
-        line, = (line for line in str(error.value).splitlines() if name in line)
+    for name, why in [
+        ('backbone.norm1 (UN)', 'pads with zeros'),
+        ('backbone.stages.0.blocks.0.norm1 (LayerNorm)', 'computes its statistics at inference'),
+        ('backbone.stages.0.blocks.1.norm1 (UN)', 'has forward hooks'),
+    ]:
+        (line,) = (line for line in str(error.value).splitlines() if name in line)
         assert why in line
     after = model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)

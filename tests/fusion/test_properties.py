@@ -1,11 +1,13 @@
 """Folded equals unfolded over random architectures, sizes and statistics."""
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from . import models
 
-few = settings(max_examples=8, deadline=None, derandomize=True, database=None,
-               suppress_health_check=list(HealthCheck))
+few = settings(
+    max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 GAMMA = st.sampled_from(['some', 'all', 'tiny', 'none'])
 SEED = st.integers(0, 1000)
 SIDE = st.integers(8, 50)
@@ -17,7 +19,9 @@ def swins(draw):
     num_stages = draw(st.integers(1, 3))
     depths = draw(st.lists(st.integers(1, 3), min_size=num_stages, max_size=num_stages))
     heads = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=num_stages, max_size=num_stages))
-    return dict(embed_dims=4 * draw(st.integers(1, 3)), depths=depths, num_heads=heads), draw(st.integers(2, 6))
+    return dict(embed_dims=4 * draw(st.integers(1, 3)), depths=depths, num_heads=heads), draw(
+        st.integers(2, 6)
+    )
 
 
 @few
@@ -27,10 +31,17 @@ def test_swin(arch, height, width, gamma, seed, qkv_bias):
     last = len(arch['depths']) - 1
     model = models.classifier(
         models.swin_backbone(
-            arch=arch, window_size=window, out_indices=(last, ), pad_small_map=True,
-            stage_cfgs=dict(block_cfgs=dict(attn_cfgs=dict(qkv_bias=qkv_bias)))),
-        arch['embed_dims'] * 2**last)
-    models.assert_folds(model, (height, width), gamma=gamma, seed=seed, count=2 * sum(arch['depths']) + last + 2)
+            arch=arch,
+            window_size=window,
+            out_indices=(last,),
+            pad_small_map=True,
+            stage_cfgs=dict(block_cfgs=dict(attn_cfgs=dict(qkv_bias=qkv_bias))),
+        ),
+        arch['embed_dims'] * 2**last,
+    )
+    models.assert_folds(
+        model, (height, width), gamma=gamma, seed=seed, count=2 * sum(arch['depths']) + last + 2
+    )
 
 
 @few
@@ -39,48 +50,105 @@ def test_mmdet_swin_and_fpn(arch, height, width, gamma, seed, kind):
     arch, window = arch
     num_stages = len(arch['depths'])
     backbone = dict(
-        type='SwinTransformer', embed_dims=arch['embed_dims'], depths=arch['depths'], num_heads=arch['num_heads'],
-        window_size=window, strides=(4, 2, 2, 2)[:num_stages], out_indices=tuple(range(num_stages)),
-        norm_cfg=dict(type=kind))
+        type='SwinTransformer',
+        embed_dims=arch['embed_dims'],
+        depths=arch['depths'],
+        num_heads=arch['num_heads'],
+        window_size=window,
+        strides=(4, 2, 2, 2)[:num_stages],
+        out_indices=tuple(range(num_stages)),
+        norm_cfg=dict(type=kind),
+    )
     model = models.detector(
-        backbone=backbone, in_channels=[arch['embed_dims'] * 2**i for i in range(num_stages)], num_outs=num_stages)
-    models.assert_folds(model, (height, width), gamma=gamma, seed=seed, count=2 * sum(arch['depths']) + 2 * num_stages)
+        backbone=backbone,
+        in_channels=[arch['embed_dims'] * 2**i for i in range(num_stages)],
+        num_outs=num_stages,
+    )
+    models.assert_folds(
+        model, (height, width), gamma=gamma, seed=seed, count=2 * sum(arch['depths']) + 2 * num_stages
+    )
 
 
 @few
-@given(arch=swins(), height=st.integers(4, 12), width=st.integers(4, 12), gamma=GAMMA, seed=SEED,
-       partition=st.booleans(), strict=st.booleans())
+@given(
+    arch=swins(),
+    height=st.integers(4, 12),
+    width=st.integers(4, 12),
+    gamma=GAMMA,
+    seed=SEED,
+    partition=st.booleans(),
+    strict=st.booleans(),
+)
 def test_timm_swin(arch, height, width, gamma, seed, partition, strict):
     arch, window = arch
     num_stages = len(arch['depths'])
     size = (4 * height, 4 * width)
     model = models.timm_model(
-        'swin_tiny_patch4_window7_224', img_size=size, embed_dim=arch['embed_dims'], depths=arch['depths'],
-        num_heads=arch['num_heads'], window_size=window, always_partition=partition, strict_img_size=strict)
+        'swin_tiny_patch4_window7_224',
+        img_size=size,
+        embed_dim=arch['embed_dims'],
+        depths=arch['depths'],
+        num_heads=arch['num_heads'],
+        window_size=window,
+        always_partition=partition,
+        strict_img_size=strict,
+    )
     sizes = [size] if strict else [size, (4 * width, 4 * height + 8)]
     models.assert_folds(model, *sizes, gamma=gamma, seed=seed, count=2 * sum(arch['depths']) + num_stages + 1)
 
 
 @few
-@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), tokens=st.integers(2, 9),
-       performer=st.booleans(), height=st.integers(16, 50), side=st.integers(16, 50), gamma=GAMMA, seed=SEED)
+@given(
+    depth=st.integers(1, 3),
+    heads=st.sampled_from([1, 2, 4]),
+    width=st.integers(1, 4),
+    tokens=st.integers(2, 9),
+    performer=st.booleans(),
+    height=st.integers(16, 50),
+    side=st.integers(16, 50),
+    gamma=GAMMA,
+    seed=SEED,
+)
 def test_t2t_vit(depth, heads, width, tokens, performer, height, side, gamma, seed):
     channels = 8 * width
     backbone = dict(
-        type='UNT2TViT', img_size=32, embed_dims=channels, num_layers=depth,
+        type='UNT2TViT',
+        img_size=32,
+        embed_dims=channels,
+        num_layers=depth,
         t2t_cfg=dict(token_dims=tokens, use_performer=performer),
-        layer_cfgs=dict(num_heads=heads, feedforward_channels=2 * channels + 1))
+        layer_cfgs=dict(num_heads=heads, feedforward_channels=2 * channels + 1),
+    )
     model = models.classifier(backbone, channels, 'VisionTransformerClsHead', neck=False)
     models.assert_folds(model, (height, side), gamma=gamma, seed=seed, count=2 * depth + 5)
 
 
 @few
-@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), patch=st.integers(3, 9),
-       height=SIDE, side=SIDE, gamma=GAMMA, seed=SEED, hidden=st.sampled_from([None, 3]), qkv_bias=st.booleans())
+@given(
+    depth=st.integers(1, 3),
+    heads=st.sampled_from([1, 2, 4]),
+    width=st.integers(1, 4),
+    patch=st.integers(3, 9),
+    height=SIDE,
+    side=SIDE,
+    gamma=GAMMA,
+    seed=SEED,
+    hidden=st.sampled_from([None, 3]),
+    qkv_bias=st.booleans(),
+)
 def test_vit(depth, heads, width, patch, height, side, gamma, seed, hidden, qkv_bias):
     channels = 8 * width
     backbone = dict(
-        type='VisionTransformer', img_size=5 * patch, patch_size=patch, norm_cfg=models.UN, qkv_bias=qkv_bias,
-        arch=dict(embed_dims=channels, num_layers=depth, num_heads=heads, feedforward_channels=2 * channels + 1))
+        type='VisionTransformer',
+        img_size=5 * patch,
+        patch_size=patch,
+        norm_cfg=models.UN,
+        qkv_bias=qkv_bias,
+        arch=dict(
+            embed_dims=channels, num_layers=depth, num_heads=heads, feedforward_channels=2 * channels + 1
+        ),
+    )
     model = models.classifier(backbone, channels, 'VisionTransformerClsHead', False, hidden_dim=hidden)
-    models.assert_folds(model, (max(height, patch), max(side, patch)), gamma=gamma, seed=seed, count=2 * depth + 1)
+    models.assert_folds(
+        model, (max(height, patch), max(side, patch)), gamma=gamma, seed=seed, count=2 * depth + 1
+    )

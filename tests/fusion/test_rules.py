@@ -1,6 +1,8 @@
 """Every rule for a block of OpenMMLab and ours: the folded model is the unfolded one, in float64."""
+
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from torch import nn
 
 from mmunorm import fuse_norms
@@ -14,7 +16,9 @@ LN = dict(type='LN')
 
 @pytest.mark.parametrize('gamma', ['some', 'all', 'tiny', 'none'])
 def test_swin(gamma):
-    assert_none_is_left(models.assert_folds(models.swin_classifier(), EVEN, ODD, (64, 33), count=11, gamma=gamma))
+    assert_none_is_left(
+        models.assert_folds(models.swin_classifier(), EVEN, ODD, (64, 33), count=11, gamma=gamma)
+    )
 
 
 def test_stock_swin():
@@ -40,14 +44,14 @@ def test_swin_output_norms_that_no_head_reads_stay():
 
 
 def test_swin_without_its_last_layer_among_the_outputs():
-    model = models.classifier(models.swin_backbone(out_indices=(0, )), 8)
+    model = models.classifier(models.swin_backbone(out_indices=(0,)), 8)
     report = models.assert_folds(model, EVEN, ODD, count=11)
     assert {fold.norm: fold.where for fold in report.folded}['backbone.norm0'] == 'head.fc'
 
 
 def test_out_after_downsample():
     arch = dict(embed_dims=8, depths=[1, 1, 1], num_heads=[2, 2, 2])
-    backbone = models.swin_backbone(arch=arch, out_indices=(1, ), out_after_downsample=True)
+    backbone = models.swin_backbone(arch=arch, out_indices=(1,), out_after_downsample=True)
     models.assert_folds(models.classifier(backbone, 32), (64, 64), (68, 60))
 
 
@@ -82,35 +86,42 @@ def test_t2t_vit(tokens):
     models.assert_folds(models.t2t_classifier(tokens=tokens), EVEN, ODD, (48, 21), count=9)
 
 
-@pytest.mark.parametrize('settings, count, kept', [
-    (dict(out_indices=[0, -1]), 9, ()),
-    (dict(with_cls_token=False, out_type='avg_featmap'), 9, ()),
-    (dict(final_norm=False), 8, ()),
-])
+@pytest.mark.parametrize(
+    'settings, count, kept',
+    [
+        (dict(out_indices=[0, -1]), 9, ()),
+        (dict(with_cls_token=False, out_type='avg_featmap'), 9, ()),
+        (dict(final_norm=False), 8, ()),
+    ],
+)
 def test_t2t_vit_outputs(settings, count, kept):
     models.assert_folds(models.t2t_classifier(**settings), EVEN, ODD, count=count, kept=kept)
 
 
 def test_stock_t2t_keeps_the_layer_norms_of_its_tokens():
     model = models.t2t_classifier(
-        type='T2T_ViT', t2t_cfg=dict(token_dims=8, use_performer=False), out_indices=[-1])
+        type='T2T_ViT', t2t_cfg=dict(token_dims=8, use_performer=False), out_indices=[-1]
+    )
     kept = [f'backbone.tokens_to_token.attention{i}.ln{j}' for i in (1, 2) for j in (1, 2)]
     models.assert_folds(model, EVEN, kept=kept, count=5)
 
 
-@pytest.mark.parametrize('settings, count, kept', [
-    (dict(), 5, ()),
-    (dict(head=dict(hidden_dim=6)), 5, ()),
-    (dict(out_indices=[0, 1]), 5, ()),
-    (dict(qkv_bias=False), 5, ()),
-    (dict(layer_scale_init_value=0.3), 5, ()),
-    (dict(final_norm=False), 4, ()),
-    (dict(with_cls_token=False, out_type='avg_featmap'), 5, ['backbone.ln1']),
-    (dict(out_type='avg_featmap', final_norm=False), 5, ()),
-    (dict(out_type='avg_featmap', out_indices=[0, 1]), 5, ['backbone.ln1']),
-    (dict(pre_norm=True), 5, ['backbone.pre_norm']),
-    (dict(out_indices=[0]), 4, ['backbone.ln1']),
-])
+@pytest.mark.parametrize(
+    'settings, count, kept',
+    [
+        (dict(), 5, ()),
+        (dict(head=dict(hidden_dim=6)), 5, ()),
+        (dict(out_indices=[0, 1]), 5, ()),
+        (dict(qkv_bias=False), 5, ()),
+        (dict(layer_scale_init_value=0.3), 5, ()),
+        (dict(final_norm=False), 4, ()),
+        (dict(with_cls_token=False, out_type='avg_featmap'), 5, ['backbone.ln1']),
+        (dict(out_type='avg_featmap', final_norm=False), 5, ()),
+        (dict(out_type='avg_featmap', out_indices=[0, 1]), 5, ['backbone.ln1']),
+        (dict(pre_norm=True), 5, ['backbone.pre_norm']),
+        (dict(out_indices=[0]), 4, ['backbone.ln1']),
+    ],
+)
 def test_vit(settings, count, kept):
     models.assert_folds(models.vit_classifier(**settings), EVEN, (40, 24), count=count, kept=kept)
 
@@ -136,25 +147,38 @@ def test_multi_label_head_and_no_head():
     assert report.kept[0].where == 'nothing in this model reads it'
 
 
-@pytest.mark.parametrize('neck, kept, why', [
-    (dict(), None, ''),
-    (dict(norm_cfg=dict(type='GN', num_groups=2), act_cfg=dict(type='ReLU')), None, ''),
-    (dict(add_extra_convs='on_input'), 'backbone.norm1', 'its neighbour neck.fpn_convs.2.conv is a 3x3 '
-     'convolution that pads with zeros, which are not normalized'),
-    (dict(add_extra_convs=True), 'backbone.norm1', 'its neighbour neck.fpn_convs.2.conv is a 3x3 '
-     'convolution that pads with zeros, which are not normalized'),
-    (dict(add_extra_convs='on_output'), None, ''),
-    (dict(add_extra_convs='on_lateral', relu_before_extra_convs=True), None, ''),
-    (dict(start_level=1), 'backbone.norm0', 'nothing in this model reads it'),
-    (dict(end_level=0, num_outs=1), 'backbone.norm1', 'nothing in this model reads it'),
-    (dict(start_level=1, add_extra_convs='on_input', num_outs=1), 'backbone.norm0',
-     'nothing in this model reads it'),
-])
+@pytest.mark.parametrize(
+    'neck, kept, why',
+    [
+        (dict(), None, ''),
+        (dict(norm_cfg=dict(type='GN', num_groups=2), act_cfg=dict(type='ReLU')), None, ''),
+        (
+            dict(add_extra_convs='on_input'),
+            'backbone.norm1',
+            'its neighbour neck.fpn_convs.2.conv is a 3x3 '
+            'convolution that pads with zeros, which are not normalized',
+        ),
+        (
+            dict(add_extra_convs=True),
+            'backbone.norm1',
+            'its neighbour neck.fpn_convs.2.conv is a 3x3 '
+            'convolution that pads with zeros, which are not normalized',
+        ),
+        (dict(add_extra_convs='on_output'), None, ''),
+        (dict(add_extra_convs='on_lateral', relu_before_extra_convs=True), None, ''),
+        (dict(start_level=1), 'backbone.norm0', 'nothing in this model reads it'),
+        (dict(end_level=0, num_outs=1), 'backbone.norm1', 'nothing in this model reads it'),
+        (
+            dict(start_level=1, add_extra_convs='on_input', num_outs=1),
+            'backbone.norm0',
+            'nothing in this model reads it',
+        ),
+    ],
+)
 def test_fpn(neck, kept, why):
-    model = models.detector(**neck)
+    model = models.detector(neck=neck)
     group_norms = [name for name in models.norms(model) if '.gn' in name]
-    report = models.assert_folds(model, (70, 93), (17, 30),
-                                 kept=[*filter(None, [kept]), *group_norms])
+    report = models.assert_folds(model, (70, 93), (17, 30), kept=[*filter(None, [kept]), *group_norms])
     if kept:
         assert {fold.norm: fold.where for fold in report.kept}[kept] == why
 
@@ -169,23 +193,35 @@ def test_the_whole_detector_predicts_the_same():
     models.assert_equal(after, before)
 
 
-@pytest.mark.parametrize('backbone', [models.swin_backbone(out_indices=(0, 1), pad_small_map=True),
-                                      models.mmdet_swin()])
+@pytest.mark.parametrize(
+    'backbone', [models.swin_backbone(out_indices=(0, 1), pad_small_map=True), models.mmdet_swin()]
+)
 def test_two_stage_detectors(backbone):
-    model = models.build(dict(
-        type='FasterRCNN', backbone=dict(backbone),
-        neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3),
-        rpn_head=dict(type='RPNHead', in_channels=8, feat_channels=8,
-                      anchor_generator=dict(type='AnchorGenerator', strides=[4, 8, 16], ratios=[1.],
-                                            scales=[8])),
-        roi_head=None, train_cfg=None, test_cfg=dict(rpn=None)), 'mmdet')
+    model = models.build(
+        dict(
+            type='FasterRCNN',
+            backbone=dict(backbone),
+            neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3),
+            rpn_head=dict(
+                type='RPNHead',
+                in_channels=8,
+                feat_channels=8,
+                anchor_generator=dict(type='AnchorGenerator', strides=[4, 8, 16], ratios=[1.0], scales=[8]),
+            ),
+            roi_head=None,
+            train_cfg=None,
+            test_cfg=ConfigDict(rpn=None),
+        ),
+        'mmdet',
+    )
     models.assert_folds(model, (70, 93), count=12)
 
 
 @pytest.mark.parametrize('gamma', ['some', 'all', 'tiny', 'none'])
 def test_mmdet_swin(gamma):
-    models.assert_folds(models.detector(backbone=models.mmdet_swin()), (64, 64), (70, 93), (17, 30), count=12,
-                        gamma=gamma)
+    models.assert_folds(
+        models.detector(backbone=models.mmdet_swin()), (64, 64), (70, 93), (17, 30), count=12, gamma=gamma
+    )
 
 
 def test_mmdet_swin_without_patch_norm():
@@ -201,17 +237,30 @@ def test_layer_norms_and_group_norms_stay():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize('norm_cfg', [
-    dict(type='TokenBN'), dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='RepBN'),
-    dict(type='PRepBN', steps=5), dict(type='NoNorm'), dict(type='NoNorm', affine=True)], ids=str)
+@pytest.mark.parametrize(
+    'norm_cfg',
+    [
+        dict(type='TokenBN'),
+        dict(type='MABN'),
+        dict(type='PN', layer_scale=False),
+        dict(type='RepBN'),
+        dict(type='PRepBN', steps=5),
+        dict(type='NoNorm'),
+        dict(type='NoNorm', affine=True),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize('make', [models.swin_classifier, models.t2t_classifier, models.vit_classifier])
 def test_every_offline_norm_folds(make, norm_cfg):
     report = models.assert_folds(make(norm_cfg=norm_cfg), EVEN)
     assert_none_is_left(report)
 
 
-@pytest.mark.parametrize('norm_cfg', [dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT'),
-                                      dict(type='PRepBN', steps=11)], ids=str)
+@pytest.mark.parametrize(
+    'norm_cfg',
+    [dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT'), dict(type='PRepBN', steps=11)],
+    ids=str,
+)
 def test_every_online_norm_stays_for_its_own_reason(norm_cfg):
     model = models.swin_classifier(norm_cfg)
     norms = models.norms(model)

@@ -1,4 +1,5 @@
 """timm's models after `replace_norms`: the folded model is the unfolded one, in float64."""
+
 import pytest
 import timm
 import torch
@@ -18,20 +19,24 @@ def test_swin_scales(gamma):
     assert_folds(timm_model(SWIN, img_size=(36, 52)), (36, 52), count=11, gamma=gamma)
 
 
-@pytest.mark.parametrize('settings, sizes', [
-    (dict(), [SIZE]),
-    (dict(img_size=(12, 40)), [(12, 40)]),
-    (dict(always_partition=True, img_size=(12, 40)), [(12, 40)]),
-    (dict(strict_img_size=False), [SIZE, (40, 72), (20, 28)]),
-    (dict(strict_img_size=False, always_partition=True), [SIZE, (40, 72), (12, 60)]),
-    (dict(window_size=(3, 5), img_size=40), [(40, 40)]),
-])
+@pytest.mark.parametrize(
+    'settings, sizes',
+    [
+        (dict(), [SIZE]),
+        (dict(img_size=(12, 40)), [(12, 40)]),
+        (dict(always_partition=True, img_size=(12, 40)), [(12, 40)]),
+        (dict(strict_img_size=False), [SIZE, (40, 72), (20, 28)]),
+        (dict(strict_img_size=False, always_partition=True), [SIZE, (40, 72), (12, 60)]),
+        (dict(window_size=(3, 5), img_size=40), [(40, 40)]),
+    ],
+)
 def test_swin(settings, sizes):
     assert_folds(timm_model(SWIN, **settings), *sizes, count=11)
 
 
-@pytest.mark.parametrize('pool, kept', [('avg', []), ('', []), ('max', ['norm']), ('catavgmax', ['norm']),
-                                        ('avgmax', ['norm'])])
+@pytest.mark.parametrize(
+    'pool, kept', [('avg', []), ('', []), ('max', ['norm']), ('catavgmax', ['norm']), ('avgmax', ['norm'])]
+)
 def test_swin_pooling(pool, kept):
     report = assert_folds(timm_model(SWIN, global_pool=pool), SIZE, kept=kept)
     assert [fold.where for fold in report.kept] == ['its output goes through a maximum'] * len(kept)
@@ -75,24 +80,27 @@ def test_no_classes():
     assert_folds(timm_model(VIT, num_classes=0), SIZE, kept=['norm'])
 
 
-@pytest.mark.parametrize('settings, count, kept', [
-    (dict(), 5, []),
-    (dict(global_pool='avg'), 5, []),
-    (dict(global_pool='avg', fc_norm=False), 5, []),
-    (dict(global_pool='max'), 5, []),
-    (dict(global_pool='max', fc_norm=False), 4, ['norm']),
-    (dict(global_pool='avgmax', fc_norm=False), 4, ['norm']),
-    (dict(global_pool='', class_token=False), 5, []),
-    (dict(global_pool='map', class_token=False), 4, ['norm', 'attn_pool.norm']),
-    (dict(class_token=False, global_pool='avg', reg_tokens=2, fc_norm=False), 5, []),
-    (dict(reg_tokens=3, no_embed_class=True), 5, []),
-    (dict(qk_norm=True), 5, [f'blocks.{i}.attn.{part}_norm' for i in (0, 1) for part in 'qk']),
-    (dict(scale_attn_norm=True), 7, []),
-    (dict(scale_mlp_norm=True), 7, []),
-    (dict(pre_norm=True), 5, ['norm_pre']),
-    (dict(qkv_bias=False, init_values=0.3), 5, []),
-    (dict(final_norm=False), 4, []),
-])
+@pytest.mark.parametrize(
+    'settings, count, kept',
+    [
+        (dict(), 5, []),
+        (dict(global_pool='avg'), 5, []),
+        (dict(global_pool='avg', fc_norm=False), 5, []),
+        (dict(global_pool='max'), 5, []),
+        (dict(global_pool='max', fc_norm=False), 4, ['norm']),
+        (dict(global_pool='avgmax', fc_norm=False), 4, ['norm']),
+        (dict(global_pool='', class_token=False), 5, []),
+        (dict(global_pool='map', class_token=False), 4, ['norm', 'attn_pool.norm']),
+        (dict(class_token=False, global_pool='avg', reg_tokens=2, fc_norm=False), 5, []),
+        (dict(reg_tokens=3, no_embed_class=True), 5, []),
+        (dict(qk_norm=True), 5, [f'blocks.{i}.attn.{part}_norm' for i in (0, 1) for part in 'qk']),
+        (dict(scale_attn_norm=True), 7, []),
+        (dict(scale_mlp_norm=True), 7, []),
+        (dict(pre_norm=True), 5, ['norm_pre']),
+        (dict(qkv_bias=False, init_values=0.3), 5, []),
+        (dict(final_norm=False), 4, []),
+    ],
+)
 def test_vit(settings, count, kept):
     assert_folds(timm_model(VIT, **settings), SIZE, count=count, kept=kept)
 
@@ -103,6 +111,7 @@ def test_vit_of_dynamic_size():
 
 def test_vit_with_other_blocks():
     from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
+
     for block in (ResPostBlock, ParallelScalingBlock):
         model = timm_model(VIT, block_fn=block)
         kept = [name for name in models.norms(model) if name.startswith('blocks')]
@@ -117,13 +126,17 @@ def test_gated_attention_keeps_its_own_norm():
         def __init__(self, dim, **kwargs):
             super().__init__(dim, gated=True, scale_norm=True, norm_layer=nn.LayerNorm, num_heads=2)
 
-    model = timm.create_model(VIT, num_classes=5, img_size=32, embed_dim=16, depth=2, num_heads=2, patch_size=8)
+    model = timm.create_model(
+        VIT, num_classes=5, img_size=32, embed_dim=16, depth=2, num_heads=2, patch_size=8
+    )
     for block in model.blocks:
         block.attn = Gated(16)
-    report = assert_folds(replace_norms(model, models.UN), SIZE, count=5,
-                          kept=[f'blocks.{i}.attn.norm' for i in (0, 1)])
-    assert {fold.norm: fold.where for fold in report.folded}['blocks.0.norm1'] == \
-        'blocks.0.attn.qkv, blocks.0.attn.gate'
+    report = assert_folds(
+        replace_norms(model, models.UN), SIZE, count=5, kept=[f'blocks.{i}.attn.norm' for i in (0, 1)]
+    )
+    assert {fold.norm: fold.where for fold in report.folded}[
+        'blocks.0.norm1'
+    ] == 'blocks.0.attn.qkv, blocks.0.attn.gate'
 
 
 def test_deit():

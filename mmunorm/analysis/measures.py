@@ -1,0 +1,162 @@
+"""The measures of a whole record, and their numbers as CSV."""
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from .normality import PNAC, pnac, spans
+from .record import Record, RecordError
+from .windows import peak, rolling_means
+
+FIELDS = ('activation', 'gradient')
+# Steps of a span, where there are as many. The paper does not say; the test is sharper with more.
+DEFAULT_SPAN = 100
+
+
+class PNACOverTraining(NamedTuple):
+    """PNAC of each layer and span.
+
+    Attributes:
+        first (numpy.ndarray): first training step of each span `(S,)`.
+        last (numpy.ndarray): last training step of each span `(S,)`.
+        layers (list[str]): names of the L layers.
+        results (dict[str, list[list[PNAC]]]): S lists of L, for 'activation' and 'gradient'.
+    """
+    first: np.ndarray
+    last: np.ndarray
+    layers: list[str]
+    results: dict[str, list[list[PNAC]]]
+
+    def percent(self, field: str) -> np.ndarray:
+        """PNAC in percent `(S, L)` of 'activation' or 'gradient'; NaN where no channel could be tested."""
+        return np.array([[result.percent for result in row] for row in self.results[field]])
+
+    def mean(self, field: str) -> np.ndarray:
+        """The mean over the layers `(S,)`; NaN where no layer has one."""
+        percent = self.percent(field)
+        counts = np.isfinite(percent).sum(axis=1)
+        return np.divide(np.nansum(percent, axis=1), counts, out=np.full(len(percent), np.nan),
+                         where=counts > 0)
+
+    def rows(self, run: str) -> Iterable[tuple]:
+        """Rows for a CSV file under :data:`PNAC_HEADER`."""
+        for field in FIELDS:
+            for i, row in enumerate(self.results[field]):
+                for name, result in zip(self.layers, row, strict=True):
+                    yield (run, field, name, self.first[i], self.last[i], *result)
+
+    def remarks(self) -> list[str]:
+        """What could not be tested, as sentences."""
+        found = []
+        for field in FIELDS:
+            untested = np.isnan(self.percent(field)).all(axis=0)
+            if untested.all():
+                found.append(f'No layer has {field} statistics that could be tested.')
+            elif untested.any():
+                names = [name for name, missing in zip(self.layers, untested, strict=True) if missing]
+                found.append(f'No {field} statistics that could be tested: {", ".join(names)}.')
+            constant = sum(result.constant for row in self.results[field] for result in row)
+            if constant:
+                found.append(f'Left out of the {field} PNAC: {constant} sequences of a channel over a span '
+                             'that did not change.')
+        return found
+
+
+PNAC_HEADER = ('run', 'statistic', 'layer', 'first_step', 'last_step', 'pnac_percent', 'channels',
+               'constant', 'steps')
+
+
+def measure_pnac(record: Record, span: int | None = None, progress: bool = False) -> PNACOverTraining:
+    """PNAC of all layers of a record, over training.
+
+    Args:
+        record: a record.
+        span (int, optional): recorded steps of a span. Defaults to None: 100, or all if there are fewer.
+        progress (bool): whether to show a progress bar. Defaults to False.
+
+    Raises:
+        RecordError: the record is too short, or the span.
+    """
+    count = len(record.steps)
+    try:
+        pieces = spans(count, min(DEFAULT_SPAN, count) if span is None else span)
+    except ValueError as error:
+        raise RecordError(f'{record.path}: {error}.') from error
+    results = {field: [[] for _ in pieces] for field in FIELDS}
+    work = [(field, i, layer) for field in FIELDS for i in range(len(pieces))
+            for layer in range(len(record.layers))]
+    for field, i, layer in tqdm(work, desc='PNAC', unit='test', disable=not progress):
+        results[field][i].append(pnac(getattr(record, field)(layer, pieces[i])))
+    return PNACOverTraining(
+        np.array([record.steps[piece][0] for piece in pieces]),
+        np.array([record.steps[piece][-1] for piece in pieces]),
+        [layer.name for layer in record.layers], results)
+
+
+class ChannelHistory(NamedTuple):
+    """One channel's statistic over training with its means over the last M steps, each `(T,)`."""
+    layer: str
+    channel: int
+    field: str
+    steps: np.ndarray
+    values: np.ndarray
+    gm: np.ndarray
+    am: np.ndarray
+
+
+def channel_history(record: Record, layer: int | str, channel: int, field: str, window: int,
+                    rows: slice = slice(None)) -> ChannelHistory:
+    """The history of one channel (Fig. 4).
+
+    Args:
+        record: a record.
+        layer, channel: which channel.
+        field: 'activation' or 'gradient'.
+        window (int): M, how many recorded steps the means are over.
+        rows: which of the recorded steps; the means look further back.
+
+    Raises:
+        RecordError: there is no such layer or channel, or the record is shorter than the window.
+    """
+    values = getattr(record, field)(layer)
+    name = record.layers[record.index(layer)].name
+    if not 0 <= channel < values.shape[1]:
+        raise RecordError(f'{record.path}: {name} has channels 0 to {values.shape[1] - 1}, not {channel}.')
+    try:
+        gm, am = rolling_means(values[:, channel], window)
+    except ValueError as error:
+        raise RecordError(f'{record.path}: {error}.') from error
+    return ChannelHistory(name, channel, field, record.steps[rows], values[rows, channel], gm[rows], am[rows])
+
+
+def interesting_layers(record: Record, count: int) -> list[int]:
+    """Layers spread over the depth of the model, the first and the last among them."""
+    return np.unique(np.linspace(0, len(record.layers) - 1, count).round().astype(int)).tolist()
+
+
+def interesting_channel(record: Record, layer: int | str) -> int:
+    """The channel whose activation statistic has the highest peak against its median."""
+    return peak(record.activation(layer))[0]
+
+
+def around_peak(record: Record, layer: int | str, channel: int, count: int = 100) -> slice:
+    """`count` recorded steps around the highest activation statistic of a channel, fewer if there are."""
+    values = record.activation(layer)[:, channel]
+    top = int(np.where(np.isfinite(values), values, -np.inf).argmax())
+    first = max(0, min(top - count // 2, len(values) - count))
+    return slice(first, first + count)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
+    """Writes rows under a header; numbers as short as they can be."""
+    with open(path, 'w', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        for row in rows:
+            writer.writerow([f'{value:.7g}' if isinstance(value, (float, np.floating)) else value
+                             for value in row])

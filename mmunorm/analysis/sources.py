@@ -1,0 +1,57 @@
+"""What the tools are given: a record, a work directory or a config."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .record import FILENAME, Record, RecordError
+
+
+def find_record(source: str | Path) -> Record:
+    """The record that `source` means.
+
+    Args:
+        source: the record's file; or a work directory; or a config file `NAME.py`, whose work directory is
+            `work_dirs/NAME`.
+
+    Raises:
+        RecordError: there is none, or it holds no step.
+    """
+    path = Path(source)
+    if path.suffix == '.py':
+        path = Path('work_dirs', path.stem)
+    if path.suffix != '.npy':
+        if not path.is_dir():
+            raise RecordError(f'{source}: there is no folder {path}.')
+        path = path / FILENAME
+    record = Record(path)
+    if not len(record.steps):
+        raise RecordError(f'{path} holds no step yet: steps are written a hundred at a time, and with each '
+                          'checkpoint.')
+    return record
+
+
+def distinct_names(paths: Sequence[str | Path]) -> list[str]:
+    """As much of the end of each path as tells it from the others."""
+    parts = [Path(path).resolve().parts for path in paths]
+    names = []
+    for own in parts:
+        depth = next((depth for depth in range(1, len(own))
+                      if sum(other[-depth:] == own[-depth:] for other in parts) == 1), 1)
+        names.append('/'.join(own[-depth:]))
+    return names
+
+
+def run_names(records: Sequence[Record]) -> list[str]:
+    """A name of each run for titles and legends: the work directory, and its norms."""
+    names = distinct_names([record.path.parent for record in records])
+    norms = [', '.join(dict.fromkeys(layer.norm for layer in record.layers)) for record in records]
+    return [f'{name} ({norm})' for name, norm in zip(names, norms, strict=True)]
+
+
+def short_name(layer: str) -> str:
+    """A layer's name without what all layers of a backbone share, as a label."""
+    for long, short in (('backbone.', ''), ('stages.', 's'), ('.blocks.', '.b'), ('layers.', 'l'),
+                        ('.downsample.', '.down.')):
+        layer = layer.replace(long, short)
+    return layer

@@ -1,0 +1,120 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mmunorm.analysis.cka import MinibatchCKA, branch_layers, centre, compare_models, gram
+
+
+def hsic_by_sums(k, other):
+    """The unbiased HSIC as Song et al. define it (Eq. 4): means over tuples of different indices."""
+    n = len(k)
+    pairs = np.mean([k[i, j] * other[i, j] for i, j in itertools.permutations(range(n), 2)])
+    fours = np.mean([k[i, j] * other[q, r] for i, j, q, r in itertools.permutations(range(n), 4)])
+    threes = np.mean([k[i, j] * other[i, q] for i, j, q in itertools.permutations(range(n), 3)])
+    return pairs + fours - 2 * threes
+
+
+def biased_cka(x, y):
+    """Linear CKA of all examples at once, from the features (Kornblith et al., Eq. 4 for linear kernels)."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return (np.linalg.norm(x.T @ y) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
+
+
+def features(n, seed=0, common=3, own=4):
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(n, common, generator=generator, dtype=torch.float64)
+    return [torch.cat([shared, torch.randn(n, own, generator=generator, dtype=torch.float64)], dim=1)
+            for _ in range(2)]
+
+
+def test_unbiased_hsic_is_its_definition():
+    x, y = features(6)
+    # Whatever is added to every example's features does not matter, though the Gram matrices differ.
+    k, m = (x + 3) @ (x + 3).T, y @ y.T
+    centred = centre(torch.stack([k, m]))
+    estimate = float((centred[0] * centred[1]).sum() / (6 * 3))
+    assert estimate == pytest.approx(hsic_by_sums(k.numpy(), m.numpy()))
+    grams = centre(torch.stack([gram(x + 3), gram(y)]))
+    torch.testing.assert_close(grams, centred)
+
+
+def test_a_model_with_itself_and_with_a_rotation():
+    x, _ = features(64)
+    rotation = torch.linalg.qr(torch.randn(7, 7, dtype=torch.float64))[0]
+    measure = MinibatchCKA()
+    for part in x.split(8):
+        measure.update(gram(part)[None], torch.stack([gram(part), gram(5 * part @ rotation + 1)]))
+    np.testing.assert_allclose(measure.compute(), [[1, 1]], atol=1e-12)
+
+
+def test_minibatches_approach_the_cka_of_all_examples():
+    x, y = features(20000)
+    direct = biased_cka(x.numpy(), y.numpy())  # the bias is gone with so many examples
+    assert 0.3 < direct < 0.6
+    measure, noise = MinibatchCKA(), torch.randn_like(y)
+    for a, b, c in zip(x.split(10), y.split(10), noise.split(10), strict=True):
+        measure.update(gram(a)[None], torch.stack([gram(b), gram(c)]))
+    estimate = measure.compute()[0]
+    assert estimate[0] == pytest.approx(direct, abs=0.02)
+    assert estimate[1] == pytest.approx(0, abs=0.02)  # the biased estimate is about 0.5 for such batches
+    assert biased_cka(x[:10].numpy(), noise[:10].numpy()) > 0.3
+
+
+def test_gram_in_chunks_keeps_digits(monkeypatch):
+    monkeypatch.setattr('mmunorm.analysis.cka._CHUNK', 5)
+    x = 1000 + torch.randn(6, 3, 4)
+    centred = x.double().flatten(1)
+    centred = centred - centred.mean(0)
+    torch.testing.assert_close(gram(x), centred @ centred.T, rtol=1e-12, atol=1e-12)
+
+
+class Block(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(4)
+        self.attn = nn.Sequential(nn.Linear(4, 4))
+        self.ffn = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.ffn(self.norm1(x))  # the norm runs twice
+
+
+def test_compares_models_on_batches():
+    torch.manual_seed(0)
+    a, b = nn.Sequential(Block(), Block()), nn.Sequential(Block())
+    assert list(branch_layers(a)) == [f'{i}.{name}' for i in (0, 1) for name in ('norm1', 'attn', 'ffn')]
+    data = torch.randn(18, 5, 4)
+    cka, layers_a, layers_b = compare_models(
+        [(batch, len(batch)) for batch in data.split(8)], a, b, branch_layers(a), branch_layers(b))
+    assert layers_b == ['0.norm1', '0.attn', '0.ffn'] and len(layers_a) == 6
+
+    outputs = {}
+    for model in (a, b):
+        for name, module in branch_layers(model).items():
+            module.register_forward_hook(lambda module, args, output, key=(model is a, name):
+                                         outputs.setdefault(key, []).append(output.flatten(1).double()))
+    hsics = np.zeros((3, 6, 3))
+    for batch in data.split(8)[:2]:  # the last has 2 pictures
+        outputs.clear()
+        with torch.no_grad():
+            a(batch), b(batch)
+        whole = {key: torch.cat(value, dim=1) for key, value in outputs.items()}
+        grams = {key: (value @ value.T).numpy() for key, value in whole.items()}
+        for i, layer_a in enumerate(layers_a):
+            for j, layer_b in enumerate(layers_b):
+                k, m = grams[True, layer_a], grams[False, layer_b]
+                hsics[:, i, j] += hsic_by_sums(k, m), hsic_by_sums(k, k), hsic_by_sums(m, m)
+    np.testing.assert_allclose(cka, hsics[0] / np.sqrt(hsics[1] * hsics[2]), rtol=1e-4, atol=1e-6)
+    assert not any(module._forward_hooks for module in [b[0]])
+
+
+def test_too_small_batches_are_refused():
+    with pytest.raises(ValueError, match='at least 4 examples, got 3'):
+        centre(torch.ones(1, 3, 3))
+    with pytest.raises(ValueError, match='at least 4 pictures'):
+        compare_models([(torch.ones(2, 4), 2)], nn.LayerNorm(4), nn.LayerNorm(4), {}, {})

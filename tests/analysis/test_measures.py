@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from scipy.stats import normaltest
+
+from mmunorm.analysis.measures import (
+    around_peak,
+    channel_history,
+    interesting_channel,
+    interesting_layers,
+    measure_pnac,
+)
+from mmunorm.analysis.outliers import accumulated_outliers
+from mmunorm.analysis.record import Record, RecordError
+from mmunorm.analysis.sources import distinct_names, find_record, run_names, short_name
+
+from .records import NAMES, write_record
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Record(write_record(tmp_path) / 'norm_statistics.npy')
+
+
+def test_pnac_of_a_record_is_scipys(record):
+    measure = measure_pnac(record, span=25)
+    assert measure.first.tolist() == [1, 26] and measure.last.tolist() == [25, 60]
+    percent = measure.percent('activation')
+    for row, rows in enumerate((slice(0, 25), slice(25, 60))):
+        for layer in (0, 1):
+            p = normaltest(record.activation(layer)[rows].astype(float)).pvalue
+            assert percent[row, layer] == pytest.approx(100 * (p > 0.05).mean())
+    assert np.isnan(percent[:, 2]).all()
+    np.testing.assert_allclose(measure.mean('activation'), percent[:, :2].mean(axis=1))
+    assert len(list(measure.rows('run'))) == 2 * 2 * 3
+    remarks = ' '.join(measure.remarks())
+    assert NAMES[2] in remarks and '60 sequences' in remarks
+
+
+def test_records_that_do_not_fit_are_named(tmp_path):
+    short = Record(write_record(tmp_path / 'short', steps=10) / 'norm_statistics.npy')
+    with pytest.raises(RecordError, match='short.*at least 20'):
+        measure_pnac(short)
+    frozen = Record(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics.npy')
+    measure = measure_pnac(frozen)
+    assert np.isnan(measure.mean('gradient')).all()
+    assert 'No layer has gradient statistics' in ' '.join(measure.remarks())
+    with pytest.raises(RecordError, match='no layer with an outlier filter; its norms are LayerNorm'):
+        accumulated_outliers(Record(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics.npy'))
+    with pytest.raises(RecordError, match='0 to 29, not 30'):
+        channel_history(short, 0, 30, 'activation', 4)
+    with pytest.raises(RecordError, match='window=11'):
+        channel_history(short, 0, 0, 'activation', 11)
+
+
+def test_accumulated_outliers_by_hand(record):
+    layers, steps, counts = accumulated_outliers(record, points=4)
+    assert layers == NAMES and steps.tolist() == [15, 30, 45, 60]
+    assert counts.tolist() == [[0, 0, 0], [0, 0, 0], [5, 7, 15], [10, 15, 30]]
+
+
+def test_the_choice_of_layers_and_channels(record):
+    assert interesting_layers(record, 2) == [0, 2] and interesting_layers(record, 9) == [0, 1, 2]
+    values = record.activation(1)
+    channel = interesting_channel(record, 1)
+    assert channel == (values.max(axis=0) / np.median(values, axis=0)).argmax()
+    rows = around_peak(record, 1, channel, count=20)
+    top = values[:, channel].argmax()
+    assert rows.start <= top < rows.stop and rows.stop - rows.start == 20
+    history = channel_history(record, 1, channel, 'activation', 4, rows)
+    assert history.values.max() == values[:, channel].max() and len(history.gm) == 20
+    assert np.isfinite(history.gm).all() or rows.start < 3
+
+
+def test_a_record_is_found_by_file_folder_and_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_record(tmp_path / 'work_dirs' / 'swin')
+    for source in (folder, folder / 'norm_statistics.npy', 'configs/swin.py'):
+        assert find_record(source).path.samefile(folder / 'norm_statistics.npy')
+    for source, message in (('gone', 'no folder gone'), ('x/y.py', 'work_dirs/y'), (tmp_path, 'no record')):
+        with pytest.raises(RecordError, match=message):
+            find_record(source)
+    with pytest.raises(RecordError, match='no step yet'):
+        find_record(write_record(tmp_path / 'empty', steps=0))
+
+
+def test_names(tmp_path):
+    assert distinct_names(['/a/b', '/a/c']) == ['b', 'c']
+    assert distinct_names(['/a/x/seed_0', '/a/y/seed_0']) == ['x/seed_0', 'y/seed_0']
+    records = [find_record(write_record(tmp_path / name, norm=norm))
+               for name, norm in (('one', 'UN'), ('two', 'LayerNorm'))]
+    assert run_names(records) == ['one (UN)', 'two (LayerNorm)']
+    assert short_name(NAMES[1]) == 's0.b0.norm1'

@@ -1,0 +1,123 @@
+import os
+
+import numpy as np
+import pytest
+
+from mmunorm.analysis.record import (
+    OFFLINE_GRADIENT,
+    ONLINE_GRADIENT,
+    Layer,
+    Record,
+    RecordError,
+    RecordWriter,
+    snapshot_dtype,
+    step_dtype,
+)
+
+LAYERS = [Layer('a.norm', 'UN', 3, OFFLINE_GRADIENT), Layer('b.norm', 'LayerNorm', 2, ONLINE_GRADIENT)]
+
+
+def rows(first, count):
+    """Rows whose values tell where they belong: 100 * step + channel, gradients 50 more."""
+    steps = np.zeros(count, step_dtype(LAYERS))
+    steps['step'] = np.arange(first, first + count)
+    steps['activation'] = 100 * steps['step'][:, None] + np.arange(5)
+    steps['gradient'] = steps['activation'] + 50
+    steps['outliers'] = np.stack([steps['step'] // 2, np.full(count, -1)], axis=1)
+    snapshot = np.zeros(1, snapshot_dtype(LAYERS))
+    snapshot['step'] = first + count - 1
+    snapshot['running_var'] = -snapshot['step'][:, None] + np.zeros(5)
+    return steps, snapshot
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / 'w' / 'norm_statistics.npy'
+    writer = RecordWriter(path, LAYERS, dict(run='w', interval=1))
+    for first, count in ((1, 10), (11, 10), (21, 5)):
+        writer.append(*rows(first, count))
+    return path
+
+
+def check(record, last):
+    steps = np.arange(1, last + 1)
+    assert record.steps.tolist() == steps.tolist()
+    np.testing.assert_array_equal(record.activation('b.norm'), 100 * steps[:, None] + [3, 4])
+    np.testing.assert_array_equal(record.gradient(0), 100 * steps[:, None] + [50, 51, 52])
+    np.testing.assert_array_equal(record.outliers()[:, 0], steps // 2)
+
+
+def test_reads_what_was_written(path):
+    record = Record(path)
+    assert record.layers == LAYERS and record.info['run'] == 'w'
+    check(record, 25)
+    assert record.activation(0).dtype == np.float32
+    np.testing.assert_array_equal(record.activation(0, slice(8, 12))[:, 0], [900, 1000, 1100, 1200])
+    steps, running = record.running_var('b.norm')
+    assert steps.tolist() == [10, 20, 25] and running.tolist() == [[-10, -10], [-20, -20], [-25, -25]]
+
+
+def test_numpy_alone_reads_it(path):
+    arrays = []
+    with open(path, 'rb') as file:
+        while file.tell() < path.stat().st_size:
+            arrays.append(np.load(file, allow_pickle=False))
+    layers = arrays[1]
+    assert layers['name'].tolist() == ['a.norm', 'b.norm'] and layers['channels'].tolist() == [3, 2]
+    blocks = [array for array in arrays[2:] if 'activation' in array.dtype.names]
+    assert np.concatenate([block['step'] for block in blocks]).tolist() == list(range(1, 26))
+
+
+@pytest.mark.parametrize('lost', [1, 7, 200, 5 * step_dtype(LAYERS).itemsize])
+def test_a_torn_block_costs_no_earlier_one(path, lost):
+    size = path.stat().st_size
+    ends = [block.offset for block in Record(path).blocks] + [size]
+    os.truncate(path, size - lost)
+    whole = sum(end <= size - lost for end in ends[2::2])  # blocks of steps that are all there
+    check(Record(path), [10, 20, 20 if ends[-2] > size - lost else 25][whole])
+    # A resumed run writes over what is left of it.
+    RecordWriter(path, LAYERS, {}, resume_step=20).append(*rows(21, 15))
+    check(Record(path), 35)
+
+
+@pytest.mark.parametrize('step', [1, 9, 10, 14, 20, 24, 25, 99])
+def test_steps_after_the_resumed_one_are_dropped(path, step):
+    writer = RecordWriter(path, LAYERS, {}, resume_step=step)
+    kept = min(step, 25)
+    check(Record(path), kept)
+    assert (Record(path).running_var(0)[0] <= step).all()
+    writer.append(*rows(kept + 1, 30))
+    check(Record(path), kept + 30)
+
+
+def test_a_new_run_moves_the_old_record_aside(path):
+    RecordWriter(path, LAYERS, {}).append(*rows(1, 2))
+    check(Record(path), 2)
+    check(Record(path.with_name('norm_statistics.old.npy')), 25)
+
+
+def test_a_record_of_other_layers_is_not_continued(path):
+    with pytest.raises(RecordError, match='other layers'):
+        RecordWriter(path, LAYERS[:1], {}, resume_step=20)
+    check(Record(path), 25)
+
+
+@pytest.mark.parametrize('content', [b'', b'hello', b'\x93NUMPY\x01\x00'])
+def test_what_is_no_record_is_named(tmp_path, content):
+    (tmp_path / 'x.npy').write_bytes(content)
+    with pytest.raises(RecordError, match='x.npy is no record'):
+        Record(tmp_path / 'x.npy')
+
+
+def test_other_arrays_are_no_record(tmp_path):
+    for name, array in (('a', np.zeros(3)), ('b', np.array('{"format": "other"}'))):
+        np.save(tmp_path / name, array)
+        with pytest.raises(RecordError, match='no record'):
+            Record(tmp_path / f'{name}.npy')
+
+
+def test_missing_files_and_layers_are_named(path, tmp_path):
+    with pytest.raises(RecordError, match='NormStatisticsHook'):
+        Record(tmp_path / 'gone.npy')
+    with pytest.raises(RecordError, match='c.norm.*a.norm, b.norm'):
+        Record(path).activation('c.norm')

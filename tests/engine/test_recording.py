@@ -1,0 +1,307 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mmunorm
+from mmunorm.analysis.layers import norm_layers
+from mmunorm.analysis.normality import pnac
+from mmunorm.analysis.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, RecordError, step_dtype
+from mmunorm.engine import NormStatisticsHook
+from mmunorm.norms import UN
+
+
+class Model(BaseModel):
+    """Two norms of tokens in residual branches; keeps what an independent computation needs."""
+
+    def __init__(self, first, second=None, checkpointed=None):
+        super().__init__()
+        self.fc1, self.norm1 = nn.Linear(6, 6), first
+        self.fc2, self.norm2 = nn.Linear(6, 6), second or nn.LayerNorm(6)
+        self.checkpointed = checkpointed
+        self.seen = []
+
+    def block(self, x):
+        a = self.norm1(self.fc1(x))
+        return x + a.relu()
+
+    def forward(self, x, mode='loss'):
+        if self.checkpointed is None:
+            x = self.block(x)
+        else:
+            x = checkpoint(self.block, x.requires_grad_(), use_reentrant=self.checkpointed)
+        return dict(loss=self.norm2(self.fc2(x)).cos().mean())
+
+
+class Watch:
+    """Keeps each norm's input and the gradient at its output, of every training forward."""
+
+    def __init__(self, model):
+        self.inputs = {name: [] for name, _ in norm_layers(model)}
+        self.gradients = {name: [] for name, _ in norm_layers(model)}
+        self.weights = {name: [] for name, _ in norm_layers(model)}
+        for name, norm in norm_layers(model):
+            norm.register_forward_hook(self.hook(name))
+
+    def hook(self, name):
+        def hook(norm, args, output):
+            if torch._C._current_graph_task_id() == -1:
+                self.inputs[name].append(args[0].detach().clone())
+                self.weights[name].append(norm.weight.detach().clone())
+            if output.requires_grad:
+                output.register_hook(lambda dy: self.gradients[name].append(dy.clone()))
+        return hook
+
+
+def train(work_dir, model, steps=6, hook=None, **kwargs):
+    torch.manual_seed(0)
+    options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)))
+    options.update(kwargs)
+    runner = Runner(
+        model=model, work_dir=str(work_dir),
+        train_dataloader=dict(batch_size=2, dataset=[dict(x=torch.randn(5, 6)) for _ in range(8)],
+                              sampler=dict(type='DefaultSampler', shuffle=False),
+                              collate_fn=dict(type='default_collate')),
+        train_cfg=dict(by_epoch=False, max_iters=steps),
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False),
+                           logger=dict(type='LoggerHook', interval=1)),
+        custom_hooks=[dict(hook or {}, type='NormStatisticsHook')],
+        experiment_name=f'{work_dir.name}{os.urandom(4).hex()}',
+        **options)
+    runner.train()
+    return Record(work_dir / 'norm_statistics.npy')
+
+
+def mean_square(x):
+    return x.double().flatten(0, -2).square().mean(0)
+
+
+@pytest.mark.parametrize('checkpointed', [None, False, True])
+def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
+    model = Model(UN(6, warmup_iters=2, window=2), checkpointed=checkpointed)
+    var_hats = []
+    watch = Watch(model)
+    normalized = []
+    model.norm1.register_forward_hook(lambda norm, args, y: normalized.append(y.detach().clone())
+                                      if torch._C._current_graph_task_id() == -1 else None)
+    record = train(tmp_path / 'w', model)
+    assert record.steps.tolist() == [1, 2, 3, 4, 5, 6]
+    assert [tuple(layer) for layer in record.layers] == [('norm1', 'UN', 6, OFFLINE_GRADIENT),
+                                                         ('norm2', 'LayerNorm', 6, ONLINE_GRADIENT)]
+    for name in ('norm1', 'norm2'):
+        assert len(watch.inputs[name]) == len(watch.gradients[name]) == 6
+        expected = torch.stack([mean_square(x) for x in watch.inputs[name]])
+        np.testing.assert_allclose(record.activation(name), expected, rtol=1e-5)
+    expected = torch.stack([mean_square(dy) for dy in watch.gradients['norm2']])
+    np.testing.assert_allclose(record.gradient('norm2'), expected, rtol=1e-5)
+    # g is the mean of dy * gamma * z, and z follows from the layer's output while beta moves by SGD.
+    bias = torch.zeros(6)
+    for row, dy, y in zip(record.gradient('norm1'), watch.gradients['norm1'], normalized, strict=True):
+        np.testing.assert_allclose(row, (dy * (y - bias)).flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
+        bias = bias - 0.1 * dy.flatten(0, -2).sum(0)
+    assert not var_hats
+    steps, running = record.running_var('norm1')
+    assert steps.tolist() == [3, 6]  # with each checkpoint
+    np.testing.assert_array_equal(running[-1], model.norm1.running_var)
+    assert np.isnan(record.running_var('norm2')[1]).all()
+    assert record.outliers()[:, 1].tolist() == [-1] * 6
+    assert record.outliers()[-1, 0] == model.norm1.num_outliers
+
+
+def test_an_outlier_step_is_recorded_as_it_was(tmp_path):
+    """UN's own record holds `running_var` there."""
+    model = Model(UN(6, warmup_iters=2, window=2))
+    watch = Watch(model)
+    model.norm1.register_forward_pre_hook(
+        lambda norm, args: (args[0] * (100 if norm.num_batches_tracked == 4 else 1),))
+    record = train(tmp_path / 'w', model)
+    assert record.outliers()[:, 0].tolist()[3:5] == [0, 1]
+    np.testing.assert_allclose(record.activation(0), torch.stack(
+        [mean_square(x) for x in watch.inputs['norm1']]), rtol=1e-5)
+    assert record.activation(0)[4].min() > 10 * record.activation(0)[[0, 1, 2, 3]].max()
+
+
+@pytest.mark.parametrize('norm_type', ['TokenBN', 'MABN', 'PN', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm'])
+def test_every_norm_of_the_family(tmp_path, norm_type):
+    arguments = dict(type=norm_type, **(dict(steps=10) if norm_type == 'PRepBN' else {}))
+    model = Model(MODELS.build(dict(arguments, num_features=6)))
+    record = train(tmp_path / 'w', model, steps=3)
+    assert [layer.name for layer in record.layers] == ['norm1', 'norm2']
+    assert np.isfinite(record.activation(0)).all() and np.isfinite(record.gradient(0)).all()
+    offline = norm_type not in ('RMSN', 'DyT', 'NoNorm')
+    assert (record.layers[0].gradient == OFFLINE_GRADIENT) is offline
+
+
+class Maps(BaseModel):
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(5, 6, 1), norm
+        self.unused = nn.LayerNorm(3)
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=self.norm(self.conv(x)[..., None]).sin().mean())
+
+
+@pytest.mark.parametrize('norm', [nn.BatchNorm2d(6), nn.GroupNorm(2, 6)])
+def test_stock_norms_of_maps(tmp_path, norm):
+    model = Maps(norm)
+    inputs, outputs, gradients = [], [], []
+    norm.register_forward_hook(lambda norm, args, y: (
+        inputs.append(args[0].detach()), outputs.append(y.detach() - norm.bias.detach()[:, None, None]),
+        y.register_hook(gradients.append), None)[-1])
+    record = train(tmp_path / 'w', model, steps=3)
+    np.testing.assert_allclose(
+        record.activation('norm'), torch.stack([x.square().mean((0, 2, 3)) for x in inputs]), rtol=1e-5)
+    if isinstance(norm, nn.BatchNorm2d):
+        expected = [(dy * y).mean((0, 2, 3)) for dy, y in zip(gradients, outputs, strict=True)]
+    else:
+        expected = [dy.square().mean((0, 2, 3)) for dy in gradients]
+    np.testing.assert_allclose(record.gradient('norm'), torch.stack(expected), rtol=1e-4, atol=1e-9)
+    # A layer that does not run has nothing.
+    assert np.isnan(record.activation('unused')).all() and np.isnan(record.gradient('unused')).all()
+
+
+def test_a_frozen_layer_has_no_gradient(tmp_path):
+    model = Model(UN(6, warmup_iters=2))
+    for parameter in (*model.fc1.parameters(), *model.norm1.parameters()):
+        parameter.requires_grad_(False)
+    record = train(tmp_path / 'w', model)
+    assert np.isfinite(record.activation(0)).all() and np.isnan(record.gradient(0)).all()
+    assert np.isfinite(record.gradient(1)).all()
+
+
+def test_gradient_accumulation_records_every_forward(tmp_path):
+    plain = train(tmp_path / 'plain', Model(UN(6), nn.LayerNorm(6)), steps=1)
+    torch.manual_seed(0)
+    parts = train(tmp_path / 'parts', Model(UN(6), nn.LayerNorm(6)), steps=4,
+                  optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2))
+    assert parts.steps.tolist() == [1, 2, 3, 4]
+    assert np.isfinite(parts.gradient(0)).all() and len(plain.steps) == 1
+
+
+def test_a_loss_scale_is_taken_away(tmp_path, monkeypatch):
+    def statistics(name, **kwargs):
+        torch.manual_seed(1)
+        record = train(tmp_path / name, Model(UN(6)), **kwargs)
+        return [record.gradient(i) for i in (0, 1)]
+
+    class Scaler:
+
+        def get_scale(self):
+            return 1024.0
+
+    plain = statistics('plain', steps=1)
+    from mmengine.optim import OptimWrapper
+    monkeypatch.setattr(OptimWrapper, 'loss_scaler', Scaler(), raising=False)
+    monkeypatch.setattr(OptimWrapper, 'scale_loss', lambda self, loss: 1024 * loss)
+    scaled = statistics('scaled', steps=1)
+    for expected, actual in zip(plain, scaled, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4)
+
+
+def test_shared_layers_have_all_their_tokens(tmp_path):
+    shared = UN(6)
+    model = Model(shared, shared)
+    watch = Watch(model)
+    record = train(tmp_path / 'w', model, steps=2)
+    assert len(record.layers) == 1
+    for i in range(2):
+        both = torch.cat(watch.inputs['norm1'][2 * i:2 * i + 2])
+        np.testing.assert_allclose(record.activation(0)[i], mean_square(both), rtol=1e-5)
+
+
+def test_interval_and_layers(tmp_path):
+    record = train(tmp_path / 'w', Model(UN(6)), steps=7, hook=dict(interval=2, layers=['1$']))
+    assert record.steps.tolist() == [2, 4, 6]
+    assert [layer.name for layer in record.layers] == ['norm1']
+    with pytest.raises(ValueError, match=r"'typo'.*norm1, norm2"):
+        train(tmp_path / 'x', Model(UN(6)), hook=dict(layers=['norm', 'typo']))
+
+
+@pytest.mark.parametrize('arguments', [dict(interval=0), dict(span=5), dict(layers='norm1')])
+def test_arguments_are_checked(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        NormStatisticsHook(**arguments)
+
+
+def test_resume_has_no_gap_and_nothing_twice(tmp_path):
+    whole = train(tmp_path / 'whole', Model(UN(6, warmup_iters=2)), steps=9)
+    train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=5)  # checkpoints at 3 and 5
+    parts = train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=9, resume=True,
+                  load_from=str(tmp_path / 'parts/iter_3.pth'))
+    assert parts.steps.tolist() == whole.steps.tolist() == list(range(1, 10))
+    np.testing.assert_array_equal(parts.outliers(), whole.outliers())
+    with pytest.raises(RecordError, match='other layers'):
+        train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=12, resume=True,
+              hook=dict(layers=['1$']))
+    # A run that begins anew keeps the old record beside its own.
+    assert len(train(tmp_path / 'parts', Model(UN(6)), steps=2).steps) == 2
+    assert len(Record(tmp_path / 'parts/norm_statistics.old.npy').steps) == 9
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from mmengine.hooks import Hook
+from tests.engine.test_recording import Model, UN, train
+
+class Kill(Hook):
+    def after_train_iter(self, runner, *args, **kwargs):
+        if runner.iter + 1 == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+import mmengine.runner
+original = mmengine.runner.Runner.train
+def patched(self):
+    self.register_hook(Kill(), priority='LOWEST')
+    return original(self)
+mmengine.runner.Runner.train = patched
+train(Path({work_dir!r}), Model(UN(6, warmup_iters=2)), steps=9)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    root = str(mmunorm.__path__[0]).rpartition(os.sep)[0]
+    code = KILLED.format(root=root, work_dir=str(tmp_path / 'w'))
+    process = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    record = Record(tmp_path / 'w/norm_statistics.npy')
+    assert record.steps.tolist() == [1, 2, 3]  # as far as the checkpoint
+    record = train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=9, resume=True)
+    assert record.steps.tolist() == list(range(1, 10))
+
+
+def test_numbers_reach_the_log(tmp_path):
+    record = train(tmp_path / 'w', Model(UN(6, warmup_iters=2, window=2)), steps=30, hook=dict(span=20))
+    lines = [json.loads(line) for path in (tmp_path / 'w').glob('*/vis_data/scalars.json')
+             for line in path.open()]
+    # The last step is logged before the end of the run writes it; that of the last checkpoint is after
+    # its logging too, so the newest numbers are of the checkpoint at step 27.
+    last = lines[-1]
+    rows = slice(7, 27)
+    for field in ('activation', 'gradient'):
+        percents = [pnac(getattr(record, field)(i, rows)).percent for i in (0, 1)]
+        assert last[f'norm/pnac_{field}'] == pytest.approx(np.mean(percents), abs=1e-3)
+    counts = record.outliers()[rows, 0]
+    assert last['norm/outlier_share'] == pytest.approx((counts[-1] - counts[0]) / 19)
+
+
+def test_bytes_of_a_step_of_swin_t():
+    """The number in docs/analysis.md."""
+    model = MODELS.build(dict(type='UNSwinTransformer', arch='tiny'))
+    layers = [Layer(name, 'UN', norm.num_features, OFFLINE_GRADIENT) for name, norm in norm_layers(model)]
+    assert len(layers) == 29
+    assert step_dtype(layers).itemsize == 8 + 2 * 4 * 12384 + 8 * 29 == 99312

@@ -1,0 +1,170 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmunorm.analysis.record import Record
+
+from .. import tiny_runs
+from ..analysis.records import NAMES, write_record
+
+FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
+PNAC, STATISTICS, OUTLIERS, CKA, REPORT = (
+    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'statistics', 'outliers', 'cka', 'report'))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+
+
+def run(tool, *arguments):
+    return tiny_runs.call(tool, *arguments)
+
+
+def error_of(capsys, tool, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        run(tool, *arguments)
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    # Progress bars stand on lines of their own.
+    lines = [line for line in printed.splitlines() if line.startswith('error: ')]
+    assert len(lines) == 1 and printed.endswith(lines[0] + '\n')
+    return lines[0]
+
+
+def read_csv(path):
+    with open(path, newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def check_pictures(folder, *names):
+    assert sorted(path.name for path in folder.glob('*.png')) == sorted(names)
+    for name in names:
+        assert min(Image.open(folder / name).size) > 500
+
+
+def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
+    write_record(tmp_path / 'one'), write_record(tmp_path / 'two', norm='LayerNorm', gradient=False)
+    run(PNAC, 'one', '--out', 'a', '--span', '30')
+    check_pictures(tmp_path / 'a', 'pnac.png', 'pnac_layers.png', 'pnac_density.png')
+    rows = read_csv('a/pnac.csv')
+    assert len(rows) == 2 * 2 * 3 and {row['layer'] for row in rows} == set(NAMES)
+    assert {(row['first_step'], row['last_step']) for row in rows} == {('1', '30'), ('31', '60')}
+    normal = [float(row['pnac_percent']) for row in rows
+              if row['layer'] == NAMES[0] and row['statistic'] == 'activation']
+    wild = [float(row['pnac_percent']) for row in rows
+            if row['layer'] == NAMES[1] and row['statistic'] == 'activation']
+    assert min(normal) > 75 and max(wild) < 25
+    capsys.readouterr()
+    run(PNAC, 'one', 'two/norm_statistics.npy', '--out', 'b')
+    assert 'two (LayerNorm): No layer has gradient statistics' in capsys.readouterr().out
+    check_pictures(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
+                                                 for i in (1, 2)))
+
+
+def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    run(STATISTICS, 'w', '--out', 'a')
+    assert {row['layer'] for row in read_csv('a/statistics.csv')} == set(NAMES)
+    run(STATISTICS, 'w', '--out', 'b', '--layers', NAMES[1], '--channels', '7', '--steps', '11', '20',
+        '--window', '3')
+    rows = [row for row in read_csv('b/statistics.csv') if row['statistic'] == 'activation']
+    values = Record(tmp_path / 'w/norm_statistics.npy').activation(1)[:, 7].astype(float)
+    assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)]
+    for i, row in enumerate(rows, start=10):
+        assert float(row['value']) == pytest.approx(values[i], rel=1e-5)
+        assert float(row['am']) == pytest.approx(values[i - 2:i + 1].mean(), rel=1e-5)
+        assert float(row['gm']) == pytest.approx(np.prod(values[i - 2:i + 1]) ** (1 / 3), rel=1e-5)
+    check_pictures(tmp_path / 'b', 'statistics.png')
+    assert 'no layer' in error_of(capsys, STATISTICS, 'w', '--out', 'c', '--layers', 'gone')
+    assert '--steps' in error_of(capsys, STATISTICS, 'w', '--out', 'c', '--steps', '100', '200')
+    with pytest.raises(SystemExit):
+        run(STATISTICS, 'w', '--out', 'c', '--channels', '1', '2')
+
+
+def test_outliers(tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    run(OUTLIERS, 'w', '--out', 'a', '--points', '2')
+    rows = read_csv('a/outliers.csv')
+    assert [(row['step'], row['outlier_steps']) for row in rows] == [
+        ('30', '0')] * 3 + [('60', '10'), ('60', '15'), ('60', '30')]
+    check_pictures(tmp_path / 'a', 'outliers.png')
+    write_record(tmp_path / 'ln', norm='LayerNorm')
+    assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
+
+
+@pytest.mark.parametrize('tool', [PNAC, STATISTICS, OUTLIERS])
+def test_records_that_are_not_there_are_named(tmp_path, capsys, tool):
+    assert 'no folder gone' in error_of(capsys, tool, 'gone', '--out', 'a')
+    (tmp_path / 'empty').mkdir()
+    assert 'NormStatisticsHook' in error_of(capsys, tool, 'empty', '--out', 'a')
+    (tmp_path / 'file').touch()
+    write_record(tmp_path / 'w')
+    assert '--out file' in error_of(capsys, tool, 'w', '--out', 'file')
+
+
+def test_too_short_a_record_is_named(tmp_path, capsys):
+    write_record(tmp_path / 'w', steps=12)
+    assert 'at least 20 steps' in error_of(capsys, PNAC, 'w', '--out', 'a')
+
+
+@pytest.mark.slow
+def test_from_training_to_cka_and_the_report(tmp_path, capsys):
+    """The whole way on tiny pictures: two runs that record, CKA between them, and the page."""
+    config = tiny_runs.write_classifier(tmp_path)
+    config.write_text(config.read_text() + "custom_hooks = [dict(type='NormStatisticsHook')]\n")
+    train = tiny_runs.load_tool('train')
+    for name, norm in (('un', "dict(type='UN', warmup_iters=1)"), ('ln', "dict(type='LN')")):
+        other = tmp_path / f'{name}.py'
+        other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
+        run(train, other, '--cfg-options', 'train_cfg.max_epochs=15')
+    record = Record(tmp_path / 'work_dirs/un/norm_statistics.npy')
+    assert record.steps.tolist() == list(range(1, 31)) and record.info['config'] == 'un.py'
+    assert [layer.norm for layer in record.layers] == ['UN'] * 7
+
+    run(PNAC, 'un.py', '--out', 'pnac')
+    arguments = ['un.py', 'work_dirs/un/epoch_15.pth', 'ln.py', 'work_dirs/ln/epoch_15.pth', '--out', 'cka',
+                 '--images', '4', '--batch-size', '4', '--device', 'cpu']
+    run(CKA, *arguments)
+    summary = json.loads((tmp_path / 'cka/cka.json').read_text())
+    assert (summary['model_a'], summary['model_b']) == ('un', 'ln')
+    assert np.shape(summary['cka']) == (11, 11)  # 7 norms, 2 attentions, 2 feed-forward networks
+    check_pictures(tmp_path / 'cka', 'cka.png', 'cka_diagonal.png')
+    run(CKA, *arguments[:2], *arguments[:2], '--out', 'same', *arguments[6:])
+    same = json.loads((tmp_path / 'same/cka.json').read_text())
+    np.testing.assert_allclose(np.diagonal(same['cka']), 1, atol=1e-5)
+
+    run(REPORT, 'work_dirs/un', 'work_dirs/ln', '--out', 'report', '--cka', 'cka')
+    page = (tmp_path / 'report/report.html').read_text()
+    assert page.count('<img ') == 12 and 'http' not in page
+
+    assert 'no checkpoint gone.pth' in error_of(capsys, CKA, 'un.py', 'gone.pth', *arguments[2:])
+    assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
+    with pytest.raises(SystemExit):
+        run(CKA, *arguments[:-3], '2', '--device', 'cpu')
+
+
+@pytest.mark.slow
+def test_every_tool_starts_beside_one_called_statistics(tmp_path):
+    """A script's folder comes first on sys.path, and statistics.py there hides Python's own module."""
+    env = {**os.environ, 'PYTHONPATH': str(tiny_runs.ROOT)}
+    tools = sorted(FOLDER.glob('*.py'))
+    processes = [subprocess.Popen([sys.executable, tool, '--help'], env=env, text=True, cwd=tmp_path,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for tool in tools]
+    for tool, process in zip(tools, processes, strict=True):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0 and f'usage: {tool.name}' in out, err
+
+
+def test_who_wants_pythons_statistics_gets_it(tmp_path):
+    code = ('import sys; sys.path.insert(0, sys.argv[1]); import statistics; from statistics import median; '
+            'print(median([1, 5, 2]), statistics.__file__)')
+    out = subprocess.run([sys.executable, '-c', code, FOLDER], stdout=subprocess.PIPE, text=True).stdout
+    assert out.startswith('2 ') and str(FOLDER) not in out

@@ -1,0 +1,112 @@
+"""Linear CKA between all norm, attention and feed-forward outputs of two models on the same pictures
+(Fig. 6): a heat map, the diagonal as a line, cka.csv and cka.json. The pictures are CONFIG_A's test data."""
+import argparse
+import json
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import numpy as np
+from mmengine.device import get_device
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import Runner, load_checkpoint
+from tqdm import tqdm
+
+from mmunorm.analysis import commands
+from mmunorm.analysis.cka import branch_layers, compare_models
+from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
+from mmunorm.analysis.measures import write_csv
+from mmunorm.analysis.sources import distinct_names
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import PreflightError, check_data
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config_a', help='config file of the first model')
+    parser.add_argument('checkpoint_a', help='its checkpoint file')
+    parser.add_argument('config_b', help='config file of the second model')
+    parser.add_argument('checkpoint_b', help='its checkpoint file')
+    parser.add_argument('--out', required=True, help='folder for pictures and numbers')
+    parser.add_argument('--images', type=int, default=512, help='pictures to use at most; 512')
+    parser.add_argument('--batch-size', type=int, default=32, help='pictures in a batch, at least 4; 32')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    launch.add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.batch_size < 4 or args.images < args.batch_size:
+        parser.error(f'--batch-size must be at least 4 and at most --images, got {args.batch_size} and '
+                     f'{args.images}')
+    return args
+
+
+def load_model(cfg, checkpoint, device):
+    """The model of a config with its trained weights, in eval mode."""
+    with launch.clear_build_errors():
+        init_default_scope(cfg.get('default_scope', 'mmengine'))
+        if cfg.get('data_preprocessor') is not None:
+            cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+        model = MODELS.build(cfg.model)
+    load_checkpoint(model, checkpoint, map_location='cpu')
+    return model.to(device).eval()
+
+
+def read_batches(cfg, args):
+    """Batches of the config's test pictures with their sizes, `args.images` at most."""
+    loader_cfg = cfg.test_dataloader
+    loader_cfg.update(batch_size=args.batch_size, num_workers=0, persistent_workers=False)
+    # Folders of classes come one after the other, and pictures of one class are all alike.
+    loader_cfg.sampler = dict(type='DefaultSampler', shuffle=True)
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    loader = Runner.build_dataloader(loader_cfg, seed=0)
+    total = min(len(loader), args.images // args.batch_size)
+    for data, _ in zip(tqdm(loader, desc='CKA', unit='batch', total=total), range(total), strict=False):
+        yield data, len(data['data_samples'])
+
+
+def runner_of(model):
+    """A function that runs the feature extractor of a model on a batch."""
+    extract = model.extract_feat if hasattr(model, 'extract_feat') else model
+
+    def run(batch):
+        extract(model.data_preprocessor(batch, False)['inputs'])
+
+    return run
+
+
+@launch.command
+def main(argv=None):
+    args = parse_args(argv)
+    cfgs = [launch.load_config(path, args.cfg_options) for path in (args.config_a, args.config_b)]
+    for checkpoint in (args.checkpoint_a, args.checkpoint_b):
+        launch.check_checkpoint(checkpoint)
+    check_data(cfgs[0], ['test'])
+    named = 'config' if args.config_a != args.config_b else 'checkpoint'
+    paths = [getattr(args, f'{named}_{model}') for model in 'ab']
+    names = distinct_names([path.rpartition('.')[0] or path for path in paths])
+    models = [load_model(cfg, checkpoint, args.device)
+              for cfg, checkpoint in zip(cfgs, (args.checkpoint_a, args.checkpoint_b), strict=True)]
+    try:
+        cka, layers_a, layers_b = compare_models(
+            read_batches(cfgs[0], args), *map(runner_of, models), *map(branch_layers, models))
+    except ValueError as error:
+        raise PreflightError(f'no CKA: {error}.') from error
+    out = commands.out_folder(args.out)
+    write_csv(out / 'cka.csv', (f'{names[0]} \\ {names[1]}', *layers_b),
+              ((layer, *row) for layer, row in zip(layers_a, cka, strict=True)))
+    summary = dict(model_a=names[0], model_b=names[1], layers_a=layers_a, layers_b=layers_b,
+                   batch_size=args.batch_size, cka=np.round(cka, 6).tolist())
+    commands.save(cka_figure(cka, layers_a, layers_b, *names), out / 'cka.png')
+    if layers_a == layers_b:
+        diagonal = cka.diagonal()
+        summary['mean_diagonal'] = round(float(np.nanmean(diagonal)), 6)
+        commands.save(cka_diagonal_figure({f'{names[0]} and {names[1]}': diagonal}, layers_a),
+                      out / 'cka_diagonal.png')
+        print(f'mean CKA at equal depth: {summary["mean_diagonal"]:.3f}')
+    else:
+        print('The models have different layers: there is no diagonal.')
+    (out / 'cka.json').write_text(json.dumps(summary, indent=1))
+    print(f'{out} has cka.csv, cka.json and the pictures.')
+
+
+if __name__ == '__main__':
+    main()

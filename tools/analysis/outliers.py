@@ -1,0 +1,36 @@
+"""Accumulated outlier steps of each layer at several points of training (Fig. 5), and outliers.csv."""
+import argparse
+
+from mmunorm.analysis import commands
+from mmunorm.analysis.figures import outliers_figure
+from mmunorm.analysis.measures import write_csv
+from mmunorm.analysis.outliers import accumulated_outliers
+from mmunorm.engine import launch
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands.add_record_arguments(parser)
+    parser.add_argument('--points', type=int, default=4, help='points of training; 4 by default')
+    args = parser.parse_args(argv)
+    if args.points < 1:
+        parser.error(f'--points must be at least 1, got {args.points}')
+    return args
+
+
+@launch.command
+@commands.clear_record_errors
+def main(argv=None):
+    args = parse_args(argv)
+    (record, ), (name, ) = commands.read_records([args.record])
+    layers, steps, counts = accumulated_outliers(record, args.points)
+    out = commands.out_folder(args.out)
+    write_csv(out / 'outliers.csv', ('run', 'layer', 'step', 'outlier_steps'),
+              ((name, layer, step, count) for step, row in zip(steps, counts, strict=True)
+               for layer, count in zip(layers, row, strict=True)))
+    commands.save(outliers_figure(name, layers, steps, counts), out / 'outliers.png')
+    print(f'{out} has outliers.csv and outliers.png.')
+
+
+if __name__ == '__main__':
+    main()
