@@ -13,6 +13,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
+from torch.utils.data import BatchSampler
 
 _CHECKPOINT = re.compile(r'(epoch|iter)_\d+\.pth')
 
@@ -50,13 +51,13 @@ class RepeatableHook(Hook):
     def before_train_epoch(self, runner) -> None:
         if self._order is None:
             return
-        loop = runner.train_loop
-        if isinstance(loop, IterBasedTrainLoop):
-            # The loop forwards a sampler that can skip; any other is drawn from, and counts for itself.
-            skips = hasattr(runner.train_dataloader.sampler, 'skip')
-            self._order.start(0, runner.iter * runner.train_dataloader.batch_size if skips else 0)
-        else:
+        if not isinstance(runner.train_loop, IterBasedTrainLoop):
             self._order.start(runner.epoch, 0)
+            return
+        # The loop forwards a sampler that can skip; from any other it draws, and the places count themselves.
+        batches = runner.train_dataloader.batch_sampler
+        forwarded = type(batches) is BatchSampler and hasattr(self._order.sampler, 'skip')
+        self._order.start(0, runner.iter * batches.batch_size if forwarded else 0)
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         seed_everything([*self._seed, runner.iter])

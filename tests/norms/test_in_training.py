@@ -7,7 +7,7 @@ import torch
 from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mmunorm.backbones import UNSwinTransformer
@@ -173,6 +173,11 @@ def train_sharded(rank):
         assert type(norm.weight).__name__ == type(norm.weight.data).__name__ == 'DTensor'
         assert type(norm.running_var) is torch.Tensor
         results[kind] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'),
+                                     use_orig_params=True)
+    train_swin(model, rank, 2)
+    with FullyShardedDataParallel.summon_full_params(model):
+        results['flat'] = {key: value.clone() for key, value in model.module.state_dict().items()}
     model = make_swin().double()
     train_swin(DistributedDataParallel(model, broadcast_buffers=False), rank, 2)
     results['ddp'] = model.state_dict()
@@ -185,7 +190,8 @@ def test_fully_sharded():
     whole = make_swin().double()
     train_swin(whole, 0, 1)
     a, b = processes.run(train_sharded)
-    torch.testing.assert_close(a['sync'], dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
+    for kind in ('sync', 'flat'):
+        torch.testing.assert_close(dict(a[kind]), dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
     # Each rank keeps its own buffers; get_model_state_dict gives those of the first.
     torch.testing.assert_close(a['plain'], dict(a['ddp']), rtol=1e-7, atol=1e-9)
     assert not torch.equal(a['ddp']['stages.0.blocks.0.norm1.running_var'],
