@@ -33,7 +33,8 @@ def main(argv=None):
     cfg = launch.load_config(args.config, args.cfg_options)
     launch.prepare(cfg, args)
     launch.set_resume(cfg, args.resume)
-    launch.add_warmup_hook(cfg)
+    launch.add_training_hooks(cfg)
+    launch.keep_two_checkpoints(cfg)
     if args.amp:
         launch.enable_amp(cfg)
     if args.auto_scale_lr:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from mmengine.dist import all_reduce, is_main_process
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..norms import Norm
 from ..norms.base import check_count
+from .hooks import saves_after_this_step
 from .launch import RunError
 
 RECORD = 'divergence.json'
@@ -95,7 +96,7 @@ class DivergenceHook(Hook):
         absent = loss.new_zeros(())
         self._rows.append(torch.stack([loss, *(self._peaks.get(name, absent) for name in self._names)]))
         self._peaks = {}
-        if len(self._rows) >= self.interval or _saves_now(runner):
+        if len(self._rows) >= self.interval or saves_after_this_step(runner):
             self._look(runner)
 
     def after_train_epoch(self, runner) -> None:
@@ -195,13 +196,6 @@ class DivergenceHook(Hook):
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase, Norm))
-
-
-def _saves_now(runner) -> bool:
-    """Whether a checkpoint will be saved after this step."""
-    return any(isinstance(hook, CheckpointHook) and not hook.by_epoch
-               and (hook.every_n_train_iters(runner, hook.interval) or hook.is_last_train_iter(runner))
-               for hook in runner.hooks)
 
 
 def _info(runner, key: str, default=None):

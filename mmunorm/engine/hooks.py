@@ -1,7 +1,7 @@
 """What the training loop does for the norms."""
 from __future__ import annotations
 
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from ..norms import OfflineNorm, PRepBN
@@ -37,3 +37,11 @@ class UNWarmupHook(Hook):
                 f'PRepBN still blends LayerNorm in when this run ends, and cannot be folded then: it needs '
                 f'{left} more training steps, and the run has {runner.max_iters - runner.iter}. Set '
                 'fewer steps in norm_cfg.')
+
+
+def saves_after_this_step(runner) -> bool:
+    """Whether a checkpoint that counts steps is saved after this step; to be asked in `after_train_iter`."""
+    return any(isinstance(hook, CheckpointHook) and not hook.by_epoch
+               and (hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
+                    or (hook.save_last and hook.is_last_train_iter(runner)))
+               for hook in runner.hooks)

@@ -14,10 +14,11 @@ import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.registry import RUNNERS
-from mmengine.runner import CheckpointLoader, Runner, find_latest_checkpoint
+from mmengine.runner import CheckpointLoader, Runner
 
 from ..fusion import folded_config, folded_norms
 from .preflight import PreflightError, check_norms, pretrained_path
+from .resume import find_resumable
 
 
 class RunError(Exception):
@@ -70,8 +71,7 @@ def command(main):
         try:
             result = main(argv)
         except (PreflightError, RunError) as error:
-            rank = os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0'
-            if rank == '0':  # one process of a distributed run is enough
+            if _is_first_process():
                 print(f'error: {error}', file=sys.stderr)
             raise SystemExit(3 if isinstance(error, RunError) else 2) from None
         if torch.distributed.is_initialized():
@@ -171,17 +171,33 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def add_warmup_hook(cfg: Config) -> None:
-    """Adds UNWarmupHook to a config whose own `custom_hooks` do not name it."""
-    hooks = cfg.get('custom_hooks') or []
-    if not any(isinstance(hook, dict) and hook.get('type') == 'UNWarmupHook' for hook in hooks):
-        cfg.custom_hooks = [*hooks, dict(type='UNWarmupHook')]
+def add_training_hooks(cfg: Config) -> None:
+    """Adds the hooks of every training run, those that the config's own `custom_hooks` do not name."""
+    hooks = list(cfg.get('custom_hooks') or [])
+    named = {hook.get('type') for hook in hooks if isinstance(hook, dict)}
+    for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
+        if name not in named:
+            hooks.append(dict(type=name))
+    cfg.custom_hooks = hooks
+
+
+def keep_two_checkpoints(cfg: Config) -> None:
+    """Lets a run that keeps one checkpoint keep two.
+
+    mmengine removes the old one before it writes the next: a run that is killed then has none.
+    """
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
+    if isinstance(hook, dict) and hook.get('max_keep_ckpts') == 1:
+        hook['max_keep_ckpts'] = 2
+        warn('max_keep_ckpts=1 leaves no checkpoint while the next is written: keeping 2.')
 
 
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
-    A run that continues takes all its weights from there, so pretrained ones are not looked for.
+    A run that continues takes all its weights from there, so pretrained ones are not looked for. The latest
+    is the newest that is whole, whatever an interrupted run has left beside it; with none in the work
+    directory the run starts at the beginning, and says so.
 
     Raises:
         PreflightError: the checkpoint does not exist.
@@ -191,18 +207,31 @@ def set_resume(cfg: Config, resume: str | None) -> None:
         cfg.load_from = None if resume == 'auto' else resume
     source = cfg.get('load_from')
     if source is None and cfg.get('resume'):
-        source = find_latest_checkpoint(cfg.work_dir)
+        source, damaged = find_resumable(cfg.work_dir)
+        where = 'the run starts at the beginning' if source is None else f'resuming from {source}'
+        if damaged:
+            warn(f'{damaged[0]} was not written to its end: {where}.')
+        elif source is None:
+            warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
+        cfg.load_from = source
     if source is not None:
         check_checkpoint(source)
         if pretrained_path(cfg) is not None:
             cfg.model.backbone.init_cfg = None
 
 
-def check_checkpoint(path: str) -> None:
-    """Raises a PreflightError if a local checkpoint does not exist.
+def warn(message: str) -> None:
+    """Prints a warning, once for all processes of a distributed run."""
+    if _is_first_process():
+        print(f'warning: {message}', file=sys.stderr)
 
-    `--resume` takes the path from `last_checkpoint` in the work directory, which may outlive its file.
-    """
+
+def _is_first_process() -> bool:
+    return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
+
+
+def check_checkpoint(path: str) -> None:
+    """Raises a PreflightError if a local checkpoint does not exist."""
     if '://' not in path and not os.path.isfile(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
 

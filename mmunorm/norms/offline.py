@@ -21,6 +21,7 @@ from .averages import (
 )
 from .base import Norm, check_choice, check_count, check_eps
 from .normalize import normalize, scale_and_shift
+from .sync import Ranks, count_tokens
 
 # Forward passes that wait for their backward pass; more happen where none ever comes.
 _MAX_PENDING = 64
@@ -28,12 +29,13 @@ _MAX_PENDING = 64
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor  # (1, C) the mean square, or (2, C) variance and mean, as they came
+    measured: Tensor  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
     s: Tensor  # (C,) the mean square or variance, finite
     mean: Tensor | None  # (C,)
     var_hat: Tensor  # (C,)
     t: Tensor  # () number of the step, from 1
     outlier: Tensor  # () bool: every moving average is dropped for this step
+    share: Tensor | None  # () this rank's part of all ranks' tokens, of a synchronized norm; NaN of none
 
 
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
@@ -54,11 +56,16 @@ class OfflineNorm(Norm):
     In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps; which ones is what tells the methods
     apart, and all of them are arguments here. For the first `warmup_iters` steps, and until the records are
     full, a step uses its own statistics with the exact gradient. A channel whose statistic is not
-    finite takes the running one (in the backward pass `psi`) in its place, so that inf and NaN never stay
-    in the state.
+    finite takes the running one in its place, and a step whose gradient is not finite anywhere leaves the
+    gradient statistics as they are, so that inf and NaN never stay in the state.
 
     Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice.
     A layer that runs several times before the backward pass knows its steps by their statistics.
+
+    `ranks`, which `convert_sync` sets, are the processes whose tokens count as one batch, however many each
+    has; a step without any token takes the running statistics. The gradient statistics are those of
+    the mean of the ranks' losses, which DistributedDataParallel minimizes. `loss_scale`, None or `()`, is
+    what the loss is multiplied with before the backward pass; the state does not depend on it.
 
     State: parameters `weight` (gamma) and `bias` (beta), buffers `running_var` and `num_batches_tracked`
     (training steps seen); with `centered` also `running_mean`, and as the averages need them
@@ -89,6 +96,9 @@ class OfflineNorm(Norm):
     Raises:
         ValueError: an argument is out of its range, or `centered` meets an average over steps.
     """
+
+    ranks: Ranks | None = None
+    loss_scale: Tensor | None = None
 
     def __init__(self,
                  num_features: int,
@@ -176,12 +186,15 @@ class OfflineNorm(Norm):
                 getattr(self, name).zero_()
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        if not self.training or x.numel() == 0:
+        if not self.training or (x.numel() == 0 and not self._is_synchronized()):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
         return self._apply_step(step, x, valid, self.bias)
+
+    def _is_synchronized(self) -> bool:
+        return self.ranks is not None and self.ranks.size > 1
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         return normalize(x, self.weight, bias, step.var_hat, step.mean, self.eta, valid, self.eps,
@@ -220,9 +233,14 @@ class OfflineNorm(Norm):
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
-        measured = self._measure(x, valid)
-        finite = measured[0].isfinite()  # as the mean is where the variance is
-        s = torch.where(finite, measured[0], self.running_var)
+        measured = merged = self._measure(x, valid)
+        share = None
+        if self._is_synchronized():
+            tokens = count_tokens(x, valid)
+            merged, all_tokens = self.ranks.merge(measured, tokens)
+            share = tokens / all_tokens
+        finite = merged[0].isfinite()  # as the mean is where the variance is
+        s = torch.where(finite, merged[0], self.running_var)
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
         settled = self._is_settled(t)
@@ -243,13 +261,15 @@ class OfflineNorm(Norm):
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
         mean = None
         if self.centered:
-            mean = torch.where(finite, measured[1], self.running_mean)
+            mean = torch.where(finite, merged[1], self.running_mean)
             self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
             # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-            newest = torch.where(finite, measured[0] * kernels.bessel_correction(x, valid), self.running_var)
+            bessel = (kernels.bessel_correction(x, valid) if share is None else
+                      all_tokens / (all_tokens - 1).clamp(min=1))
+            newest = torch.where(finite, merged[0] * bessel, self.running_var)
         running_var = moving_average(self.running_var, newest, self.alpha)
         self.running_var.copy_(finite_or(running_var, self.running_var))
-        return Step(measured, s, mean, var_hat, t, outlier)
+        return Step(measured, s, mean, var_hat, t, outlier, share)
 
     def _is_settled(self, t: Tensor) -> Tensor:
         return t > self._unsettled_steps
@@ -263,13 +283,30 @@ class OfflineNorm(Norm):
             return moving_average(self.running_var, s, self.alpha)
         return self.running_var.to(s.dtype, copy=True)  # PowerNorm's, before this step
 
-    def _average_gradient(self, step: Step, g: Tensor) -> Tensor:
-        """Records this step's gradient statistic and returns the `psi` to use (backward steps 2-4)."""
+    def _average_gradient(self, step: Step, g: Tensor,
+                          g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Records this step's gradient statistics; the `psi` and `g_mean` to use (backward steps 2-4)."""
         if not torch.compiler.is_compiling():
             self._pending_were_used = True
+        scale = self.loss_scale
+        if step.share is not None:
+            if g_mean is None:
+                g = self.ranks.mean(g, step.share)
+            else:
+                g, g_mean = self.ranks.mean(torch.stack([g, g_mean]), step.share)
+            # A rank's loss is as many times its part of the mean of the ranks' losses.
+            scale = self.ranks.size if scale is None else scale * self.ranks.size
         if not self._keeps_psi:
-            return g
-        g = finite_or(g, self.psi)
+            return g, g_mean
+        if scale is None:
+            return self._average_unscaled(step, g), g_mean
+        return self._average_unscaled(step, g / scale) * scale, g_mean
+
+    def _average_unscaled(self, step: Step, g: Tensor) -> Tensor:
+        finite = g.isfinite()
+        # A gradient that overflows somewhere says nothing of this step; a gradient scaler skips it too.
+        recorded = finite.all()
+        g = torch.where(finite, g, self.psi)
         settled = self._is_settled(step.t)
         if self.backward_average == 'nu':
             z_squared = step.s / (step.var_hat + self.eps)
@@ -277,15 +314,17 @@ class OfflineNorm(Norm):
         else:
             target = g
             if self.backward_average == 'am':
-                record = push(self.gradient_record.to(g.dtype), torch.where(step.outlier, self.psi, g))
-                self.gradient_record.copy_(record)
+                before = self.gradient_record.to(g.dtype)
+                record = push(before, torch.where(step.outlier, self.psi, g))
+                self.gradient_record.copy_(torch.where(recorded, record, before))
                 target = torch.where(settled, arithmetic_mean(record), g)
             psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
-        self.psi.copy_(torch.where(step.outlier, self.psi, finite_or(psi, self.psi)))
+        self.psi.copy_(torch.where(recorded & ~step.outlier, finite_or(psi, self.psi), self.psi))
         return torch.where(settled & ~step.outlier, used, g)
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}'
+        synchronized = '' if self.ranks is None else ', synchronized'
+        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}{synchronized}'
 
 
 def _check_window(window) -> tuple[int, int]:

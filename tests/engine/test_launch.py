@@ -2,7 +2,9 @@ import argparse
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.registry import HOOKS
 
 from mmunorm.engine import launch
 from mmunorm.engine.preflight import PreflightError
@@ -138,11 +140,11 @@ class TestResume:
 
     def test_a_continued_run_does_not_need_them(self, tmp_path):
         checkpoint = tmp_path / 'epoch_1.pth'
-        checkpoint.write_text('')
+        torch.save({}, checkpoint)
         (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
         cfg = self.cfg(tmp_path, load_from='other.pth')
         launch.set_resume(cfg, 'auto')
-        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, None, None)
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
         cfg = self.cfg(tmp_path)
         launch.set_resume(cfg, str(checkpoint))
         assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
@@ -179,11 +181,23 @@ def test_unregistered_types_are_one_line():
         raise KeyError('a key that a bug looked for')
 
 
-def test_training_has_the_warmup_hook_once_whatever_the_config_lists():
+def test_training_has_its_hooks_once_whatever_the_config_lists():
     for text in ('', 'custom_hooks = []', "custom_hooks = [dict(type='EMAHook')]",
                  "custom_hooks = [dict(type='UNWarmupHook', priority='LOW')]"):
         cfg = Config.fromstring(text or 'a = 1', '.py')
         listed = [hook['type'] for hook in cfg.get('custom_hooks', [])]
-        launch.add_warmup_hook(cfg)
+        launch.add_training_hooks(cfg)
         types = [hook['type'] for hook in cfg.custom_hooks]
-        assert types.count('UNWarmupHook') == 1 and types[:len(listed)] == listed
+        assert types[:len(listed)] == listed
+        for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
+            assert types.count(name) == 1 and HOOKS.get(name) is not None
+
+
+@pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])
+def test_one_checkpoint_is_always_whole(asked, kept, capsys):
+    hook = dict(type='CheckpointHook', **({} if asked is None else dict(max_keep_ckpts=asked)))
+    cfg = Config(dict(default_hooks=dict(checkpoint=hook)))
+    launch.keep_two_checkpoints(cfg)
+    assert cfg.default_hooks.checkpoint.get('max_keep_ckpts') == kept
+    assert ('keeping 2' in capsys.readouterr().err) == (asked == 1)
+    launch.keep_two_checkpoints(Config(dict(a=1)))

@@ -186,12 +186,68 @@ def test_as_a_script_an_error_leaves_no_traceback():
     assert 'Traceback' not in result.stderr
 
 
-@pytest.mark.slow
-def test_two_processes_without_a_gpu(classifier, tmp_path):
+def without_a_gpu():
+    """Environment of `dist_train.sh` and `dist_test.sh`."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
-    environment = dict(PYTHON=sys.executable, PORT=str(port), CUDA_VISIBLE_DEVICES='')
+    return dict(PYTHON=sys.executable, PORT=str(port), CUDA_VISIBLE_DEVICES='')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
+def test_two_processes_train_the_digits_detector(tmp_path, norm):
+    base = tiny_runs.ROOT / 'configs/digits/swin_un_fasterrcnn.py'
+    config = tmp_path / 'detector.py'
+    config.write_text(KEPT.format(base=base, norm=norm))
+    options = tiny_runs.tiny_data(Config.fromfile(base), tmp_path / 'data')
+    # What each process has when the checkpoint is written.
+    (tmp_path / 'keeping.py').write_text(KEEPING)
+    result = run('bash', tiny_runs.ROOT / 'tools/dist_train.sh', config, 2, '--work-dir', 'w',
+                 '--cfg-options', *options, 'train_cfg.max_iters=2', 'train_dataloader.batch_size=1',
+                 **without_a_gpu(), PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(tmp_path)]))
+    assert result.returncode == 0, result.stdout + result.stderr
+    saved = torch.load('w/iter_2.pth', weights_only=False)['state_dict']
+    states = [torch.load(f'rank{rank}.pt') for rank in range(2)]
+    before, after = ([state[moment] for state in states] for moment in ('before', 'after'))
+    norms = [key for key in saved if key.endswith('activation_record')]
+    assert norms
+    for key in norms:
+        assert torch.equal(before[0][key], before[1][key]) == (norm == 'SyncUN'), key
+        torch.testing.assert_close(saved[key], (before[0][key] + before[1][key]) / 2)
+        assert saved[key].isfinite().all()
+    for state in after:
+        torch.testing.assert_close(state, dict(saved), rtol=0, atol=0)
+    assert saved['backbone.norm0.num_batches_tracked'] == 2
+
+
+KEPT = """
+_base_ = ['{base}']
+custom_imports = dict(imports=['mmunorm', 'keeping'])
+custom_hooks = [dict(type='KeepHook')]
+model = dict(backbone=dict(norm_cfg=dict(type='{norm}')))
+"""
+KEEPING = """
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class KeepHook(Hook):
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.before = {key: value.clone() for key, value in runner.model.module.state_dict().items()}
+
+    def after_train(self, runner):
+        torch.save(dict(before=self.before, after=runner.model.module.state_dict()), f'rank{get_rank()}.pt')
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_without_a_gpu(classifier, tmp_path):
+    environment = without_a_gpu()
     result = run('bash', tiny_runs.ROOT / 'tools/dist_train.sh', classifier, 2, '--work-dir', 'w',
                  '--auto-scale-lr', **environment)
     assert result.returncode == 0, result.stderr

@@ -1,0 +1,218 @@
+"""What real training does to a norm with state."""
+import copy
+import io
+
+import pytest
+import torch
+from mmengine.optim import OptimWrapper
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from mmunorm.backbones import UNSwinTransformer
+from mmunorm.norms import UN, OfflineNorm, convert_sync
+
+from .. import processes
+from .test_family import OFFLINE, build
+from .test_un import sequence
+
+every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
+
+
+def step(norm, seed, scale=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(7, 6, generator=generator, requires_grad=True)
+    y = norm(x)
+    (y * torch.randn(7, 6, generator=generator)).sum().mul(scale).backward()
+    return y.detach(), x.grad
+
+
+@every_offline_norm
+def test_gradient_accumulation_is_one_step_a_forward(name):
+    """mmengine divides each loss by `accumulative_counts`; the statistics are those of the divided losses."""
+    plain, accumulated = build(name), build(name)
+    wrapper = OptimWrapper(torch.optim.SGD(accumulated.parameters(), lr=0.), accumulative_counts=3)
+    for i in range(18):
+        plain.zero_grad()
+        step(plain, i, 1 / 3)
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(7, 6, generator=generator)
+        with wrapper.optim_context(accumulated):
+            loss = (accumulated(x) * torch.randn(7, 6, generator=generator)).sum()
+        wrapper.update_params(loss)
+    torch.testing.assert_close(plain.state_dict(), accumulated.state_dict())
+    assert accumulated.num_batches_tracked == 18
+
+
+@every_offline_norm
+@pytest.mark.parametrize('frozen', [('weight', ), ('bias', ), ('weight', 'bias'), ('input', ),
+                                    ('weight', 'bias', 'input')], ids='+'.join)
+def test_without_some_gradients(name, frozen):
+    """What is frozen has no gradient; all else is as it would have been."""
+    whole, partly = build(name), build(name)
+    for key in set(frozen) - {'input'}:
+        getattr(partly, key).requires_grad_(False)
+    for _, x, dy in sequence(20, 6):
+        grads = []
+        for norm in (whole, partly):
+            norm.zero_grad()
+            tx = torch.from_numpy(x).float().requires_grad_(norm is whole or 'input' not in frozen)
+            y = norm(tx)
+            if y.requires_grad:
+                y.backward(torch.from_numpy(dy).float())
+            grads.append(dict(input=tx.grad, **{key: p.grad for key, p in norm.named_parameters()}))
+        for key, grad in grads[1].items():
+            assert (grad is None) == (key in frozen), key
+            if grad is not None:
+                assert torch.equal(grad, grads[0][key]), key
+    backward = any(p.requires_grad for p in partly.parameters()) or 'input' not in frozen
+    for key, value in partly.state_dict().items():
+        if backward or key not in ('psi', 'gradient_record'):
+            assert torch.equal(value, whole.state_dict()[key]), key
+
+
+@every_offline_norm
+def test_frozen_by_eval_it_keeps_its_state_and_passes_gradients(name):
+    """`norm_eval` and `frozen_stages` put a norm into eval mode inside of a model that trains."""
+    norm = build(name)
+    for i in range(20):
+        step(norm, i)
+    norm.eval()
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(5, 6, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+    if not norm.fold_obstacle:
+        torch.testing.assert_close(x.grad, norm.affine()[0].float().expand(5, 6))
+
+
+def test_frozen_stages_of_a_swin():
+    model = make_swin(frozen_stages=0).train()
+    before = copy.deepcopy(model.state_dict())
+    sum(y.sum() for y in model(torch.randn(2, 3, 32, 32))).backward()
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, OfflineNorm)}
+    frozen = [name for name in norms if name.startswith(('patch_embed', 'stages.0', 'norm0'))]
+    assert frozen and len(frozen) < len(norms)
+    for name, norm in norms.items():
+        assert (norm.num_batches_tracked == 0) == (name in frozen), name
+        assert (norm.weight.grad is None) == (name in frozen), name
+        assert torch.equal(norm.running_var, before[f'{name}.running_var']) == (name in frozen), name
+
+
+@every_offline_norm
+def test_deepcopy_between_forward_and_backward(name):
+    """The copy takes no part in the pass under way, and goes on by itself."""
+    norm, undisturbed = build(name), build(name)
+    copies = []
+    for i in range(16):
+        for each in (norm, undisturbed):
+            generator = torch.Generator().manual_seed(i)
+            x = torch.randn(7, 6, generator=generator, requires_grad=True)
+            y = each(x)
+            if each is norm:
+                copies.append(copy.deepcopy(norm))
+            (y * torch.randn(7, 6, generator=generator)).sum().backward()
+    torch.testing.assert_close(norm.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
+    twin = copies[-1]
+    forward_only = {'running_mean', 'running_var', 'num_batches_tracked', 'activation_record'}
+    for key, value in twin.state_dict().items():
+        if key in forward_only:
+            assert torch.equal(value, norm.state_dict()[key]), key
+    step(twin, 99)
+    assert twin.num_batches_tracked == 17 and norm.num_batches_tracked == 16
+
+
+@every_offline_norm
+def test_saved_whole_and_as_a_state(name):
+    norm = build(name)
+    for i in range(9):
+        step(norm, i)
+    norm(torch.randn(3, 6))  # a step that waits for its backward pass
+    for content, weights_only in ((norm.state_dict(), True), (norm, False)):
+        file = io.BytesIO()
+        torch.save(content, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=weights_only)
+        state = loaded if weights_only else loaded.state_dict()
+        torch.testing.assert_close(state, norm.state_dict(), rtol=0, atol=0)
+
+
+def make_swin(norm='UN', **kwargs):
+    torch.manual_seed(0)
+    warmup = {} if norm == 'TokenBN' else dict(warmup_iters=2)
+    return UNSwinTransformer(
+        arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4,
+        drop_path_rate=0., out_indices=(0, 1), norm_cfg=dict(type=norm, **warmup), **kwargs)
+
+
+def train_swin(model, rank, ranks, steps=6):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for i in range(steps):
+        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        optimizer.zero_grad()
+        sum(y.square().mean() for y in model(x[rank::ranks])).backward()
+        optimizer.step()
+
+
+def shard(model):
+    for stage in model.stages:
+        for block in stage.blocks:
+            fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+def train_sharded(rank):
+    results = {}
+    for kind in ('sync', 'plain'):
+        model = shard(make_swin('SyncUN' if kind == 'sync' else 'UN', with_cp=kind == 'sync').double())
+        train_swin(model, rank, 2)
+        norm = model.stages[0].blocks[0].norm1
+        assert type(norm.weight).__name__ == type(norm.weight.data).__name__ == 'DTensor'
+        assert type(norm.running_var) is torch.Tensor
+        results[kind] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'),
+                                     use_orig_params=True)
+    train_swin(model, rank, 2)
+    with FullyShardedDataParallel.summon_full_params(model):
+        results['flat'] = {key: value.clone() for key, value in model.module.state_dict().items()}
+    model = make_swin().double()
+    train_swin(DistributedDataParallel(model, broadcast_buffers=False), rank, 2)
+    results['ddp'] = model.state_dict()
+    return results
+
+
+@pytest.mark.slow
+def test_fully_sharded():
+    """SyncUN with FSDP and checkpointing is one process with the whole batch; UN is what it is in DDP."""
+    whole = make_swin().double()
+    train_swin(whole, 0, 1)
+    a, b = processes.run(train_sharded)
+    for kind in ('sync', 'flat'):
+        torch.testing.assert_close(dict(a[kind]), dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
+    # Each rank keeps its own buffers; get_model_state_dict gives those of the first.
+    torch.testing.assert_close(a['plain'], dict(a['ddp']), rtol=1e-7, atol=1e-9)
+    assert not torch.equal(a['ddp']['stages.0.blocks.0.norm1.running_var'],
+                           b['ddp']['stages.0.blocks.0.norm1.running_var'])
+
+
+def accumulate(rank):
+    norm = convert_sync(UN(6, warmup_iters=3))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), norm))
+    for i in range(9):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(i))[rank::2]
+        if i % 3 < 2:
+            with model.no_sync():  # no gradient is exchanged, the statistics are
+                model(x).pow(3).sum().backward()
+        else:
+            model(x).pow(3).sum().backward()
+            model.zero_grad()
+    return norm.state_dict()
+
+
+def test_synchronized_gradient_accumulation():
+    a, b = processes.run(accumulate)
+    assert a['num_batches_tracked'] == 9
+    torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -1,0 +1,160 @@
+"""A run that is killed and resumed ends as one that nobody disturbed."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from .. import tiny_runs
+
+TRAIN = tiny_runs.load_tool('train')
+
+# Everything that draws random numbers: augmentation, drop path, dropout, shuffling.
+NOISY = """
+_base_ = ['{base}']
+custom_imports = dict(imports=['mmunorm', 'killer'])
+custom_hooks = [dict(type='KillHook'), dict(type='EMAHook', ema_type='BufferedEMA', momentum=0.2)]
+model = dict(backbone=dict(drop_path_rate=0.4, drop_rate=0.1, norm_cfg=dict(warmup_iters=3)))
+pipeline = [dict(type='LoadImageFromFile'), dict(type='RandomResizedCrop', scale=32),
+            dict(type='ColorJitter', brightness=0.9), dict(type='PackInputs')]
+train_dataloader = dict(dataset=dict(pipeline=pipeline))
+optim_wrapper = dict(_delete_=True, optimizer=dict(type='AdamW', lr=0.01))
+param_scheduler = dict(type='CosineAnnealingLR', by_epoch=False, T_max=12)
+"""
+ITERS = """
+train_dataloader = dict(sampler=dict(_delete_=True, type='{sampler}', shuffle=True))
+train_cfg = dict(_delete_=True, by_epoch=False, max_iters=12, val_interval=4)
+default_hooks = dict(checkpoint=dict(by_epoch=False, interval=4), logger=dict(interval=1))
+"""
+EPOCHS = """
+train_cfg = dict(max_epochs=6)
+default_hooks = dict(logger=dict(interval=1))
+"""
+KILLER = """
+import os
+import signal
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module()
+class KillHook(Hook):
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == int(os.environ.get('KILL_AFTER_STEP', 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop('killer', None)
+    (tmp_path / 'killer.py').write_text(KILLER.replace('module()', 'module(force=True)'))
+    tiny_runs.skip_config_formatting(monkeypatch)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the process that is killed: their number decides how sums are rounded
+    yield
+    torch.set_num_threads(threads)
+
+
+def write(folder, text):
+    base = tiny_runs.write_classifier(folder)
+    config = folder / 'noisy.py'
+    config.write_text(NOISY.format(base=base) + text)
+    return config
+
+
+def train(*arguments):
+    tiny_runs.call(TRAIN, *arguments)
+
+
+def end_of(work_dir):
+    """Weights, averaged weights and optimizer at the end, and the validation metrics of every epoch."""
+    last = torch.load((work_dir / 'last_checkpoint').read_text(), weights_only=False)
+    metrics = [json.loads(line) for path in sorted(work_dir.glob('*/vis_data/scalars.json'))
+               for line in path.open() if 'accuracy' in line]
+    return (last['state_dict'], last['ema_state_dict'], last['optimizer'],
+            {entry['step']: entry['accuracy/top1'] for entry in metrics})
+
+
+def kill(config, work_dir, step, *options):
+    environment = dict(os.environ, KILL_AFTER_STEP=str(step), OMP_NUM_THREADS='1',
+                       PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(config.parent)]))
+    result = subprocess.run(
+        [sys.executable, str(tiny_runs.ROOT / 'tools/train.py'), str(config), '--work-dir', work_dir,
+         '--cfg-options', 'train_dataloader.num_workers=0', *options],
+        env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('text, step, saved', [
+    (EPOCHS, 7, 'epoch_3'), (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4'),
+    (ITERS.format(sampler='DefaultSampler'), 10, 'iter_8')], ids=['epochs', 'infinite', 'iterations'])
+def test_killed_and_resumed_is_as_if_undisturbed(tmp_path, monkeypatch, text, step, saved):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+    config = write(tmp_path, text)
+    # The data do not depend on the number of workers either.
+    train(config, '--work-dir', 'whole', '--cfg-options', 'train_dataloader.num_workers=2',
+          'train_dataloader.persistent_workers=True')
+    kill(config, 'parts', step)
+    assert (tmp_path / 'parts/last_checkpoint').read_text().endswith(f'{saved}.pth')
+    train(config, '--work-dir', 'parts', '--resume', '--cfg-options', 'train_dataloader.num_workers=1',
+          'train_dataloader.persistent_workers=True')
+    torch.testing.assert_close(end_of(tmp_path / 'parts'), end_of(tmp_path / 'whole'), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_numbers_differ_from_step_to_step(tmp_path):
+    """Or the run above would prove little: every epoch would see the same augmentation."""
+    config = write(tmp_path, EPOCHS)
+    losses = []
+    for seed in (0, 1):
+        train(config, '--work-dir', f'w{seed}', '--cfg-options', 'optim_wrapper.optimizer.lr=0.0',
+              f'randomness.seed={seed}', 'model.backbone.norm_cfg.warmup_iters=1000',
+              'train_cfg.max_epochs=3')
+        logs = (tmp_path / f'w{seed}').glob('*/vis_data/scalars.json')
+        losses += [json.loads(line)['loss'] for path in logs for line in path.open() if 'loss' in line]
+    assert len(losses) == 12 and len(set(losses)) == 12
+
+
+def test_what_an_interruption_leaves_behind(tmp_path, capsys):
+    config = write(tmp_path, EPOCHS)
+    resume = ('--work-dir', 'w', '--resume', '--cfg-options')
+    train(config, *resume, 'train_cfg.max_epochs=2')
+    assert 'no checkpoint in w to resume from: the run starts at the beginning' in capsys.readouterr().err
+    work_dir = tmp_path / 'w'
+
+    # Killed between the checkpoint and `last_checkpoint`, and the other way about.
+    for pointer in (str(work_dir / 'epoch_1.pth'), '', None):
+        if pointer is None:
+            (work_dir / 'last_checkpoint').unlink()
+        else:
+            (work_dir / 'last_checkpoint').write_text(pointer)
+        cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
+        TRAIN.launch.set_resume(cfg, 'auto')
+        assert os.path.samefile(cfg.load_from, work_dir / 'epoch_2.pth')
+
+    # Killed while a checkpoint was written.
+    whole = (work_dir / 'epoch_2.pth').read_bytes()
+    for size in (0, 1000, len(whole) // 2, len(whole) - 1):
+        (work_dir / 'epoch_3.pth').write_bytes(whole[:size])
+        cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
+        TRAIN.launch.set_resume(cfg, 'auto')
+        assert os.path.samefile(cfg.load_from, work_dir / 'epoch_2.pth')
+        assert 'epoch_3.pth was not written to its end: resuming from' in capsys.readouterr().err
+    train(config, *resume, 'train_cfg.max_epochs=3')
+    assert torch.load(work_dir / 'epoch_3.pth', weights_only=False)['meta']['epoch'] == 3
+
+    # A longer run of before must not be taken for the latest.
+    shutil.copyfile(work_dir / 'epoch_3.pth', work_dir / 'epoch_9.pth')
+    os.utime(work_dir / 'epoch_9.pth', (1, 1))
+    cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
+    TRAIN.launch.set_resume(cfg, 'auto')
+    assert os.path.samefile(cfg.load_from, work_dir / 'epoch_3.pth')
