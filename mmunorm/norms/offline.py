@@ -33,7 +33,8 @@ class Step(NamedTuple):
     mean: Tensor | None  # (C,)
     var_hat: Tensor  # (C,)
     t: Tensor  # () number of the step, from 1
-    outlier: Tensor  # () bool: every moving average is dropped for this step
+    outlier: Tensor | None  # () bool: every average is dropped for this step; None without the filter
+    averaged: Tensor  # () bool: settled, and no outlier
 
 
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
@@ -221,35 +222,37 @@ class OfflineNorm(Norm):
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
         measured = self._measure(x, valid)
-        finite = measured[0].isfinite()  # as the mean is where the variance is
-        s = torch.where(finite, measured[0], self.running_var)
+        s = finite_or(measured[0], self.running_var)
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
-        settled = self._is_settled(t)
-        outlier = torch.zeros_like(settled)
-        omega = None
+        averaged = settled = self._is_settled(t)
+        outlier = average = omega = None
         if self._keeps_activations:
             omega_prev = self.activation_record.to(s.dtype)
             omega = push(omega_prev, s)
-            if self.outlier_filter:
-                outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel')
-                self.num_outliers.add_(outlier)
-            self.activation_record.copy_(push(omega_prev, torch.where(outlier, self.running_var, s)))
-        var_hat = s
         if self.forward_average != 'current':
-            var_hat = torch.where(settled & ~outlier, self._average_forward(omega, s), s)
+            average = self._average_forward(omega, s)
+        if self.outlier_filter:
+            outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel',
+                                           average if self.forward_average == 'gm' else None)
+            averaged = settled ^ outlier  # an outlier step is a settled one
+            self.num_outliers.add_(outlier)
+        if self._keeps_activations:
+            self.activation_record.copy_(omega)
+            if outlier is not None:
+                self.activation_record[-1].copy_(torch.where(outlier, self.running_var, s))
+        var_hat = s if average is None else torch.where(averaged, average, s)
 
         # An EMA is the running statistic itself and must not be averaged twice.
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
         mean = None
         if self.centered:
-            mean = torch.where(finite, measured[1], self.running_mean)
+            mean = torch.where(measured[0].isfinite(), measured[1], self.running_mean)
             self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
             # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-            newest = torch.where(finite, measured[0] * kernels.bessel_correction(x, valid), self.running_var)
-        running_var = moving_average(self.running_var, newest, self.alpha)
-        self.running_var.copy_(finite_or(running_var, self.running_var))
-        return Step(measured, s, mean, var_hat, t, outlier)
+            newest = finite_or(measured[0] * kernels.bessel_correction(x, valid), self.running_var)
+        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
+        return Step(measured, s, mean, var_hat, t, outlier, averaged)
 
     def _is_settled(self, t: Tensor) -> Tensor:
         return t > self._unsettled_steps
@@ -270,19 +273,20 @@ class OfflineNorm(Norm):
         if not self._keeps_psi:
             return g
         g = finite_or(g, self.psi)
-        settled = self._is_settled(step.t)
         if self.backward_average == 'nu':
+            used = self.psi.clone()
             z_squared = step.s / (step.var_hat + self.eps)
-            psi, used = power_norm_nu(self.psi, z_squared, g, self.alpha), self.psi.clone()
-        else:
-            target = g
-            if self.backward_average == 'am':
-                record = push(self.gradient_record.to(g.dtype), torch.where(step.outlier, self.psi, g))
-                self.gradient_record.copy_(record)
-                target = torch.where(settled, arithmetic_mean(record), g)
-            psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
-        self.psi.copy_(torch.where(step.outlier, self.psi, finite_or(psi, self.psi)))
-        return torch.where(settled & ~step.outlier, used, g)
+            self.psi.copy_(finite_or(power_norm_nu(used, z_squared, g, self.alpha), used))
+            return torch.where(step.averaged, used, g)
+        # On an outlier step psi is recorded in place of g, and stays as it is.
+        target = g if step.outlier is None else torch.where(step.outlier, self.psi, g)
+        if self.backward_average == 'am':
+            record = push(self.gradient_record.to(g.dtype), target)
+            self.gradient_record.copy_(record)
+            target = torch.where(step.averaged, arithmetic_mean(record), target)
+        psi = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
+        self.psi.copy_(psi)
+        return torch.where(step.averaged, psi, g)
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}'
