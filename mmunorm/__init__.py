@@ -21,9 +21,24 @@ ops.install()
 
 from . import backbones, engine, norms  # noqa: E402, F401
 from .fusion import fuse_norms  # noqa: E402
-from .norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN, UN2d, replace_norms  # noqa: E402
+from .norms import (  # noqa: E402
+    MABN,
+    PN,
+    RMSN,
+    UN,
+    DyT,
+    NoNorm,
+    PRepBN,
+    RepBN,
+    SyncUN,
+    TokenBN,
+    UN2d,
+    convert_sync,
+    replace_norms,
+    revert_sync,
+)
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'PRepBN', 'RepBN', 'TokenBN', 'UN2d', '__version__',
-    'fuse_norms', 'replace_norms'
+    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'PRepBN', 'RepBN', 'SyncUN', 'TokenBN', 'UN2d',
+    '__version__', 'convert_sync', 'fuse_norms', 'replace_norms', 'revert_sync'
 ]

@@ -7,10 +7,11 @@ from .offline import OfflineNorm
 from .pn import PN
 from .replace import replace_norms
 from .rmsn import RMSN
+from .sync import convert_sync, revert_sync
 from .token_bn import PRepBN, RepBN, TokenBN
-from .un import UN, UN2d
+from .un import UN, SyncUN, UN2d
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'TokenBN', 'UN2d',
-    'replace_norms'
+    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'SyncUN',
+    'TokenBN', 'UN2d', 'convert_sync', 'replace_norms', 'revert_sync'
 ]

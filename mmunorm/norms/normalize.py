@@ -13,7 +13,7 @@ from . import kernels
 
 def normalize(x: Tensor, weight: Tensor, bias: Tensor, var_hat: Tensor, mean: Tensor | None,
               eta: Tensor | None, valid: Tensor | None, eps: float,
-              average_gradient: Callable[[Tensor], Tensor]) -> Tensor:
+              average_gradient: Callable[..., tuple[Tensor, Tensor | None]]) -> Tensor:
     """`y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x` with an estimated gradient (Eq. 4-9).
 
     Args:
@@ -24,8 +24,9 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor, var_hat: Tensor, mean: Te
         eta: RepBN's `(1,)`, or None for 0.
         valid: None or bool `x.shape[:-1]`, False where a token is padding.
         eps: added to the variance.
-        average_gradient: called once in the backward pass with this step's gradient statistic
-            `g = mean(weight * dy * z)` `(C,)`; returns the `psi` `(C,)` that is used in `dx`.
+        average_gradient: called once in the backward pass with this step's gradient statistics
+            `g = mean(weight * dy * z)` `(C,)` and `g_mean = mean(weight * dy)` `(C,)`, None without a `mean`;
+            returns the `psi` and `g_mean` that are used in `dx`.
     """
     return _Normalize.apply(x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient)
 
@@ -44,7 +45,7 @@ class _Normalize(Function):
     def backward(ctx, dy: Tensor):
         x, weight, rstd, mean, eta, valid = ctx.saved_tensors
         dweight, dbias, g, g_mean = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
-        psi = ctx.average_gradient(g)
+        psi, g_mean = ctx.average_gradient(g, g_mean)
         dx = deta = None
         if ctx.needs_input_grad[0]:
             dx = kernels.normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)

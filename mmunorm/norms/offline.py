@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import kernels
+from . import host, kernels
 from .averages import (
     arithmetic_mean,
     finite_or,
@@ -21,6 +21,7 @@ from .averages import (
 )
 from .base import Norm, check_choice, check_count, check_eps
 from .normalize import normalize, scale_and_shift
+from .sync import Ranks, count_tokens
 
 # Forward passes that wait for their backward pass; more happen where none ever comes.
 _MAX_PENDING = 64
@@ -28,13 +29,14 @@ _MAX_PENDING = 64
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor  # (1, C) the mean square, or (2, C) variance and mean, as they came
+    measured: Tensor  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
     s: Tensor  # (C,) the mean square or variance, finite
-    mean: Tensor | None  # (C,)
     var_hat: Tensor  # (C,)
-    t: Tensor  # () number of the step, from 1
     outlier: Tensor | None  # () bool: every average is dropped for this step; None without the filter
-    averaged: Tensor  # () bool: settled, and no outlier
+    averaged: Tensor | None  # () bool: settled, and no outlier; None where nothing is averaged
+    t: Tensor  # () number of the step, from 1
+    mean: Tensor | None  # (C,)
+    share: Tensor | None  # () this rank's part of all ranks' tokens, of a synchronized norm; NaN of none
 
 
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
@@ -55,11 +57,16 @@ class OfflineNorm(Norm):
     In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps; which ones is what tells the methods
     apart, and all of them are arguments here. For the first `warmup_iters` steps, and until the records are
     full, a step uses its own statistics with the exact gradient. A channel whose statistic is not
-    finite takes the running one (in the backward pass `psi`) in its place, so that inf and NaN never stay
-    in the state.
+    finite takes the running one in its place, and a step whose gradient is not finite anywhere leaves the
+    gradient statistics as they are, so that inf and NaN never stay in the state.
 
     Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice.
     A layer that runs several times before the backward pass knows its steps by their statistics.
+
+    `ranks`, which `convert_sync` sets, are the processes whose tokens count as one batch, however many each
+    has; a step without any token takes the running statistics. The gradient statistics are those of
+    the mean of the ranks' losses, which DistributedDataParallel minimizes. `loss_scale`, None or `()`, is
+    what the loss is multiplied with before the backward pass; the state does not depend on it.
 
     State: parameters `weight` (gamma) and `bias` (beta), buffers `running_var` and `num_batches_tracked`
     (training steps seen); with `centered` also `running_mean`, and as the averages need them
@@ -90,6 +97,9 @@ class OfflineNorm(Norm):
     Raises:
         ValueError: an argument is out of its range, or `centered` meets an average over steps.
     """
+
+    ranks: Ranks | None = None
+    loss_scale: Tensor | None = None
 
     def __init__(self,
                  num_features: int,
@@ -177,12 +187,15 @@ class OfflineNorm(Norm):
                 getattr(self, name).zero_()
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        if not self.training or x.numel() == 0:
+        if not self.training or (x.numel() == 0 and not self._is_synchronized()):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
         return self._apply_step(step, x, valid, self.bias)
+
+    def _is_synchronized(self) -> bool:
+        return self.ranks is not None and self.ranks.size > 1
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         return normalize(x, self.weight, bias, step.var_hat, step.mean, self.eta, valid, self.eps,
@@ -221,10 +234,31 @@ class OfflineNorm(Norm):
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
-        measured = self._measure(x, valid)
-        s = finite_or(measured[0], self.running_var)
+        measured = merged = self._measure(x, valid)
+        share = None
+        if self._is_synchronized():
+            tokens = count_tokens(x, valid)
+            merged, all_tokens = self.ranks.merge(measured, tokens)
+            share = tokens / all_tokens
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
+        if not self.centered:
+            advance = host.advance if host.takes(merged, self.running_var) else OfflineNorm._advance
+            return Step(measured, *advance(self, merged[0], t), t, None, share)
+
+        s = finite_or(merged[0], self.running_var)
+        mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
+        self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
+        # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
+        bessel = (kernels.bessel_correction(x, valid) if share is None else
+                  all_tokens / (all_tokens - 1).clamp(min=1))
+        newest = finite_or(merged[0] * bessel, self.running_var)
+        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
+        return Step(measured, s, s, None, None, t, mean, share)
+
+    def _advance(self, measured: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Updates the state with the mean square `(C,)` of step `t`; `s`, `var_hat`, `outlier`, `averaged`."""
+        s = finite_or(measured, self.running_var)
         averaged = settled = self._is_settled(t)
         outlier = average = omega = None
         if self._keeps_activations:
@@ -242,17 +276,10 @@ class OfflineNorm(Norm):
             if outlier is not None:
                 self.activation_record[-1].copy_(torch.where(outlier, self.running_var, s))
         var_hat = s if average is None else torch.where(averaged, average, s)
-
         # An EMA is the running statistic itself and must not be averaged twice.
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
-        mean = None
-        if self.centered:
-            mean = torch.where(measured[0].isfinite(), measured[1], self.running_mean)
-            self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
-            # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-            newest = finite_or(measured[0] * kernels.bessel_correction(x, valid), self.running_var)
         self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
-        return Step(measured, s, mean, var_hat, t, outlier, averaged)
+        return s, var_hat, outlier, averaged
 
     def _is_settled(self, t: Tensor) -> Tensor:
         return t > self._unsettled_steps
@@ -266,30 +293,52 @@ class OfflineNorm(Norm):
             return moving_average(self.running_var, s, self.alpha)
         return self.running_var.to(s.dtype, copy=True)  # PowerNorm's, before this step
 
-    def _average_gradient(self, step: Step, g: Tensor) -> Tensor:
-        """Records this step's gradient statistic and returns the `psi` to use (backward steps 2-4)."""
+    def _average_gradient(self, step: Step, g: Tensor,
+                          g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Records this step's gradient statistics; the `psi` and `g_mean` to use (backward steps 2-4)."""
         if not torch.compiler.is_compiling():
             self._pending_were_used = True
+        scale = self.loss_scale
+        if step.share is not None:
+            if g_mean is None:
+                g = self.ranks.mean(g, step.share)
+            else:
+                g, g_mean = self.ranks.mean(torch.stack([g, g_mean]), step.share)
+            # A rank's loss is as many times its part of the mean of the ranks' losses.
+            scale = self.ranks.size if scale is None else scale * self.ranks.size
         if not self._keeps_psi:
-            return g
-        g = finite_or(g, self.psi)
+            return g, g_mean
+        average = host.average_gradient if host.takes(g, self.psi) else OfflineNorm._average_unscaled
+        if scale is None:
+            return average(self, step, g), g_mean
+        return average(self, step, g / scale) * scale, g_mean
+
+    def _average_unscaled(self, step: Step, g: Tensor) -> Tensor:
+        finite = g.isfinite()
+        # A gradient that overflows somewhere says nothing of this step; a gradient scaler skips it too.
+        recorded = changes = finite.all()
+        g = torch.where(finite, g, self.psi)
+        target = g
+        if step.outlier is not None:
+            changes = recorded & ~step.outlier
+            target = torch.where(step.outlier, self.psi, g)
         if self.backward_average == 'nu':
-            used = self.psi.clone()
             z_squared = step.s / (step.var_hat + self.eps)
-            self.psi.copy_(finite_or(power_norm_nu(used, z_squared, g, self.alpha), used))
-            return torch.where(step.averaged, used, g)
-        # On an outlier step psi is recorded in place of g, and stays as it is.
-        target = g if step.outlier is None else torch.where(step.outlier, self.psi, g)
-        if self.backward_average == 'am':
-            record = push(self.gradient_record.to(g.dtype), target)
-            self.gradient_record.copy_(record)
-            target = torch.where(step.averaged, arithmetic_mean(record), target)
-        psi = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
-        self.psi.copy_(psi)
-        return torch.where(step.averaged, psi, g)
+            psi, used = power_norm_nu(self.psi, z_squared, g, self.alpha), self.psi.clone()
+            psi = finite_or(psi, used)
+        else:
+            if self.backward_average == 'am':
+                before = self.gradient_record.to(g.dtype)
+                record = push(before, target)
+                self.gradient_record.copy_(torch.where(recorded, record, before))
+                target = torch.where(step.averaged, arithmetic_mean(record), g)
+            psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
+        self.psi.copy_(torch.where(changes, psi, self.psi))
+        return torch.where(step.averaged, used, g)
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}'
+        synchronized = '' if self.ranks is None else ', synchronized'
+        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}{synchronized}'
 
 
 def _check_window(window) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .base import check_choice
 from .offline import OfflineNorm
+from .sync import Ranks
 
 
 @MODELS.register_module()
@@ -80,3 +81,14 @@ class UN2d(UN):
         if x.dim() != 4:
             raise ValueError(f'UN2d: x must be (N, C, H, W), got shape {tuple(x.shape)}')
         return super().forward(x.permute(0, 2, 3, 1), pad_mask).permute(0, 3, 1, 2)
+
+
+@MODELS.register_module()
+class SyncUN(UN):
+    """:class:`UN` whose statistics and outlier decision are those of all processes' tokens together.
+
+    Processes may have different numbers of tokens, or none. Outside of a distributed run it is UN; so it is
+    in `eval()`. Every process has to run the same norms in the same order, forward and backward. Checkpoints
+    are UN's. `convert_sync` and `revert_sync` do the same for a model of any offline norms.
+    """
+    ranks = Ranks()

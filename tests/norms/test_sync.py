@@ -1,0 +1,232 @@
+"""Two processes with parts of a batch against one process with all of it."""
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from mmunorm.norms import UN, SyncUN, UN2d, convert_sync, revert_sync
+
+from .. import processes
+from .test_family import NORMS, OFFLINE, build
+from .test_un import sequence
+
+CHANNELS, STEPS = 6, 40
+# How many of each step's 24 tokens the first process gets.
+SPLITS = [12, 12, 5, 24, 0, 17]
+
+
+def batches():
+    """(x, dy, padded) of every step: all tokens, some padding, all padding and no token."""
+    rng = np.random.default_rng(3)
+    for t, x, dy in sequence(STEPS, CHANNELS, tokens=24, outlier_every=11):
+        padded = rng.random(24) < (0.3 if t % 3 == 0 else 0.)
+        if t == 23:
+            padded[:] = True
+        yield t, torch.from_numpy(x), torch.from_numpy(dy), torch.from_numpy(padded)
+
+
+def train(norm, part, ranks=1):
+    """Trains on `part(t)` of every step's tokens; outputs, gradients and state of each."""
+    out = []
+    for t, x, dy, padded in batches():
+        tokens = part(t)
+        tx = x[tokens].requires_grad_()
+        norm.zero_grad()
+        y = norm(tx, padded[tokens] if t % 3 == 0 or t == 23 else None)
+        # DistributedDataParallel takes the mean of the ranks' gradients.
+        y.backward(dy[tokens] * ranks)
+        out.append(dict(y=y.detach(), dx=tx.grad / ranks,
+                        **{name: p.grad / ranks for name, p in norm.named_parameters()},
+                        state={key: value.clone() for key, value in norm.state_dict().items()}))
+    return out
+
+
+def first(t):
+    return slice(0, SPLITS[t % len(SPLITS)])
+
+
+def second(t):
+    return slice(SPLITS[t % len(SPLITS)], None)
+
+
+def train_in_parts(rank, names):
+    return {name: train(convert_sync(build(name, CHANNELS).double()), (first, second)[rank], ranks=2)
+            for name in names}
+
+
+@pytest.fixture(scope='module')
+def in_parts():
+    return processes.run(train_in_parts, OFFLINE)
+
+
+@pytest.mark.parametrize('name', OFFLINE)
+def test_two_processes_equal_one(name, in_parts):
+    whole = train(build(name, CHANNELS).double(), lambda t: slice(None))
+    tol = dict(rtol=1e-10, atol=1e-11)
+    for step, a, b in zip(whole, in_parts[0][name], in_parts[1][name], strict=True):
+        for key in ('y', 'dx'):
+            torch.testing.assert_close(torch.cat([a[key], b[key]]), step[key], **tol, msg=key)
+        for key in step.keys() - {'y', 'dx', 'state'}:
+            torch.testing.assert_close(a[key] + b[key], step[key], **tol, msg=key)
+        for key, value in step['state'].items():
+            torch.testing.assert_close(a['state'][key], value, **tol, msg=key)
+            # The outlier decision must never differ, not by a rounding either.
+            assert torch.equal(a['state'][key], b['state'][key]), key
+    if name == 'UN':
+        assert whole[-1]['state']['num_outliers'] > 0
+
+
+def no_tokens(rank):
+    results = []
+    for name in OFFLINE:
+        norm = convert_sync(build(name, CHANNELS))
+        for tokens in (5, 0, 5):
+            x = torch.randn(tokens, CHANNELS, requires_grad=True)
+            norm(x).sum().backward()
+            assert x.grad.isfinite().all()
+        results.append({key: value.clone() for key, value in norm.state_dict().items()})
+        norm.eval()(torch.randn(rank, CHANNELS))  # without the other process
+        if rank:
+            norm(torch.randn(3, CHANNELS))
+    return results
+
+
+def test_no_tokens_anywhere_and_no_communication_in_eval():
+    a, b = processes.run(no_tokens)
+    for name, one, other in zip(OFFLINE, a, b, strict=True):
+        assert one['num_batches_tracked'] == 3
+        for key, value in one.items():
+            assert value.isfinite().all(), (name, key)
+            assert torch.equal(value, other[key]), (name, key)
+
+
+def offset_variance(rank):
+    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
+    norm = convert_sync(NORMS['TokenBN'](4))
+    norm(x[rank * 700:700 + rank * 1300])
+    return norm.running_var, norm.running_mean
+
+
+def test_a_small_variance_beside_a_large_mean():
+    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
+    for var, mean in processes.run(offset_variance):
+        torch.testing.assert_close(var, 0.9 + 0.1 * x.double().var(0).float(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(mean, 0.1 * x.double().mean(0).float(), rtol=1e-6, atol=0)
+
+
+class Net(nn.Module):
+
+    def __init__(self, norm, use_reentrant=None):
+        super().__init__()
+        self.first, self.norm, self.again = nn.Linear(4, CHANNELS), norm, copy.deepcopy(norm)
+        self.last = nn.Linear(CHANNELS, 1)
+        self.use_reentrant = use_reentrant
+
+    def block(self, x):
+        return self.again(self.norm(x) * 2 + torch.relu(x))
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.use_reentrant is None:
+            x = self.block(self.block(x))  # the same norms twice before the backward pass
+        else:
+            x = checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+            x = checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+        return self.last(x).square().mean()
+
+
+def train_net(net, rank, ranks, steps=16):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        loss = net(x[rank::ranks])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def make_net(use_reentrant=None):
+    torch.manual_seed(0)
+    return Net(SyncUN(CHANNELS, warmup_iters=4), use_reentrant).double()
+
+
+def train_ddp(rank, variants):
+    results = []
+    for use_reentrant in variants:
+        net = make_net(use_reentrant)
+        losses = train_net(DistributedDataParallel(net, static_graph=True), rank, 2)
+        results.append((losses, net.state_dict()))
+    return results
+
+
+def test_a_model_in_ddp_with_and_without_activation_checkpointing():
+    """A recomputed forward must not communicate: it would wait for ever, or mix two norms' statistics."""
+    net = make_net()
+    losses = train_net(net, 0, 1)
+    a, b = processes.run(train_ddp, [None, False, True])
+    for (loss_a, state_a), (loss_b, state_b) in zip(a, b, strict=True):
+        torch.testing.assert_close((loss_a + loss_b) / 2, losses, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(state_a, net.state_dict(), rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(state_a, state_b, rtol=1e-12, atol=1e-12)
+
+
+def train_compiled(rank, name):
+    norm = convert_sync(build(name, CHANNELS).double())
+    return train(torch.compile(norm, fullgraph=True, backend='aot_eager', dynamic=False),
+                 lambda t: slice(12 * rank, 12 + 12 * rank), ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['UN', 'TokenBN'])
+def test_compiled_as_one_graph(name):
+    whole = train(build(name, CHANNELS).double(), lambda t: slice(None))
+    a, b = processes.run(train_compiled, name)
+    for step, one, other in zip(whole, a, b, strict=True):
+        torch.testing.assert_close(torch.cat([one['dx'], other['dx']]), step['dx'], rtol=1e-9, atol=1e-10)
+        for key, value in step['state'].items():
+            torch.testing.assert_close(one['state'][f'_orig_mod.{key}'], value, rtol=1e-9, atol=1e-10)
+
+
+def half_group(rank):
+    groups = [torch.distributed.new_group([0]), torch.distributed.new_group([1])]
+    norm = convert_sync(UN(CHANNELS), groups[rank])
+    twin = copy.deepcopy(norm)
+    assert twin.ranks.size == 1 and twin.running_var is not norm.running_var
+    for _ in range(1 + rank):  # each alone, as often as it likes
+        twin(torch.randn(3, CHANNELS))
+    return int(twin.num_batches_tracked)
+
+
+def test_a_process_group():
+    assert processes.run(half_group) == [1, 2]
+
+
+def test_without_a_process_group_it_is_un():
+    a, b = train(build('UN').double(), lambda t: slice(None)), None
+    norm = SyncUN(CHANNELS, warmup_iters=6).double()
+    norm.load_state_dict(build('UN').double().state_dict())
+    b = train(norm, lambda t: slice(None))
+    assert all(torch.equal(one['dx'], other['dx']) for one, other in zip(a, b, strict=True))
+    assert a[-1]['state'].keys() == b[-1]['state'].keys()
+
+
+def test_convert_and_revert():
+    model = nn.Sequential(UN(4), nn.LayerNorm(4), nn.Sequential(UN2d(4), SyncUN(4)), NORMS['RMSN'](4))
+    assert [norm.ranks is not None for norm in (model[0], *model[2])] == [False, False, True]
+    assert convert_sync(model) is model
+    assert all(norm.ranks is not None for norm in (model[0], *model[2]))
+    assert 'synchronized' in repr(model[0])
+    assert revert_sync(model) is model
+    assert all(norm.ranks is None for norm in (model[0], *model[2]))
+    assert SyncUN(4).ranks is not None  # the class is as it was
+    assert pickle.loads(pickle.dumps(SyncUN(4))).ranks is not None
+    assert isinstance(MODELS.build(dict(type='SyncUN', num_features=4, window=2)), UN)
