@@ -189,6 +189,8 @@ class OfflineNorm(Norm):
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if not self.training or (x.numel() == 0 and not self._is_synchronized()):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
+        # The kernels read it four times, and those for strided input are slower than one copy.
+        x = x.contiguous()
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
