@@ -29,8 +29,8 @@ _MAX_PENDING = 64
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
-    s: Tensor  # (C,) the mean square or variance, finite
+    measured: Tensor | None  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
+    s: Tensor | None  # (C,) the mean square or variance, finite
     var_hat: Tensor  # (C,)
     outlier: Tensor | None  # () bool: every average is dropped for this step; None without the filter
     averaged: Tensor | None  # () bool: settled, and no outlier; None where nothing is averaged
@@ -205,7 +205,9 @@ class OfflineNorm(Norm):
 
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
         if torch.compiler.is_compiling():  # a recomputed forward is in the graph, not here
-            step = self._new_step(x, valid)
+            step = self._new_step(x, valid)._replace(measured=None)
+            if self.backward_average != 'nu':
+                step = step._replace(s=None)
             kept = iter(_keep_for_backward([value for value in step if value is not None]))
             return Step(*(None if value is None else next(kept) for value in step))
         if self._pending and torch._C._current_graph_task_id() != -1:
