@@ -3,9 +3,9 @@
     python benchmarks/norm_layers.py
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
-Every norm does forward and backward on the four token maps of Swin-T, in turn within each round; a ratio is the
-median of the ratios to LayerNorm within one round. `UN` has left its warm-up, `UN in warm-up` has not; BatchNorm
-is torch's on the tokens. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
+Every norm does forward and backward on the four token maps of Swin-T, in turn within each round; a ratio is
+the median of the ratios to LayerNorm within one round. `UN` has left its warm-up, `UN in warm-up` has not;
+BatchNorm is torch's on the tokens. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -114,15 +114,25 @@ def measure_norms(names, shape, dtype, device, mode, args):
     clock = time.process_time if args.clock == 'cpu' else time.perf_counter
     race = measure.Race({name: repeated(step, times) for name, step in steps.items()}, device, clock)
     seconds = race.time(args.rounds)
-    ln = torch.tensor(seconds[LN], dtype=torch.float64)
     for name in names:
-        own = torch.tensor(seconds[name], dtype=torch.float64)
-        low, median, high = (own / ln).quantile(torch.tensor([.25, .5, .75], dtype=torch.float64)).tolist()
         yield dict(
             norm=name, shape=list(shape), dtype=str(dtype).removeprefix('torch.'), mode=mode,
-            seconds=own.median().item() / times, to_ln=dict(median=median, low=low, high=high),
-            peak_memory=memory[name], peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock,
-            rounds=args.rounds)
+            **ratio(seconds[name], seconds[LN], times), peak_memory=memory[name],
+            peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds)
+
+
+def ratio(seconds, of_ln, steps=1):
+    """The median of a step's time, and median and quartiles of the ratios to LN's in the same round."""
+    own = torch.tensor(seconds, dtype=torch.float64)
+    quotients = own / torch.tensor(of_ln, dtype=torch.float64)
+    low, median, high = quotients.quantile(torch.tensor([.25, .5, .75], dtype=torch.float64)).tolist()
+    return dict(seconds=own.median().item() / steps, to_ln=dict(median=median, low=low, high=high))
+
+
+def result_file(folder, name, device):
+    """The data file of a benchmark on a device, in a folder that is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
 
 
 def main(argv=None):
@@ -131,8 +141,7 @@ def main(argv=None):
     if args.threads:
         torch.set_num_threads(args.threads)
     names = list(dict.fromkeys([LN, *args.norms]))
-    path = args.out / f'norm_layers_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_file(args.out, 'norm_layers', device)
     rows = []
     print('| shape | dtype | mode | LN ms | ' + ' | '.join(f'{name} / LN' for name in names[1:]) + ' |')
     print('|---' * (3 + len(names)) + '|')
