@@ -3,8 +3,8 @@
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
 
-Both models step in turn within each round, and the ratio is the median of the ratios within one round. `UN`
-has left its warm-up. The rows go to benchmarks/results/train_step_DEVICE.jsonl.
+Both models step in turn within each round, and the ratio is the median of the ratios within one round.
+`UN` has left its warm-up. The rows go to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -83,8 +83,9 @@ def main(argv=None):
                 **ratio(seconds[name], seconds['LN']), peak_memory=memory[name],
                 peak_memory_to_ln=memory[name] / memory['LN'], clock=args.clock, rounds=args.rounds,
                 environment=environment(device)))
-            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {rows[-1]["to_ln"]["median"]:.3f} x LN '
-                  f'({rows[-1]["to_ln"]["low"]:.3f} to {rows[-1]["to_ln"]["high"]:.3f}), peak memory '
+            to_ln = rows[-1]['to_ln']
+            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {to_ln["median"]:.3f} x LN '
+                  f'({to_ln["low"]:.3f} to {to_ln["high"]:.3f}), peak memory '
                   f'{rows[-1]["peak_memory_to_ln"]:.3f} x LN', flush=True)
         path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     print(f'Written: {path}')

@@ -261,7 +261,7 @@ class OfflineNorm(Norm):
         return Step(measured, s, s, None, None, t, mean, share)
 
     def _advance(self, measured: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Updates the state with the mean square `(C,)` of step `t`; `s`, `var_hat`, `outlier`, `averaged`."""
+        """Updates the state with step `t`'s mean square `(C,)`; `s`, `var_hat`, `outlier`, `averaged`."""
         s = finite_or(measured, self.running_var)
         averaged = settled = self._is_settled(t)
         outlier = average = omega = None

@@ -1,7 +1,7 @@
 """How the numbers of the offline norms are computed.
 
-The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `cpu` out of
-fused operators of torch, or the reference itself. Under `torch.compile` it is always the reference,
+The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `cpu` out
+of fused operators of torch, or the reference itself. Under `torch.compile` it is always the reference,
 which the compiler fuses.
 """
 from __future__ import annotations

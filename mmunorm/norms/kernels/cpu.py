@@ -1,8 +1,9 @@
 """The reference's functions on a CPU with fewer passes over memory and no large temporaries.
 
-torch's eager operators have no fused `sum(dy * x)`, but BatchNorm's backward kernel computes just that and `sum(dy)`
-in one pass over `dy` and `x`. It adds in float32 one token after the other, whose rounding grows with their number;
-so several tokens side by side are taken for channels of their own, in blocks of tokens, and added at the end.
+torch's eager operators have no fused `sum(dy * x)`, but BatchNorm's backward kernel computes just that and
+`sum(dy)` in one pass over `dy` and `x`. It adds in float32 one token after the other, and rounding grows with
+their number; so several tokens side by side are taken for channels of their own, in blocks of tokens, and
+these sums are added at the end.
 
 Input is contiguous, float16, bfloat16, float32 or float64. With `valid` the reference is called.
 """
@@ -44,7 +45,8 @@ def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     if x.dtype == scale.dtype or torch.is_grad_enabled():  # the reference is differentiable
         return reference.normalize_forward(x, scale, shift)
     y = torch.empty_like(x)
-    for y_part, x_part in zip(*(tensor.view(-1, x.shape[-1]).split(_rows(x)) for tensor in (y, x)), strict=True):
+    parts = (tensor.view(-1, x.shape[-1]).split(_rows(x)) for tensor in (y, x))
+    for y_part, x_part in zip(*parts, strict=True):
         y_part.copy_(torch.addcmul(shift, x_part, scale))
     return y
 
@@ -95,7 +97,8 @@ def _product_sums(dy: Tensor, x: Tensor, mean: Tensor | None,
     mean = x.new_zeros(width, dtype=dtype) if mean is None else mean.repeat(side_by_side)
     one = x.new_ones(width, dtype=dtype)
     products = total = None
-    for dy_block, x_block in zip(dy.view(-1, width).split(_ROWS), x.view(-1, width).split(_ROWS), strict=True):
+    blocks = (tensor.view(-1, width).split(_ROWS) for tensor in (dy, x))
+    for dy_block, x_block in zip(*blocks, strict=True):
         # The third of its results is sum(dy), the second sum(dy * (x - save_mean) * save_invstd).
         _, p, s = torch.ops.aten.native_batch_norm_backward(
             dy_block, x_block, one, None, None, mean, one, True, 0.0, [False, True, with_sum])

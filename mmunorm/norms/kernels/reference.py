@@ -94,8 +94,8 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
     return torch.addcmul(through_statistics, dy, direct).to(x.dtype)
 
 
-def input_gradient_terms(weight: Tensor, rstd: Tensor, psi: Tensor, mean: Tensor | None, g_mean: Tensor | None,
-                         eta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def input_gradient_terms(weight: Tensor, rstd: Tensor, psi: Tensor, mean: Tensor | None,
+                         g_mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Eq. 9 as `dx = direct * dy + slope * x + constant`, each `(C,)`; None is 0."""
     direct = weight * rstd
     slope = psi * rstd.square().neg_()

@@ -1,7 +1,7 @@
 """The reference's functions as Triton kernels for a GPU: each reads its input once.
 
-Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs' partial
-sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
+Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs'
+partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
 `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _reduce(kernel, number: int, valid: Tensor | None, x: Tensor, *args) -> tupl
     partial = torch.empty(programs, number, channels, dtype=torch.float32, device=x.device)
     if programs:
         with _on(x):
-            kernel[programs, columns](x, *args, _flags(valid), partial, tokens, rows, channels, **blocks, num_warps=8)
+            kernel[programs, columns](x, *args, _flags(valid), partial, tokens, rows, channels, **blocks,
+                                      num_warps=8)
     return partial.sum(dim=0), tokens if valid is None else valid.sum()
 
 
@@ -165,7 +166,8 @@ def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels,
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (t < tokens)[:, None] & (c < channels)[None]
     place = t[:, None] * channels + c[None]
-    through = tl.load(x + place, inside, 0).to(tl.float32) * tl.load(slope + c, c < channels, 0)[None].to(tl.float32)
+    factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
+    through = tl.load(x + place, inside, 0).to(tl.float32) * factor[None]
     if constant is not None:
         through += tl.load(constant + c, c < channels, 0)[None].to(tl.float32)
     if valid is not None:

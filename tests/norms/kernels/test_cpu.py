@@ -71,7 +71,8 @@ def test_sums_over_many_tokens_keep_their_precision():
 def test_makes_no_large_temporary():
     """Beside its result, the input gradient needs a small part of it."""
     x, dy, c = draw((2, 20000, 96)), draw((2, 20000, 96)), torch.ones(96)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    cpu_only = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu_only, profile_memory=True) as profiler:
         kernels.second_moment(x)
         kernels.normalize_backward(dy, x, c, c)
         kernels.normalize_input_gradient(dy, x, c, c, c)

@@ -1,4 +1,4 @@
-"""Every Triton kernel beside the reference, in Triton's interpreter; run by test_triton.py in a process of its own."""
+"""Every Triton kernel beside the reference, in Triton's interpreter; run by test_triton.py."""
 import itertools
 import sys
 
@@ -36,7 +36,8 @@ def check(shape, dtype, masked, centered):
     close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
     x = clean
     with torch.no_grad():
-        close(kernels.normalize_forward(x, weight, shift), reference.normalize_forward(x, weight, shift), dtype)
+        close(kernels.normalize_forward(x, weight, shift),
+              reference.normalize_forward(x, weight, shift), dtype)
     size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
     ours = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
     theirs = reference.normalize_backward(dy, x, weight, rstd, mean, valid)
