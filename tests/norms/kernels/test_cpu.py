@@ -95,3 +95,10 @@ def test_the_forward_map_is_differentiable():
     half = draw((4, 3), torch.bfloat16).requires_grad_()
     kernels.normalize_forward(half, scale.float(), shift.float()).sum().backward()
     assert half.grad.dtype == torch.bfloat16
+
+
+def test_no_tokens():
+    x, c = torch.zeros(0, 5), torch.ones(5)
+    assert kernels.second_moment(x).isnan().all()
+    assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
+    assert kernels.normalize_input_gradient(x, x, c, c, c).shape == (0, 5)
