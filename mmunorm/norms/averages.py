@@ -15,20 +15,21 @@ def push(record: Tensor, newest: Tensor) -> Tensor:
 
 
 def arithmetic_mean(record: Tensor) -> Tensor:
-    """AM over the steps, `(C,)`."""
-    return record.mean(dim=0)
+    """AM over the steps, `(C,)`; finite where the record is."""
+    return (record * (1 / record.shape[0])).sum(dim=0)
 
 
 def geometric_mean(record: Tensor) -> Tensor:
     """GM over the steps, `exp(mean(log))`, `(C,)`; 0 where a step holds 0."""
     if record.shape[0] == 1:  # without the rounding of exp and log
         return record[0]
-    return record.log().mean(dim=0).exp()
+    # A logarithm's rounding must not carry the largest float into infinity.
+    return record.log().mean(dim=0).exp().clamp(max=torch.finfo(record.dtype).max)
 
 
 def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
-    """`alpha * old + (1 - alpha) * new` (Eq. 12): `alpha` weighs the OLD value."""
-    return alpha * old + (1 - alpha) * new
+    """`alpha * old + (1 - alpha) * new` (Eq. 12): `alpha` weighs the OLD value; finite where both are."""
+    return torch.add(alpha * old, new, alpha=1 - alpha)
 
 
 def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
@@ -41,7 +42,8 @@ def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Ten
 
 def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
     """`values`, and `otherwise` where these are inf or NaN."""
-    return torch.where(values.isfinite(), values, otherwise)
+    nothing = values - values  # NaN for both; half the price of `isfinite`
+    return torch.where(nothing == nothing, values, otherwise)
 
 
 def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
@@ -52,19 +54,21 @@ def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
     return record.sqrt().var(dim=0) if per_channel else record.sqrt().var()
 
 
-def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False) -> Tensor:
+def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
+               gm: Tensor | None = None) -> Tensor:
     """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19).
 
     Args:
         omega: the last M statistics with the newest, `(M, C)`.
         omega_prev: the M statistics before the newest, `(M, C)`.
         per_channel: read `V` for each channel; for study only (spec section 3).
+        gm: `geometric_mean(omega)` if it is known.
 
     Returns:
         A bool tensor of shape `()`.
     """
-    am = arithmetic_mean(omega)
+    gm = geometric_mean(omega) if gm is None else gm
     # Equal statistics have AM = GM and V = 0: the rounding of exp and log must not decide there.
-    rounding = 16 * torch.finfo(omega.dtype).eps * am
-    excess = am - geometric_mean(omega) - rounding
-    return (excess > omega.shape[0] * root_variance(omega_prev, per_channel)).any()
+    am = arithmetic_mean(omega) * (1 - 16 * torch.finfo(omega.dtype).eps)
+    threshold = torch.add(gm, root_variance(omega_prev, per_channel), alpha=omega.shape[0])
+    return (am - threshold).amax() > 0

@@ -44,6 +44,7 @@ class _Normalize(Function):
     @once_differentiable
     def backward(ctx, dy: Tensor):
         x, weight, rstd, mean, eta, valid = ctx.saved_tensors
+        dy = dy.contiguous() if x.is_contiguous() else dy
         dweight, dbias, g, g_mean = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
         psi, g_mean = ctx.average_gradient(g, g_mean)
         dx = deta = None

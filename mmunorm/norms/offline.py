@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import kernels
+from . import host, kernels
 from .averages import (
     arithmetic_mean,
     finite_or,
@@ -29,12 +29,13 @@ _MAX_PENDING = 64
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
-    s: Tensor  # (C,) the mean square or variance, finite
-    mean: Tensor | None  # (C,)
+    measured: Tensor | None  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
+    s: Tensor | None  # (C,) the mean square or variance, finite
     var_hat: Tensor  # (C,)
+    outlier: Tensor | None  # () bool: every average is dropped for this step; None without the filter
+    averaged: Tensor | None  # () bool: settled, and no outlier; None where nothing is averaged
     t: Tensor  # () number of the step, from 1
-    outlier: Tensor  # () bool: every moving average is dropped for this step
+    mean: Tensor | None  # (C,)
     share: Tensor | None  # () this rank's part of all ranks' tokens, of a synchronized norm; NaN of none
 
 
@@ -188,6 +189,8 @@ class OfflineNorm(Norm):
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if not self.training or (x.numel() == 0 and not self._is_synchronized()):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
+        # The kernels read it four times, and those for strided input are slower than one copy.
+        x = x.contiguous()
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
@@ -202,7 +205,9 @@ class OfflineNorm(Norm):
 
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
         if torch.compiler.is_compiling():  # a recomputed forward is in the graph, not here
-            step = self._new_step(x, valid)
+            step = self._new_step(x, valid)._replace(measured=None)
+            if self.backward_average != 'nu':
+                step = step._replace(s=None)
             kept = iter(_keep_for_backward([value for value in step if value is not None]))
             return Step(*(None if value is None else next(kept) for value in step))
         if self._pending and torch._C._current_graph_task_id() != -1:
@@ -239,37 +244,46 @@ class OfflineNorm(Norm):
             tokens = count_tokens(x, valid)
             merged, all_tokens = self.ranks.merge(measured, tokens)
             share = tokens / all_tokens
-        finite = merged[0].isfinite()  # as the mean is where the variance is
-        s = torch.where(finite, merged[0], self.running_var)
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
-        settled = self._is_settled(t)
-        outlier = torch.zeros_like(settled)
-        omega = None
+        if not self.centered:
+            advance = host.advance if host.takes(merged, self.running_var) else OfflineNorm._advance
+            return Step(measured, *advance(self, merged[0], t), t, None, share)
+
+        s = finite_or(merged[0], self.running_var)
+        mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
+        self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
+        # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
+        bessel = (kernels.bessel_correction(x, valid) if share is None else
+                  all_tokens / (all_tokens - 1).clamp(min=1))
+        newest = finite_or(merged[0] * bessel, self.running_var)
+        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
+        return Step(measured, s, s, None, None, t, mean, share)
+
+    def _advance(self, measured: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Updates the state with step `t`'s mean square `(C,)`; `s`, `var_hat`, `outlier`, `averaged`."""
+        s = finite_or(measured, self.running_var)
+        averaged = settled = self._is_settled(t)
+        outlier = average = omega = None
         if self._keeps_activations:
             omega_prev = self.activation_record.to(s.dtype)
             omega = push(omega_prev, s)
-            if self.outlier_filter:
-                outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel')
-                self.num_outliers.add_(outlier)
-            self.activation_record.copy_(push(omega_prev, torch.where(outlier, self.running_var, s)))
-        var_hat = s
         if self.forward_average != 'current':
-            var_hat = torch.where(settled & ~outlier, self._average_forward(omega, s), s)
-
+            average = self._average_forward(omega, s)
+        if self.outlier_filter:
+            outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel',
+                                           average if self.forward_average == 'gm' else None)
+            averaged = settled ^ outlier  # an outlier step is a settled one
+            self.num_outliers.add_(outlier)
+        if self._keeps_activations:
+            self.activation_record.copy_(omega)
+            if outlier is not None:
+                self.activation_record[-1].copy_(torch.where(outlier, self.running_var, s))
+        var_hat = s if average is None else torch.where(averaged, average, s)
         # An EMA is the running statistic itself and must not be averaged twice.
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
-        mean = None
-        if self.centered:
-            mean = torch.where(finite, merged[1], self.running_mean)
-            self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
-            # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-            bessel = (kernels.bessel_correction(x, valid) if share is None else
-                      all_tokens / (all_tokens - 1).clamp(min=1))
-            newest = torch.where(finite, merged[0] * bessel, self.running_var)
-        running_var = moving_average(self.running_var, newest, self.alpha)
-        self.running_var.copy_(finite_or(running_var, self.running_var))
-        return Step(measured, s, mean, var_hat, t, outlier, share)
+        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
+        return s, var_hat, outlier, averaged
 
     def _is_settled(self, t: Tensor) -> Tensor:
         return t > self._unsettled_steps
@@ -298,29 +312,33 @@ class OfflineNorm(Norm):
             scale = self.ranks.size if scale is None else scale * self.ranks.size
         if not self._keeps_psi:
             return g, g_mean
+        average = host.average_gradient if host.takes(g, self.psi) else OfflineNorm._average_unscaled
         if scale is None:
-            return self._average_unscaled(step, g), g_mean
-        return self._average_unscaled(step, g / scale) * scale, g_mean
+            return average(self, step, g), g_mean
+        return average(self, step, g / scale) * scale, g_mean
 
     def _average_unscaled(self, step: Step, g: Tensor) -> Tensor:
         finite = g.isfinite()
         # A gradient that overflows somewhere says nothing of this step; a gradient scaler skips it too.
-        recorded = finite.all()
+        recorded = changes = finite.all()
         g = torch.where(finite, g, self.psi)
-        settled = self._is_settled(step.t)
+        target = g
+        if step.outlier is not None:
+            changes = recorded & ~step.outlier
+            target = torch.where(step.outlier, self.psi, g)
         if self.backward_average == 'nu':
             z_squared = step.s / (step.var_hat + self.eps)
             psi, used = power_norm_nu(self.psi, z_squared, g, self.alpha), self.psi.clone()
+            psi = finite_or(psi, used)
         else:
-            target = g
             if self.backward_average == 'am':
                 before = self.gradient_record.to(g.dtype)
-                record = push(before, torch.where(step.outlier, self.psi, g))
+                record = push(before, target)
                 self.gradient_record.copy_(torch.where(recorded, record, before))
-                target = torch.where(settled, arithmetic_mean(record), g)
+                target = torch.where(step.averaged, arithmetic_mean(record), g)
             psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
-        self.psi.copy_(torch.where(recorded & ~step.outlier, finite_or(psi, self.psi), self.psi))
-        return torch.where(settled & ~step.outlier, used, g)
+        self.psi.copy_(torch.where(changes, psi, self.psi))
+        return torch.where(step.averaged, used, g)
 
     def extra_repr(self) -> str:
         synchronized = '' if self.ranks is None else ', synchronized'

@@ -1,13 +1,69 @@
-"""How the numbers of the offline norms are computed."""
-from .reference import (
-    bessel_correction,
-    normalize_backward,
-    normalize_forward,
-    normalize_input_gradient,
-    second_moment,
-    statistics_dtype,
-    variance_and_mean,
-)
+"""How the numbers of the offline norms are computed.
+
+The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `cpu` out
+of fused operators of torch, or the reference itself. Under `torch.compile` it is always the reference,
+which the compiler fuses.
+"""
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import cpu, reference
+from .reference import bessel_correction, statistics_dtype
+
+
+@cache
+def _triton() -> ModuleType | None:
+    """Triton's kernels, imported when a GPU first asks; None where Triton is not installed."""
+    try:
+        return import_module('.triton', __name__)
+    except ImportError:
+        return None
+
+
+def _kernels(*tensors: Tensor) -> ModuleType:
+    """The module that computes with these tensors, `(..., C)`."""
+    if torch.compiler.is_compiling() or not all(tensor.is_contiguous() for tensor in tensors):
+        return reference
+    device = tensors[0].device.type
+    if device == 'cpu':
+        return cpu if tensors[0].numel() else reference  # BatchNorm's kernel dies of no tokens
+    if device == 'cuda' and tensors[0].dtype != torch.float64:
+        return _triton() or reference
+    return reference
+
+
+def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    return _kernels(x).second_moment(x, valid)
+
+
+def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return _kernels(x).variance_and_mean(x, valid)
+
+
+def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return _kernels(x).normalize_forward(x, scale, shift)
+
+
+def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                       valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    return _kernels(dy, x).normalize_backward(dy, x, weight, rstd, mean, valid)
+
+
+def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
+                             mean: Tensor | None = None, g_mean: Tensor | None = None,
+                             eta: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    return _kernels(dy, x).normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+
+
+for _function in (second_moment, variance_and_mean, normalize_forward, normalize_backward,
+                  normalize_input_gradient):
+    _function.__doc__ = getattr(reference, _function.__name__).__doc__
 
 __all__ = [
     'bessel_correction', 'normalize_backward', 'normalize_forward', 'normalize_input_gradient',

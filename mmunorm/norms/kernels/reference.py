@@ -87,10 +87,17 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
     A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
     """
-    slope = -psi * rstd.square()
-    constant = None if mean is None else -g_mean * rstd - mean * slope
+    direct, slope, constant = input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
     through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)
     if valid is not None:
         through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
-    direct = weight * rstd if eta is None else weight * rstd + eta
     return torch.addcmul(through_statistics, dy, direct).to(x.dtype)
+
+
+def input_gradient_terms(weight: Tensor, rstd: Tensor, psi: Tensor, mean: Tensor | None,
+                         g_mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Eq. 9 as `dx = direct * dy + slope * x + constant`, each `(C,)`; None is 0."""
+    direct = weight * rstd
+    slope = psi * rstd.square().neg_()
+    constant = None if mean is None else -g_mean * rstd - mean * slope
+    return (direct if eta is None else direct + eta), slope, constant

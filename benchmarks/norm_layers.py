@@ -1,0 +1,162 @@
+"""The training step of one norm layer beside LayerNorm's: time and peak memory, eager and compiled.
+
+    python benchmarks/norm_layers.py
+    python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
+
+Every norm does forward and backward on the four token maps of Swin-T, in turn within each round; a ratio is
+the median of the ratios to LayerNorm within one round. `UN` has left its warm-up, `UN in warm-up` has not;
+BatchNorm is torch's on the tokens. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
+"""
+import argparse
+import json
+import re
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
+from mmunorm.analysis.benchmark import measure
+from mmunorm.analysis.benchmark.run import device_name, environment
+from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
+
+ROOT = Path(__file__).parent.parent
+SHAPES = ((3136, 96), (784, 192), (196, 384), (49, 768))
+LN = 'LayerNorm'
+
+
+class TokensBN(nn.BatchNorm1d):
+    """torch's BatchNorm, every token a sample."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(0, -2)).view_as(x)
+
+
+NORMS = {
+    LN: nn.LayerNorm,
+    'UN': partial(UN, warmup_iters=0),
+    'UN in warm-up': partial(UN, warmup_iters=10**9),
+    'TokenBN': TokenBN,
+    'BatchNorm': TokensBN,
+    'RMSNorm': nn.RMSNorm,
+    'MABN': partial(MABN, warmup_iters=0),
+    'PN': partial(PN, warmup_iters=0),
+    'RMSN': RMSN,
+    'DyT': DyT,
+}
+USUAL = tuple(NORMS)[:6]
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--norms', nargs='+', choices=NORMS, default=USUAL, help='beside LayerNorm')
+    parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager', 'compiled'])
+    parser.add_argument('--dtypes', nargs='+', choices=['float32', 'bfloat16', 'float16'],
+                        default=['float32'], help="of activations; parameters are float32, as under autocast")
+    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--batch', type=int, default=16)
+    parser.add_argument('--rounds', type=int, default=40)
+    parser.add_argument('--threads', type=int, help='of a CPU')
+    parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
+                        help='cpu counts the time of this process on all its threads, for a CPU that others '
+                        'use too; with --threads 1')
+    parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
+    args = parser.parse_args(argv)
+    if args.clock == 'cpu' and torch.device(args.device).type != 'cpu':
+        parser.error('--clock cpu does not see the work of a GPU')
+    if args.batch < 1 or args.rounds < 1:
+        parser.error(f'--batch and --rounds must be positive, got {args.batch} and {args.rounds}')
+    return args
+
+
+def make_step(name, channels, x, dy, compiled):
+    """A function without arguments that does forward and backward once."""
+    norm = NORMS[name](channels).to(x.device)
+    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):  # they want parameters of the input's dtype
+        norm.to(x.dtype)
+    parameters = list(norm.parameters())
+    run = torch.compile(norm, fullgraph=True, dynamic=False) if compiled else norm
+
+    def step():
+        torch.autograd.grad(run(x), [x, *parameters], dy)
+
+    for _ in range(8):  # compiles, allocates, and fills UN's window
+        step()
+    return step
+
+
+def steps_per_turn(step, device):
+    """So many that a turn takes a few milliseconds."""
+    race = measure.Race({'': step}, device)
+    seconds = min(race.seconds('') for _ in range(5))
+    return max(1, round(5e-3 / seconds))
+
+
+def repeated(step, times):
+    def turn():
+        for _ in range(times):
+            step()
+    return turn
+
+
+def measure_norms(names, shape, dtype, device, mode, args):
+    """One row a norm."""
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
+    x.requires_grad_()
+    torch._dynamo.reset()
+    steps = {name: make_step(name, shape[-1], x, dy, mode == 'compiled') for name in names}
+    memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
+    times = steps_per_turn(steps[LN], device)
+    clock = time.process_time if args.clock == 'cpu' else time.perf_counter
+    race = measure.Race({name: repeated(step, times) for name, step in steps.items()}, device, clock)
+    seconds = race.time(args.rounds)
+    for name in names:
+        yield dict(
+            norm=name, shape=list(shape), dtype=str(dtype).removeprefix('torch.'), mode=mode,
+            **ratio(seconds[name], seconds[LN], times), peak_memory=memory[name],
+            peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds)
+
+
+def ratio(seconds, of_ln, steps=1):
+    """The median of a step's time, and median and quartiles of the ratios to LN's in the same round."""
+    own = torch.tensor(seconds, dtype=torch.float64)
+    quotients = own / torch.tensor(of_ln, dtype=torch.float64)
+    low, median, high = quotients.quantile(torch.tensor([.25, .5, .75], dtype=torch.float64)).tolist()
+    return dict(seconds=own.median().item() / steps, to_ln=dict(median=median, low=low, high=high))
+
+
+def result_file(folder, name, device):
+    """The data file of a benchmark on a device, in a folder that is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    device = torch.device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    names = list(dict.fromkeys([LN, *args.norms]))
+    path = result_file(args.out, 'norm_layers', device)
+    rows = []
+    print('| shape | dtype | mode | LN ms | ' + ' | '.join(f'{name} / LN' for name in names[1:]) + ' |')
+    print('|---' * (3 + len(names)) + '|')
+    for dtype in args.dtypes:
+        for mode in args.modes:
+            for tokens, channels in SHAPES:
+                shape = (args.batch, tokens, channels)
+                new = list(measure_norms(names, shape, getattr(torch, dtype), device, mode, args))
+                cells = [f'{row["to_ln"]["median"]:.2f} ({row["peak_memory_to_ln"]:.2f})' for row in new[1:]]
+                print(f'| {shape} | {dtype} | {mode} | {new[0]["seconds"] * 1e3:.3f} | '
+                      + ' | '.join(cells) + ' |', flush=True)
+                rows += [dict(row, environment=environment(device)) for row in new]
+                path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    print(f'Time (peak memory) as multiples of LayerNorm\'s. Written: {path}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,95 @@
+"""A training step of Swin-T with UN beside LN: forward, backward, fused AdamW; time and peak memory.
+
+    python benchmarks/train_step.py
+    python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
+
+Both models step in turn within each round, and the ratio is the median of the ratios within one round.
+`UN` has left its warm-up. The rows go to benchmarks/results/train_step_DEVICE.jsonl.
+"""
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
+from mmunorm.analysis.benchmark import measure
+from mmunorm.analysis.benchmark.run import environment, precision
+from mmunorm.backbones import UNSwinTransformer
+
+# isort: split
+from norm_layers import ROOT, ratio, result_file
+
+NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--arch', default='tiny', help="mmpretrain's name of a Swin")
+    parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
+    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--batch', type=int, default=4)
+    parser.add_argument('--size', type=int, default=224, help='pixels')
+    parser.add_argument('--amp', choices=['fp16', 'bf16'], help='autocast; no gradient scaler')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--threads', type=int, help='of a CPU')
+    parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
+                        help='cpu counts the time of this process, for a CPU that others use too; with '
+                        '--threads 1')
+    parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
+    return parser.parse_args(argv)
+
+
+def make_step(norm_cfg, images, mode, args):
+    """A function without arguments that does one training step."""
+    torch.manual_seed(0)
+    model = UNSwinTransformer(args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0)
+    model.to(images.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run = torch.compile(model, dynamic=False) if mode == 'compiled' else model
+
+    def step():
+        with precision(images.device, args.amp):
+            loss = run(images)[-1].float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(6):  # compiles, and fills UN's window
+        step()
+    return step
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    device = torch.device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    images = torch.randn(args.batch, 3, args.size, args.size,
+                         generator=torch.Generator().manual_seed(0)).to(device)
+    path = result_file(args.out, 'train_step', device)
+    rows = []
+    for mode in args.modes:
+        torch._dynamo.reset()
+        steps = {name: make_step(cfg, images, mode, args) for name, cfg in NORMS.items()}
+        memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
+        clock = time.process_time if args.clock == 'cpu' else time.perf_counter
+        seconds = measure.Race(steps, device, clock).time(args.rounds)
+        for name in NORMS:
+            rows.append(dict(
+                norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=args.amp, mode=mode,
+                **ratio(seconds[name], seconds['LN']), peak_memory=memory[name],
+                peak_memory_to_ln=memory[name] / memory['LN'], clock=args.clock, rounds=args.rounds,
+                environment=environment(device)))
+            to_ln = rows[-1]['to_ln']
+            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {to_ln["median"]:.3f} x LN '
+                  f'({to_ln["low"]:.3f} to {to_ln["high"]:.3f}), peak memory '
+                  f'{rows[-1]["peak_memory_to_ln"]:.3f} x LN', flush=True)
+        path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    print(f'Written: {path}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,177 @@
+"""The reference's functions as Triton kernels for a GPU: each reads its input once.
+
+Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs'
+partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
+`TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
+"""
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import reference
+
+variance_and_mean = reference.variance_and_mean
+
+# Elements of a tile, and how many programs a reduction is spread over.
+_TILE = 4096
+_PROGRAMS = 1024
+
+
+def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    (squares, ), count = _reduce(_second_moment, 1, valid, x)
+    return squares / count
+
+
+def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    if torch.is_grad_enabled():  # the reference is differentiable
+        return reference.normalize_forward(x, scale, shift)
+    y = torch.empty_like(x)
+    _each_tile(_affine, x, x, scale, shift, y)
+    return y
+
+
+def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                       valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    sums, count = _reduce(_product_sums, 2 if valid is None else 4, valid, x, dy, mean)
+    dweight, dbias = rstd * sums[0], sums[1]
+    g, g_mean = weight * rstd * sums[-2] / count, weight * sums[-1] / count
+    return dweight, dbias, g, None if mean is None else g_mean
+
+
+def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
+                             mean: Tensor | None = None, g_mean: Tensor | None = None,
+                             eta: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
+    dx = torch.empty_like(x)
+    _each_tile(_input_gradient, x, x, dy, direct, slope, constant, _flags(valid), dx)
+    return dx
+
+
+def _blocks(channels: int) -> dict[str, int]:
+    block = min(128, triton.next_power_of_2(channels))
+    return dict(BLOCK_C=block, BLOCK_T=_TILE // block)
+
+
+def _flags(valid: Tensor | None) -> Tensor | None:
+    return None if valid is None else valid.contiguous().view(torch.uint8)
+
+
+def _on(x: Tensor):
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _each_tile(kernel, x: Tensor, *args) -> None:
+    channels = x.shape[-1]
+    tokens = x.numel() // channels
+    blocks = _blocks(channels)
+    grid = (triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(channels, blocks['BLOCK_C']))
+    if tokens:
+        with _on(x):
+            kernel[grid](*args, tokens, channels, **blocks, num_warps=8)
+
+
+def _reduce(kernel, number: int, valid: Tensor | None, x: Tensor, *args) -> tuple[Tensor, int | Tensor]:
+    """`number` sums over tokens, `(number, C)`, and how many tokens are valid."""
+    channels = x.shape[-1]
+    tokens = x.numel() // channels
+    blocks = _blocks(channels)
+    columns = triton.cdiv(channels, blocks['BLOCK_C'])
+    # Each program takes whole tiles.
+    tiles = triton.cdiv(triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(_PROGRAMS, columns))
+    rows = max(1, tiles) * blocks['BLOCK_T']
+    programs = triton.cdiv(tokens, rows)
+    partial = torch.empty(programs, number, channels, dtype=torch.float32, device=x.device)
+    if programs:
+        with _on(x):
+            kernel[programs, columns](x, *args, _flags(valid), partial, tokens, rows, channels, **blocks,
+                                      num_warps=8)
+    return partial.sum(dim=0), tokens if valid is None else valid.sum()
+
+
+@triton.jit
+def _second_moment(x, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`partial[p, 0, c] = sum of x[t, c]^2` over the valid tokens of program p."""
+    first = tl.program_id(0) * rows
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    for start in range(first, min(first + rows, tokens), BLOCK_T):
+        t = start + tl.arange(0, BLOCK_T).to(tl.int64)
+        counts = t < tokens
+        if valid is not None:
+            counts = counts & (tl.load(valid + t, counts, 0) != 0)
+        value = tl.load(x + t[:, None] * channels + c[None], counts[:, None] & (c < channels)[None], 0)
+        value = value.to(tl.float32)
+        total += value * value
+    tl.store(partial + tl.program_id(0) * channels + c, tl.sum(total, 0), c < channels)
+
+
+@triton.jit
+def _product_sums(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr,
+                  BLOCK_C: tl.constexpr):
+    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` again, over valid tokens alone."""
+    first = tl.program_id(0) * rows
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    center = tl.zeros((BLOCK_C, ), tl.float32)
+    if mean is not None:
+        center = tl.load(mean + c, c < channels, 0).to(tl.float32)
+    products = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    valid_products = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    valid_total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    for start in range(first, min(first + rows, tokens), BLOCK_T):
+        t = start + tl.arange(0, BLOCK_T).to(tl.int64)
+        inside = (t < tokens)[:, None] & (c < channels)[None]
+        place = t[:, None] * channels + c[None]
+        gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+        product = gradient * (tl.load(x + place, inside, 0).to(tl.float32) - center[None])
+        products += product
+        total += gradient
+        if valid is not None:
+            counts = tl.load(valid + t, t < tokens, 0)[:, None] != 0
+            valid_products += tl.where(counts, product, 0)
+            valid_total += tl.where(counts, gradient, 0)
+    if valid is None:
+        out = partial + tl.program_id(0) * 2 * channels + c
+    else:
+        out = partial + tl.program_id(0) * 4 * channels + c
+        tl.store(out + 2 * channels, tl.sum(valid_products, 0), c < channels)
+        tl.store(out + 3 * channels, tl.sum(valid_total, 0), c < channels)
+    tl.store(out, tl.sum(products, 0), c < channels)
+    tl.store(out + channels, tl.sum(total, 0), c < channels)
+
+
+@triton.jit
+def _affine(x, scale, shift, y, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`y[t, c] = scale[c] * x[t, c] + shift[c]`"""
+    t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = (t < tokens)[:, None] & (c < channels)[None]
+    place = t[:, None] * channels + c[None]
+    factor = tl.load(scale + c, c < channels, 0).to(tl.float32)
+    offset = tl.load(shift + c, c < channels, 0).to(tl.float32)
+    value = tl.load(x + place, inside, 0).to(tl.float32)
+    tl.store(y + place, (value * factor[None] + offset[None]).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels, BLOCK_T: tl.constexpr,
+                    BLOCK_C: tl.constexpr):
+    """`dx[t, c] = direct[c] * dy[t, c] + valid[t] * (slope[c] * x[t, c] + constant[c])`"""
+    t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = (t < tokens)[:, None] & (c < channels)[None]
+    place = t[:, None] * channels + c[None]
+    factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
+    through = tl.load(x + place, inside, 0).to(tl.float32) * factor[None]
+    if constant is not None:
+        through += tl.load(constant + c, c < channels, 0)[None].to(tl.float32)
+    if valid is not None:
+        through = tl.where(tl.load(valid + t, t < tokens, 0)[:, None] != 0, through, 0)
+    gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+    result = through + gradient * tl.load(direct + c, c < channels, 0)[None].to(tl.float32)
+    tl.store(dx + place, result.to(dx.dtype.element_ty), inside)

@@ -1,0 +1,24 @@
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec('triton') is None, reason='Triton is not installed')
+@pytest.mark.parametrize('module,interpret,words', [
+    ('triton_cases', '1', 'all cases agree'),
+    ('triton_compile', '0', 'all kernels compile'),
+])
+def test_every_kernel(module, interpret, words, tmp_path):
+    """In its own process: Triton's interpreter is chosen when kernels are defined, and for good."""
+    env = dict(os.environ, TRITON_INTERPRET=interpret, TRITON_CACHE_DIR=str(tmp_path))
+    result = subprocess.run([sys.executable, '-m', f'tests.norms.kernels.{module}'], text=True, cwd=ROOT,
+                            env=env, capture_output=True, timeout=600)
+    assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]
+    assert words in result.stdout

@@ -1,0 +1,73 @@
+"""Every Triton kernel beside the reference, in Triton's interpreter; run by test_triton.py."""
+import itertools
+import sys
+
+import torch
+
+from mmunorm.norms.kernels import reference
+from mmunorm.norms.kernels import triton as kernels
+
+SHAPES = [(1, 1), (3, 5, 7), (2, 50, 96), (1, 33, 130), (300, 1), (9000, 3)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Of one rounding to the dtype of the activations, which may fall to either side.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+def close(ours, theirs, dtype=torch.float32, scale=1.):
+    torch.testing.assert_close(ours, theirs, rtol=ROUNDING[dtype] * 4, atol=ROUNDING[dtype] * 4 * scale)
+
+
+def check(shape, dtype, masked, centered):
+    generator = torch.Generator().manual_seed(hash((shape, masked)) % 1000)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator)
+
+    x, dy = (2 * draw(*shape) + 1).to(dtype), draw(*shape).to(dtype)
+    weight, rstd, psi, shift = (draw(shape[-1]) for _ in range(4))
+    mean, g_mean, eta = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
+    valid = None
+    if masked:
+        valid = torch.rand(shape[:-1], generator=generator) < .7
+        valid.view(-1)[0] = True
+    clean = x
+    if masked:
+        x = torch.where(valid.unsqueeze(-1), x, float('nan'))  # what is padded must not count
+    close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
+    x = clean
+    with torch.no_grad():
+        close(kernels.normalize_forward(x, weight, shift),
+              reference.normalize_forward(x, weight, shift), dtype)
+    size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
+    ours = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
+    theirs = reference.normalize_backward(dy, x, weight, rstd, mean, valid)
+    for a, b in zip(ours, theirs, strict=True):
+        if b is None:
+            assert a is None
+        else:
+            close(a, b, scale=size)
+    again = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
+    assert all(a is None or torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    args = dy, x, weight, rstd, psi, mean, g_mean, eta, valid
+    ours, theirs = kernels.normalize_input_gradient(*args), reference.normalize_input_gradient(*args)
+    assert ours.dtype == dtype
+    close(ours, theirs, dtype)
+
+
+def check_empty():
+    x, c = torch.zeros(0, 5), torch.ones(5)
+    with torch.no_grad():
+        assert kernels.normalize_forward(x, c, c).shape == (0, 5)
+    assert kernels.normalize_input_gradient(x, x, c, c, c).shape == (0, 5)
+    assert kernels.second_moment(x).isnan().all()
+    assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
+
+
+if __name__ == '__main__':
+    for case in itertools.product(SHAPES, DTYPES, (False, True), (False, True)):
+        try:
+            check(*case)
+        except AssertionError as error:
+            sys.exit(f'{case}: {error}')
+    check_empty()
+    print('all cases agree')

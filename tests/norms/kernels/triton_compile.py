@@ -1,0 +1,31 @@
+"""Compiles every Triton kernel for two generations of GPU, which needs none; run by test_triton.py."""
+import itertools
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mmunorm.norms.kernels import triton as kernels
+
+FLOAT, FLAGS, NUMBER = '*fp32', '*u8', 'i32'
+BLOCKS = dict(BLOCK_T=32, BLOCK_C=128)
+
+
+def compile_for(gpu, kernel, **types):
+    """`types` by argument; None for an argument that is None."""
+    signature = {name: types.get(name, NUMBER) for name in kernel.arg_names}
+    signature = {name: 'constexpr' if type_ is None or name in BLOCKS else type_
+                 for name, type_ in signature.items()}
+    constants = dict(BLOCKS, **{name: None for name, type_ in types.items() if type_ is None})
+    triton.compile(ASTSource(kernel, signature, constants), GPUTarget('cuda', gpu, 32), dict(num_warps=8))
+
+
+if __name__ == '__main__':
+    for gpu, half, flags, vector in itertools.product((80, 90), ('*fp16', '*bf16', '*fp32'), (None, FLAGS),
+                                                      (None, FLOAT)):
+        compile_for(gpu, kernels._second_moment, x=half, valid=flags, partial=FLOAT)
+        compile_for(gpu, kernels._product_sums, x=half, dy=half, mean=vector, valid=flags, partial=FLOAT)
+        compile_for(gpu, kernels._affine, x=half, scale=FLOAT, shift=FLOAT, y=half)
+        compile_for(gpu, kernels._input_gradient, x=half, dy=half, direct=FLOAT, slope=FLOAT, constant=vector,
+                    valid=flags, dx=half)
+    print('all kernels compile')
