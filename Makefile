@@ -11,7 +11,7 @@ JOBS ?= 2
 
 help:
 	@echo "make install  create $(VENV) and install everything"
-	@echo "make demo     train and test on handwritten digits, about 10 minutes on 2 CPU cores"
+	@echo "make demo     train and test on handwritten digits, about 12 minutes on 2 CPU cores"
 	@echo "make test     lint and all tests"
 	@echo "make lint     ruff alone"
 

@@ -44,13 +44,14 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = launch.load_config(args.config, args.cfg_options)
     launch.prepare(cfg, args)
-    launch.match_folded(cfg, args.checkpoint)
+    launch.check_checkpoint(args.checkpoint)
     cfg.load_from = args.checkpoint
     if args.show or args.show_dir:
         enable_drawing(cfg, args)
     if args.fuse:
         fuse_before_test(cfg)
     check_data(cfg, ['test'])
+    launch.match_folded(cfg, args.checkpoint)
     runner = launch.build_runner(cfg)
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'

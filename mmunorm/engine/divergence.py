@@ -15,12 +15,11 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from ..norms import Norm
+from ..fusion import is_norm
 from ..norms.base import check_count
+from .errors import RunError
 from .hooks import saves_after_this_step
-from .launch import RunError
 
 RECORD = 'divergence.json'
 LAST_GOOD = 'last_good.pth'
@@ -81,7 +80,7 @@ class DivergenceHook(Hook):
         self._names = []
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         for name, module in model.named_modules():
-            if _is_norm(module):
+            if is_norm(module):
                 self._names.append(name)
                 self._handles.append(module.register_forward_hook(partial(self._watch, name)))
 
@@ -192,10 +191,6 @@ class DivergenceHook(Hook):
         if growth <= 1:
             return None, 'the outputs of all norm layers are finite and have not grown'
         return name, f'the output of {name} has grown most, {growth:.3g} times since the last good step'
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase, Norm))
 
 
 def _info(runner, key: str, default=None):

@@ -17,12 +17,9 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import CheckpointLoader, Runner
 
 from ..fusion import folded_config, folded_norms
+from .errors import RunError
 from .preflight import PreflightError, check_norms, pretrained_path
 from .resume import find_resumable
-
-
-class RunError(Exception):
-    """A run was stopped on the way, for a reason that one sentence explains; the tools print it and exit."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

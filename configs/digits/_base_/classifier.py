@@ -17,5 +17,5 @@ test_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20),
-    checkpoint=dict(type='CheckpointHook', interval=2, max_keep_ckpts=1))
+    checkpoint=dict(type='CheckpointHook', interval=2, max_keep_ckpts=2))
 randomness = dict(seed=0)

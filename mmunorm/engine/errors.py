@@ -1,0 +1,5 @@
+"""Errors that the tools print as one line."""
+
+
+class RunError(Exception):
+    """A run was stopped on the way, for a reason that one sentence explains; exit status 3."""
