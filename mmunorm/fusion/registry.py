@@ -16,7 +16,7 @@ from .padding import Fill
 Pad = Callable[[nn.Module, Fill], None]
 
 
-@dataclass(frozen=True)
+@dataclass(init=False)
 class Into:
     """`norm` is read by `readers` and by nothing else: it goes into their weights.
 
@@ -34,10 +34,10 @@ class Into:
     identity: bool
 
     def __init__(self, norm: str, *readers: str, pad: Pad | None = None, identity: bool = False):
-        object.__setattr__(self, 'norm', norm)
-        object.__setattr__(self, 'readers', readers)
-        object.__setattr__(self, 'pad', pad)
-        object.__setattr__(self, 'identity', identity)
+        self.norm = norm
+        self.readers = readers
+        self.pad = pad
+        self.identity = identity
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Emits:
     level: int = -1
 
 
-@dataclass(frozen=True)
+@dataclass(init=False)
 class Reads:
     """Input `level` of the module is read by `readers` and by nothing else. Levels count from the last, -1.
 
@@ -71,10 +71,10 @@ class Reads:
     adds_input: bool
 
     def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None, adds_input: bool = False):
-        object.__setattr__(self, 'adds_input', adds_input)
-        object.__setattr__(self, 'readers', readers)
-        object.__setattr__(self, 'level', level)
-        object.__setattr__(self, 'pad', pad)
+        self.readers = readers
+        self.level = level
+        self.pad = pad
+        self.adds_input = adds_input
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Averages:
     """Each output of the module is a mean over positions of one input: scale and shift pass through it."""
 
 
-@dataclass(frozen=True)
+@dataclass(init=False)
 class Chain:
     """The outputs of each of `parts` are the inputs of the next, and are read nowhere else."""
     parts: tuple[str, ...]
 
     def __init__(self, *parts: str):
-        object.__setattr__(self, 'parts', parts)
+        self.parts = parts
 
 
 @dataclass(frozen=True)
