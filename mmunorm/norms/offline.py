@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import host, kernels
+from . import kernels
 from .averages import (
     arithmetic_mean,
     finite_or,
@@ -247,8 +247,7 @@ class OfflineNorm(Norm):
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
         if not self.centered:
-            advance = host.advance if host.takes(merged, self.running_var) else OfflineNorm._advance
-            return Step(measured, *advance(self, merged[0], t), t, None, share)
+            return Step(measured, *self._advance(merged[0], t), t, None, share)
 
         s = finite_or(merged[0], self.running_var)
         mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
@@ -312,10 +311,9 @@ class OfflineNorm(Norm):
             scale = self.ranks.size if scale is None else scale * self.ranks.size
         if not self._keeps_psi:
             return g, g_mean
-        average = host.average_gradient if host.takes(g, self.psi) else OfflineNorm._average_unscaled
         if scale is None:
-            return average(self, step, g), g_mean
-        return average(self, step, g / scale) * scale, g_mean
+            return self._average_unscaled(step, g), g_mean
+        return self._average_unscaled(step, g / scale) * scale, g_mean
 
     def _average_unscaled(self, step: Step, g: Tensor) -> Tensor:
         finite = g.isfinite()
