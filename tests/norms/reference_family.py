@@ -9,7 +9,7 @@ import numpy as np
 class ReferenceMABN:
     """Yan et al., ICLR 2020: EMA of the mean square forward, SMA of M gradient statistics backward."""
 
-    def __init__(self, gamma, beta, window=16, alpha=0.98, warmup_iters=0, eps=1e-5):
+    def __init__(self, gamma, beta, window=16, alpha=0.9, warmup_iters=0, eps=1e-5):
         self.gamma, self.beta, self.window, self.alpha, self.eps = gamma, beta, window, alpha, eps
         self.warmup_iters = warmup_iters
         self.chi2 = np.ones_like(gamma)
