@@ -1,9 +1,10 @@
 """The reference's functions on a CPU with fewer passes over memory and no large temporaries.
 
-torch's eager operators have no fused `sum(dy * x)`, but BatchNorm's backward kernel computes just that and
-`sum(dy)` in one pass over `dy` and `x`. It adds in float32 one token after the other, and rounding grows with
-their number; so several tokens side by side are taken for channels of their own, in blocks of tokens, and
-these sums are added at the end.
+torch's eager operators have no fused `sum(dy * x)`, but LayerNorm's backward kernel computes just that and
+`sum(dy)` in one pass over `dy` and `x`. BatchNorm's is slower, but knows a mean for each channel, and adds in
+float32 where LayerNorm's adds in the half precision of its input. Both add one token after the other, and
+rounding grows with their number; so several tokens side by side are taken for channels of their own, in
+blocks of tokens, and these sums are added at the end.
 
 Input is contiguous, float16, bfloat16, float32 or float64. With `valid` the reference is called.
 """
@@ -20,7 +21,7 @@ _WIDTH = 768
 # Rows that are added one after the other.
 _ROWS = 1024
 # Of an elementwise pass in two steps: the result of the first is still in a core's cache for the second.
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -94,14 +95,21 @@ def _product_sums(dy: Tensor, x: Tensor, mean: Tensor | None,
     while tokens % side_by_side:
         side_by_side -= 1
     width = side_by_side * channels
-    mean = x.new_zeros(width, dtype=dtype) if mean is None else mean.repeat(side_by_side)
     one = x.new_ones(width, dtype=dtype)
+    by_row = mean is None and x.dtype == dtype
+    if not by_row:
+        mean = torch.zeros_like(one) if mean is None else mean.repeat(side_by_side)
     products = total = None
     blocks = (tensor.view(-1, width).split(_ROWS) for tensor in (dy, x))
     for dy_block, x_block in zip(*blocks, strict=True):
-        # The third of its results is sum(dy), the second sum(dy * (x - save_mean) * save_invstd).
-        _, p, s = torch.ops.aten.native_batch_norm_backward(
-            dy_block, x_block, one, None, None, mean, one, True, 0.0, [False, True, with_sum])
+        if by_row:
+            # Of rows with mean 0 and deviation 1.
+            rows = x.new_zeros(2, len(x_block), 1, dtype=dtype)
+            _, p, s = torch.ops.aten.native_layer_norm_backward(
+                dy_block, x_block, [width], rows[0], rows[1].fill_(1), one, one, [False, True, with_sum])
+        else:
+            _, p, s = torch.ops.aten.native_batch_norm_backward(
+                dy_block, x_block, one, None, None, mean, one, True, 0.0, [False, True, with_sum])
         products = p if products is None else products.add_(p)
         if with_sum:
             total = s if total is None else total.add_(s)
