@@ -8,6 +8,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmunorm.analysis.benchmark import Settings, markdown, measure, models, report, run, run_benchmark, tasks
+from mmunorm.analysis.layers import norm_layers
 from mmunorm.engine.preflight import PreflightError
 from mmunorm.norms import UN
 
@@ -142,9 +143,9 @@ def test_largest_difference():
 def test_rows_share_their_weights(classifier):
     rows, fusion, _ = models.build_models(classifier)
     assert list(rows) == ['LN', 'UN', 'UN folded', 'norm-free']
-    kinds = {name: {type(norm) for norm in models.norms_of(model)} for name, model in rows.items()}
+    kinds = {name: {type(norm) for _, norm in norm_layers(model)} for name, model in rows.items()}
     assert kinds == {'LN': {nn.LayerNorm}, 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
-    assert len(fusion.folded) == len(list(models.norms_of(rows['UN']))) == 7 and not fusion.kept
+    assert len(fusion.folded) == len(list(norm_layers(rows['UN']))) == 7 and not fusion.kept
     un, ln = rows['UN'].state_dict(), rows['LN'].state_dict()
     assert all(torch.equal(un[key], value) for key, value in ln.items())
     for key, value in rows['norm-free'].state_dict().items():
@@ -311,7 +312,7 @@ def test_a_whole_benchmark(classifier):
         images = 2 * 3 * 32 * 32 * 4
         assert row['peak_memory'] > 4 * row['parameters'] + images
         assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
-    affine = sum(norm.weight.numel() for norm in models.norms_of(models.build_models(classifier).rows['UN']))
+    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(classifier).rows['UN']))
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
     assert 0 < by_name['UN folded']['output_difference']['relative'] < 0.1
 

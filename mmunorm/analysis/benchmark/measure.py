@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .models import norms_of
+from ..layers import norm_layers
 
 OUT_OF_MEMORY = 'out of memory'
 
@@ -143,7 +143,7 @@ def weights_of(model: nn.Module) -> list[Tensor]:
 def counting_norm_calls(model: nn.Module):
     """Counts the calls of norm layers; yields a list that grows by one with each."""
     calls = []
-    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for norm in norms_of(model)]
+    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
     try:
         yield calls
     finally:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from ...backbones.norm_cfg import DEFAULT_NORM_CFG
 from ...engine.launch import clear_build_errors, read_checkpoint, set_pretrained
 from ...engine.preflight import PreflightError, pretrained_path
 from ...fusion import FusionReport, fuse_norms, is_norm
+from ..layers import norm_layers
 
 LN = 'LN'
 NORM_FREE = 'norm-free'
@@ -98,7 +98,7 @@ def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
     def draw(tensor: torch.Tensor, make=torch.randn) -> torch.Tensor:
         return make(tensor.shape, generator=generator).to(tensor)
 
-    for norm in norms_of(model):
+    for _, norm in norm_layers(model):
         for name, tensor in [*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)]:
             if name == 'weight':
                 tensor.copy_(draw(tensor).mul(0.3).add(1).abs().clamp(min=0.01))
@@ -107,11 +107,6 @@ def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
                 tensor.copy_(draw(tensor).mul(0.3))
             elif name == 'running_var':
                 tensor.copy_(draw(tensor).mul(0.5).exp())
-
-
-def norms_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The norm layers of a model, of whatever type."""
-    return (module for module in model.modules() if is_norm(module))
 
 
 def remove_norms(model: nn.Module) -> nn.Module:
