@@ -113,6 +113,8 @@ def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
     """Makes the backbone start from `checkpoint`, one of a whole classifier, or from nothing if None."""
     if 'backbone' not in cfg.model:
         raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
+    if 'pretrained' in cfg:  # or the variable wins when the config is read from its dump
+        cfg.pretrained = checkpoint
     if checkpoint is None:
         cfg.model.backbone.pop('init_cfg', None)
     elif pretrained_path(cfg) is not None:
