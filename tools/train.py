@@ -41,7 +41,7 @@ def main(argv=None):
         launch.enable_auto_scale_lr(cfg)
     check_data(cfg, ['train', 'val'])
     check_pretrained(cfg, args.config)
-    launch.build_runner(cfg).train()
+    launch.train(launch.build_runner(cfg))
 
 
 if __name__ == '__main__':

@@ -131,14 +131,23 @@ class Run:
             return None
 
     def close(self, returncode: int) -> dict | None:
-        """Writes the result of a run whose process has ended; None if it crashed or was interrupted."""
+        """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
+
+        A metric that was last measured before the last step is that of an interrupted validation: the run is
+        not finished then, and can be resumed.
+        """
         if (self.work_dir / RECORD).exists():
             record = json.loads((self.work_dir / RECORD).read_text())
             result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
         elif returncode == 0:
             scalars = read_scalars(self.work_dir)
             last = max(int(values[-1, 0]) for values in scalars.values())
-            metrics = {name: float(values[-1, 1]) for name, values in scalars.items() if '/' in name}
+            # NormStatisticsHook's numbers are of training.
+            measured = {name: values[-1] for name, values in scalars.items()
+                        if '/' in name and not name.startswith('norm/')}
+            if any(step < last for step, _ in measured.values()):
+                return None
+            metrics = {name: float(value) for name, (_, value) in measured.items()}
             result = dict(status=FINISHED, step=last, metrics=metrics, message='')
         else:
             return None
@@ -248,7 +257,7 @@ def _tables(runs, results, metrics) -> list[str]:
 
 
 def summary(results: Sequence[dict | None], metric: str) -> str:
-    """Mean and sample standard deviation over the seeds that have the metric, and how many failed or lack."""
+    """Mean and sample standard deviation over the seeds that have the metric, and what of the others."""
     values = [result['metrics'][metric] for result in results if result and metric in result['metrics']]
     failed = sum(result is not None and result['status'] == FAIL for result in results)
     if failed == len(results):
@@ -258,11 +267,9 @@ def summary(results: Sequence[dict | None], metric: str) -> str:
     text = _number(statistics.mean(values), metric) if values else '-'
     if len(values) > 1:
         text += f' ± {_number(statistics.stdev(values), metric)}'
-    rest = []
-    if failed:
-        rest.append(f'{failed} {FAIL}')
-    if (lacking := len(results) - len(values) - failed):
-        rest.append(f'{lacking} missing')
+    missing = sum(result is None for result in results)
+    others = {FAIL: failed, 'missing': missing, 'without it': len(results) - len(values) - failed - missing}
+    rest = [f'{count} {what}' for what, count in others.items() if count]
     return f'{text} ({len(values)} of {len(results)}; {", ".join(rest)})' if rest else text
 
 

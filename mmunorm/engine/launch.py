@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
+from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 from mmengine.runner import CheckpointLoader, Runner
 
@@ -173,11 +174,17 @@ def enable_auto_scale_lr(cfg: Config) -> None:
 def add_training_hooks(cfg: Config) -> None:
     """Adds the hooks of every training run, those that the config's own `custom_hooks` do not name."""
     hooks = list(cfg.get('custom_hooks') or [])
-    named = {hook.get('type') for hook in hooks if isinstance(hook, dict)}
+    named = {_class_name(hook) for hook in hooks}
     for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
         if name not in named:
             hooks.append(dict(type=name))
     cfg.custom_hooks = hooks
+
+
+def _class_name(hook: dict | Hook) -> str:
+    """The bare name of a hook's class, which a config gives as text, with or without a scope, or itself."""
+    kind = hook.get('type') if isinstance(hook, dict) else type(hook)
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
 
 
 def keep_two_checkpoints(cfg: Config) -> None:
@@ -194,29 +201,41 @@ def keep_two_checkpoints(cfg: Config) -> None:
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
-    A run that continues takes all its weights from there, so pretrained ones are not looked for. The latest
-    is the newest that is whole, whatever an interrupted run has left beside it; with none in the work
-    directory the run starts at the beginning, and says so.
+    A run that continues takes all its weights from there, so pretrained ones are not looked for, and its seed
+    where the config has none. The latest is what :func:`find_resumable` finds, whatever an interrupted run
+    has left beside it; with none in the work directory the run starts at the beginning, and says so.
 
     Raises:
-        PreflightError: the checkpoint does not exist.
+        PreflightError: the checkpoint does not exist, or cannot be read.
     """
-    if resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if resume == 'auto' else resume
-    source = cfg.get('load_from')
-    if source is None and cfg.get('resume'):
+    if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
         source, damaged = find_resumable(cfg.work_dir)
         where = 'the run starts at the beginning' if source is None else f'resuming from {source}'
         if damaged:
             warn(f'{damaged[0]} was not written to its end: {where}.')
         elif source is None:
             warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
-        cfg.load_from = source
-    if source is not None:
-        check_checkpoint(source)
-        if pretrained_path(cfg) is not None:
-            cfg.model.backbone.init_cfg = None
+        # With nothing to load mmengine would look itself, and take what was refused here.
+        cfg.resume = source is not None
+        cfg.load_from = source or cfg.get('load_from')
+    elif resume is not None:
+        cfg.resume, cfg.load_from = True, resume
+    source = cfg.get('load_from')
+    if source is None:
+        return
+    check_checkpoint(source, folder='runner_type' in cfg)
+    if pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg = None
+    if cfg.get('resume') and not os.path.isdir(source):
+        _take_seed(cfg, source)
+
+
+def _take_seed(cfg: Config, checkpoint: str) -> None:
+    """Goes on with the seed of a run whose config has none: mmengine builds the sampler before it resumes."""
+    randomness = cfg.get('randomness') or {}
+    if randomness.get('seed') is None:
+        seed = (read_checkpoint(checkpoint).get('meta') or {}).get('seed')
+        cfg.randomness = {**randomness, 'seed': seed}
 
 
 def warn(message: str) -> None:
@@ -229,9 +248,9 @@ def _is_first_process() -> bool:
     return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
 
 
-def check_checkpoint(path: str) -> None:
-    """Raises a PreflightError if a local checkpoint does not exist."""
-    if '://' not in path and not os.path.isfile(path):
+def check_checkpoint(path: str, folder: bool = False) -> None:
+    """Raises a PreflightError if a local checkpoint does not exist; `folder` lets it be one."""
+    if '://' not in path and not os.path.isfile(path) and not (folder and os.path.isdir(path)):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
 
 
@@ -260,6 +279,25 @@ def read_checkpoint(path: str) -> dict:
         raise PreflightError(f'{path} is no checkpoint: it holds a {type(content).__name__} without a '
                              '`state_dict`.')
     return content
+
+
+def train(runner: Runner) -> None:
+    """Trains, and lets hooks that hold data write them when an error or Ctrl-C ends the run.
+
+    mmengine calls `after_train` only at a run's proper end. Of each hook that has a method
+    `flush(runner)`, it is called here.
+    """
+    try:
+        runner.train()
+    except BaseException:
+        for hook in runner.hooks:
+            if hasattr(hook, 'flush'):
+                try:
+                    hook.flush(runner)
+                except Exception as error:  # must not hide what ended the run
+                    runner.logger.warning(
+                        f'{type(hook).__name__} could not write its data: {_describe(error)}')
+        raise
 
 
 def build_runner(cfg: Config) -> Runner:

@@ -15,7 +15,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
 from torch.utils.data import BatchSampler
 
-_CHECKPOINT = re.compile(r'(epoch|iter)_\d+\.pth')
+_CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
 
 
 @HOOKS.register_module()
@@ -31,12 +31,16 @@ class RepeatableHook(Hook):
 
     Only the random generators of `random`, numpy and torch are seeded. A batch of an epoch-based loop is
     taken again from the epoch's beginning, as mmengine resumes there.
+
+    mmengine saves a checkpoint before it validates, so a run that was interrupted in its last validation
+    resumes at its end, where nothing is left to train. It is validated then, and has its last metrics.
     """
     priority = 'VERY_HIGH'
 
     def before_train(self, runner) -> None:
         self._seed = [runner.seed or 0, get_rank()]
         self._order = None
+        self._was_over = _is_over(runner)
         dataloader = runner.train_dataloader
         if dataloader.batch_sampler is None or not hasattr(dataloader.batch_sampler, 'sampler'):
             runner.logger.warning(
@@ -65,6 +69,18 @@ class RepeatableHook(Hook):
     def after_train(self, runner) -> None:
         if self._order is not None:
             runner.train_dataloader.batch_sampler.sampler = self._order.sampler
+        if self._was_over and runner.val_loop is not None:
+            runner.logger.warning('The run is resumed at its end, with nothing left to train: it is '
+                                  'validated, lest an interruption has kept it from that.')
+            runner.val_loop.run()
+
+
+def _is_over(runner) -> bool:
+    """Whether a resumed run has no step left, though its loop would have validated after the last one."""
+    loop = runner.train_loop
+    by_iter = isinstance(loop, IterBasedTrainLoop)
+    done, end = (runner.iter, runner.max_iters) if by_iter else (runner.epoch, runner.max_epochs)
+    return done >= max(end, getattr(loop, 'val_begin', 1))
 
 
 def seed_everything(key: list[int]) -> None:
@@ -88,7 +104,8 @@ class _Numbered:
 
     def __iter__(self):
         for index in self.sampler:
-            place = (*self._seed, self._epoch, self._position)
+            # The last number tells it from a step's key: SeedSequence does not count zeros at the end.
+            place = (*self._seed, self._epoch, self._position, 1)
             self._position += 1
             yield _Index(index, place)
 
@@ -102,7 +119,7 @@ class _Numbered:
 
 
 class _Index(int):
-    """An index with its place: seed, rank, epoch, position."""
+    """An index with its place: seed, rank, epoch, position, 1."""
 
     def __new__(cls, index: int, place: tuple[int, ...]):
         self = super().__new__(cls, index)
@@ -133,32 +150,62 @@ def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
     """The checkpoint that a run in `work_dir` can go on from, and what was left out.
 
     mmengine writes a checkpoint and then its name into `last_checkpoint`. A run that was killed in between
-    has a newer one than that says, and one that was killed while writing has a damaged one.
+    has a newer one than that says, and one that was killed while writing has a damaged one. The checkpoint
+    that is named is taken, unless a whole one has both a higher number and a later time: times alone do not
+    survive a copy. A work directory that was copied or renamed goes on from its own checkpoints, whatever
+    folder the name says; that folder counts where the work directory has none, as with CheckpointHook's
+    `out_dir`.
 
     Returns:
-        The path of the newest whole checkpoint or None, and those of newer ones that are damaged.
+        The path of the checkpoint or None, and those that would have come before it but are damaged.
     """
-    folders = {Path(work_dir)}
     pointer = Path(work_dir, 'last_checkpoint')
-    named = pointer.read_text().strip() if pointer.is_file() else ''
-    if '://' in named:  # not ours to look into
-        return named, []
-    candidates = set()
-    if named:
-        folders.add(Path(named).parent)
-        candidates.add(Path(named))
-    for folder in folders:
-        if folder.is_dir():
-            candidates.update(path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name))
-    files = {os.path.realpath(path): path for path in candidates if path.is_file()}
+    text = pointer.read_text().strip() if pointer.is_file() else ''
+    if '://' in text:  # not ours to look into
+        return text, []
+    candidates = _checkpoints(Path(work_dir))
+    named = None
+    if text:
+        named = Path(work_dir, Path(text).name)
+        if not named.exists():
+            named = Path(text)
+            candidates = candidates or _checkpoints(named.parent)
+        if named.exists():
+            candidates.add(named)
+        else:
+            named = None
     damaged = []
-    for path in sorted(files.values(), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in sorted(candidates, key=lambda path: _precedence(path, named), reverse=True):
         if is_whole(path):
             return str(path), damaged
         damaged.append(str(path))
     return None, damaged
 
 
+def _checkpoints(folder: Path) -> set[Path]:
+    found = folder.iterdir() if folder.is_dir() else ()
+    return {path for path in found if _CHECKPOINT.fullmatch(path.name) and path.exists()}
+
+
+def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
+    """Largest of what is tried first: later ones than the named, it, earlier ones, others by their time."""
+    time = path.stat().st_mtime_ns
+    if path == named:
+        return 2, 0, 0
+    kind, number = _CHECKPOINT.fullmatch(path.name).groups()
+    match = _CHECKPOINT.fullmatch(named.name) if named is not None else None
+    if match is not None and match[1] == kind:
+        if int(number) < int(match[2]):
+            return 1, int(number), time
+        # Whether a folder is whole nobody but the name knows.
+        if time > named.stat().st_mtime_ns and path.is_file():
+            return 3, int(number), time
+    return 0, time, int(number)
+
+
 def is_whole(path: str | os.PathLike) -> bool:
-    """Whether a file ends as one that torch.save has written; one that was cut off does not."""
-    return zipfile.is_zipfile(path)
+    """Whether a file ends as one that torch.save has written; one that was cut off does not.
+
+    A folder, which sharded training writes, is taken for whole.
+    """
+    return os.path.isdir(path) or zipfile.is_zipfile(path)

@@ -144,3 +144,22 @@ def test_differing_keys():
     one = dict(a=dict(b=[1, dict(c=2)]), same=1, gone=())
     other = dict(a=dict(b=[1, dict(c=3)]), same=1, new=None)
     assert comparison.differing_keys(one, other) == ['a.b.1.c', 'gone', 'new']
+
+
+def test_a_run_without_its_last_validation_is_not_finished(tmp_path):
+    run = Run(tmp_path, 'LN', 0)
+    write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': 20.0, 'step': 1}, train(20, 1.0)])
+    assert run.close(0) is None and run.result() is None
+    # The validation that the resumed run does at its end.
+    write_log(run.work_dir, '2', [{'accuracy/top1': 40.0, 'step': 2}])
+    assert run.close(0)['metrics'] == {'accuracy/top1': 40.0}
+
+
+def test_numbers_of_training_are_no_metrics(tmp_path):
+    run = Run(tmp_path, 'LN', 0)
+    recorded = {'norm/pnac_activation': 50.0, 'norm/outlier_share': 0.1}
+    write_log(run.work_dir, '1', [{**train(10, 2.0), **recorded}, train(20, 1.0), {'f1': 1.0, 'step': 1}])
+    assert run.close(0)['metrics'] == {}
+    write_outputs(tmp_path, 'comparison', [run, Run(tmp_path, 'LN', 1)], {}, '')
+    # It is finished, though it has nothing to show.
+    assert rows(tmp_path)['LN'] == ['- (0 of 2; 1 missing, 1 without it)', '-', '-']

@@ -4,9 +4,17 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmunorm.engine import launch
+from mmunorm.engine import (
+    AverageStatisticsHook,
+    DivergenceHook,
+    LossScaleHook,
+    RepeatableHook,
+    UNWarmupHook,
+    launch,
+)
 from mmunorm.engine.preflight import PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
@@ -136,7 +144,41 @@ class TestResume:
             cfg = self.cfg(tmp_path)
             launch.set_resume(cfg, resume)
             assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth'
-            assert cfg.get('resume', False) == (resume == 'auto')
+            assert not cfg.get('resume')
+
+    @pytest.mark.parametrize('pointer', ['epoch_1.pth', 'epoch_9.pth'])
+    def test_mmengine_does_not_take_what_was_refused(self, tmp_path, pointer, capsys):
+        """It reads `last_checkpoint` itself where a run resumes from nothing in particular."""
+        (tmp_path / 'epoch_1.pth').write_bytes(b'PK half a file')
+        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
+        cfg = self.cfg(tmp_path, load_from='start.pth', randomness=dict(seed=0))
+        (tmp_path / 'start.pth').touch()
+        cfg.load_from = str(tmp_path / 'start.pth')
+        launch.set_resume(cfg, 'auto')
+        assert 'the run starts at the beginning' in capsys.readouterr().err
+        assert (cfg.resume, cfg.load_from) == (False, str(tmp_path / 'start.pth'))
+
+    def test_a_config_without_a_seed_takes_the_checkpoints(self, tmp_path):
+        checkpoint = tmp_path / 'epoch_1.pth'
+        torch.save(dict(meta=dict(seed=17), state_dict={}), checkpoint)
+        for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):
+            cfg = self.cfg(tmp_path, **({} if randomness is None else dict(randomness=randomness)))
+            launch.set_resume(cfg, str(checkpoint))
+            assert cfg.randomness == dict(randomness or {}, seed=seed)
+        # A run that only loads weights is another run.
+        cfg = self.cfg(tmp_path, load_from=str(checkpoint))
+        launch.set_resume(cfg, None)
+        assert 'randomness' not in cfg
+
+    def test_a_folder_is_a_checkpoint_of_sharded_training_alone(self, tmp_path):
+        (tmp_path / 'epoch_2.pth').mkdir()
+        with pytest.raises(PreflightError, match='no checkpoint .*epoch_2.pth'):
+            launch.set_resume(self.cfg(tmp_path), str(tmp_path / 'epoch_2.pth'))
+        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
+        for resume in ('auto', str(tmp_path / 'epoch_2.pth')):
+            cfg = self.cfg(tmp_path, runner_type='FlexibleRunner')
+            launch.set_resume(cfg, resume)
+            assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'epoch_2.pth'))
 
     def test_a_continued_run_does_not_need_them(self, tmp_path):
         checkpoint = tmp_path / 'epoch_1.pth'
@@ -182,15 +224,17 @@ def test_unregistered_types_are_one_line():
 
 
 def test_training_has_its_hooks_once_whatever_the_config_lists():
-    for text in ('', 'custom_hooks = []', "custom_hooks = [dict(type='EMAHook')]",
-                 "custom_hooks = [dict(type='UNWarmupHook', priority='LOW')]"):
-        cfg = Config.fromstring(text or 'a = 1', '.py')
-        listed = [hook['type'] for hook in cfg.get('custom_hooks', [])]
+    for listed in (None, [], [dict(type='EMAHook')], [dict(type='UNWarmupHook', priority='LOW')],
+                   [dict(type='mmunorm.LossScaleHook'), dict(type=UNWarmupHook), RepeatableHook()],
+                   [dict(type='DivergenceHook', patience=3, factor=2.0)]):
+        cfg = Config(dict(a=1) if listed is None else dict(custom_hooks=listed))
         launch.add_training_hooks(cfg)
-        types = [hook['type'] for hook in cfg.custom_hooks]
-        assert types[:len(listed)] == listed
-        for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
-            assert types.count(name) == 1 and HOOKS.get(name) is not None
+        assert cfg.custom_hooks[:len(listed or [])] == (listed or [])
+        classes = [type(hook) if isinstance(hook, Hook) else
+                   hook['type'] if isinstance(hook['type'], type) else HOOKS.get(hook['type'].split('.')[-1])
+                   for hook in cfg.custom_hooks]
+        for cls in (UNWarmupHook, LossScaleHook, AverageStatisticsHook, RepeatableHook, DivergenceHook):
+            assert classes.count(cls) == 1
 
 
 @pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])

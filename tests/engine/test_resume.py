@@ -1,14 +1,23 @@
 """Random numbers that depend on the place in the order of the data, and on nothing else."""
+import os
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
 from torch.utils.data import DataLoader
 
+from mmunorm.analysis.curves import read_scalars
 from mmunorm.engine.resume import _Index, _Numbered, _SeededItems, find_resumable, is_whole, seed_everything
+from mmunorm.norms import UN
 
 
 def draws():
@@ -83,17 +92,139 @@ def test_an_index_is_an_int_that_travels():
     assert index == 5 and index.place == (1, 2) and ['a'] * index == ['a'] * 5
 
 
+def test_a_step_and_a_picture_never_share_their_numbers():
+    numbered = _Numbered([4], [7, 0])
+    numbered.start(3, 0)  # the first picture of epoch 3, beside step 3
+    key = [7, 0, 3]
+    for index in numbered:
+        assert list(index.place)[:3] == key
+        seed_everything([*index.place])
+        of_picture = draws()
+    seed_everything(key)
+    assert not set(of_picture) & set(draws())
+
+
+def save(folder, *names):
+    """Checkpoints, the latest last."""
+    folder.mkdir(exist_ok=True)
+    for time, name in enumerate(names, start=100):
+        torch.save({}, folder / f'{name}.pth')
+        os.utime(folder / f'{name}.pth', (time, time))
+    return folder
+
+
+def found(work_dir, named=None):
+    if named is not None:
+        (work_dir / 'last_checkpoint').write_text(str(named))
+    path, damaged = find_resumable(str(work_dir))
+    return path and Path(path).relative_to(work_dir.parent).as_posix(), [Path(path).stem for path in damaged]
+
+
 def test_resumable(tmp_path):
     assert find_resumable(tmp_path / 'nowhere') == (None, [])
-    torch.save({}, tmp_path / 'last_good.pth')
-    torch.save({}, tmp_path / 'best_accuracy_epoch_3.pth')
+    save(tmp_path, 'last_good', 'best_accuracy_epoch_3')
     assert find_resumable(tmp_path) == (None, [])  # neither is a place to go on from
     (tmp_path / 'last_checkpoint').write_text('s3://bucket/epoch_1.pth')
     assert find_resumable(tmp_path) == ('s3://bucket/epoch_1.pth', [])
-    # CheckpointHook's `out_dir` is another folder, of which only `last_checkpoint` knows.
-    (tmp_path / 'other').mkdir()
-    for name in ('iter_5', 'iter_10'):
-        torch.save({}, tmp_path / f'other/{name}.pth')
-    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'other/iter_5.pth'))
-    assert find_resumable(tmp_path)[0] == str(tmp_path / 'other/iter_10.pth')
-    assert is_whole(tmp_path / 'other/iter_5.pth')
+    assert is_whole(tmp_path / 'last_good.pth')
+
+
+def test_resumable_of_another_folder(tmp_path):
+    """CheckpointHook's `out_dir`, of which only `last_checkpoint` knows."""
+    work_dir, other = save(tmp_path / 'w'), save(tmp_path / 'other', 'iter_5', 'iter_10')
+    assert found(work_dir, other / 'iter_5.pth') == ('other/iter_10.pth', [])
+    # A work directory that has some of its own looks nowhere else but at the one that is named.
+    save(work_dir, 'iter_3')
+    assert found(work_dir, other / 'iter_5.pth') == ('other/iter_5.pth', [])
+
+
+def test_resumable_after_a_copy(tmp_path):
+    # The times are those of the copy, in any order.
+    work_dir = save(tmp_path / 'a', 'epoch_36', 'epoch_9', 'epoch_35', 'epoch_1')
+    assert found(work_dir, work_dir / 'epoch_36.pth') == ('a/epoch_36.pth', [])
+    (work_dir / 'epoch_36.pth').write_bytes(b'PK')
+    os.utime(work_dir / 'epoch_36.pth', (100, 100))
+    assert found(work_dir) == ('a/epoch_35.pth', ['epoch_36'])
+    # A fork goes its own way, and so does a folder that was renamed.
+    fork = save(tmp_path / 'b', 'epoch_1')
+    assert found(fork, work_dir / 'epoch_1.pth') == ('b/epoch_1.pth', [])
+    assert found(fork, tmp_path / 'gone/epoch_1.pth') == ('b/epoch_1.pth', [])
+    assert found(fork, tmp_path / 'gone/epoch_7.pth') == ('b/epoch_1.pth', [])
+
+
+def test_resumable_beside_the_one_that_is_named(tmp_path):
+    work_dir = save(tmp_path / 'w', 'epoch_9', 'epoch_1', 'epoch_2', 'epoch_3')
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_3.pth', [])
+    assert found(work_dir, work_dir / 'epoch_3.pth') == ('w/epoch_3.pth', [])
+    (work_dir / 'epoch_3.pth').write_bytes(b'PK')
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    # A folder's end nobody can see: only its name in `last_checkpoint` says that it is whole.
+    (work_dir / 'epoch_4.pth').mkdir()
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    assert found(work_dir, work_dir / 'epoch_4.pth') == ('w/epoch_4.pth', [])
+
+
+class Model(BaseModel):
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), UN(3, warmup_iters=1))
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=self.layers(x).square().mean()) if mode == 'loss' else [x]
+
+
+class Count(BaseMetric):
+    """How many steps the validated model has seen."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def process(self, data_batch, data_samples):
+        self.results.append(self.model.layers[1].num_batches_tracked.item())
+
+    def compute_metrics(self, results):
+        return {'accuracy/top1': results[0]}
+
+
+class Interrupt(Hook):
+
+    def before_val(self, runner):
+        if runner.iter == runner.max_iters:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('loop', [dict(by_epoch=True, max_epochs=4, val_interval=2),
+                                  dict(by_epoch=False, max_iters=16, val_interval=8)])
+def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop, capfd, monkeypatch):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+
+    def train(*hooks, resume=True, **settings):
+        model = Model()
+        data = dict(batch_size=2, dataset=[dict(x=torch.randn(5, 3)) for _ in range(8)],
+                    sampler=dict(type='DefaultSampler', shuffle=False),
+                    collate_fn=dict(type='default_collate'))
+        checkpoint = dict(type='CheckpointHook', interval=loop['val_interval'], by_epoch=loop['by_epoch'],
+                          save_best='accuracy/top1', rule='greater')
+        Runner(model=model, work_dir=str(tmp_path), train_dataloader=data, train_cfg={**loop, **settings},
+               val_dataloader=data, val_cfg={}, val_evaluator=[Count(model)], resume=resume,
+               optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+               default_hooks=dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=2)),
+               custom_hooks=[dict(type='RepeatableHook'), dict(type='UNWarmupHook'), *hooks],
+               log_processor=dict(by_epoch=loop['by_epoch']), experiment_name=os.urandom(4).hex()).train()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupt(), resume=False)
+    # Logs are in folders that are named by the second.
+    log, = (path for path in tmp_path.glob('2*') if path.is_dir())
+    log.rename(tmp_path / '1')
+    assert read_scalars(tmp_path)['accuracy/top1'].tolist() == [[8, 8]]
+    capfd.readouterr()
+    train()
+    assert 'nothing left to train: it is validated' in ''.join(capfd.readouterr())
+    assert read_scalars(tmp_path)['accuracy/top1'].tolist() == [[8, 8], [16, 16]]
+    assert next(tmp_path.glob('best_*')).name.endswith(('epoch_4.pth', 'iter_16.pth'))
+    # A loop that would never have validated does not now.
+    train(val_begin=17)
+    assert 'it is validated' not in ''.join(capfd.readouterr())

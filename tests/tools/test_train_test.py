@@ -77,6 +77,18 @@ def test_resume_goes_on_where_a_run_stopped(classifier, tmp_path):
     assert not (tmp_path / 'other/epoch_2.pth').exists()
 
 
+def test_resume_without_a_seed_shuffles_on(classifier):
+    """mmengine builds the sampler, with a seed of the new process, before it reads that of the checkpoint."""
+    options = ['--cfg-options', 'randomness.seed=None']
+    train(classifier, '--work-dir', 'parts', *options)
+    train(classifier, '--work-dir', 'parts', '--resume', *options, 'train_cfg.max_epochs=6')
+    parts = torch.load('parts/epoch_6.pth', map_location='cpu', weights_only=False)
+    train(classifier, '--work-dir', 'whole', '--cfg-options', f'randomness.seed={parts["meta"]["seed"]}',
+          'train_cfg.max_epochs=6')
+    whole = torch.load('whole/epoch_6.pth', map_location='cpu', weights_only=False)
+    torch.testing.assert_close(parts['state_dict'], whole['state_dict'], rtol=0, atol=0)
+
+
 def test_amp_and_auto_scale_lr(classifier, tmp_path):
     train(classifier, '--work-dir', 'w', '--amp', '--auto-scale-lr')
     cfg = Config.fromfile(tmp_path / 'w/classifier.py')
