@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from mmengine.dist import all_reduce, is_main_process
+from mmengine.dist import all_reduce, broadcast_object_list, is_main_process
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
@@ -18,11 +18,15 @@ from torch import Tensor, nn
 
 from ..fusion import is_norm
 from ..norms.base import check_count
+from ..norms.kernels import statistics_dtype
 from .errors import RunError
 from .hooks import saves_after_this_step
 
 RECORD = 'divergence.json'
 LAST_GOOD = 'last_good.pth'
+
+# What is watched of a norm layer.
+WATCHED = OUTPUT, SQUARE, GRADIENT = range(3)
 
 
 class DivergenceError(RunError):
@@ -31,25 +35,39 @@ class DivergenceError(RunError):
 
 @HOOKS.register_module()
 class DivergenceHook(Hook):
-    """Stops a run whose loss or activations are no longer finite, or whose loss has exploded.
+    """Stops a run whose loss, activations or norm statistics are no longer finite; `tools/train.py` adds it.
 
-    A step is bad when its loss or the output of a norm layer is not finite, or when its loss exceeds
-    `factor` times the starting loss, the median of the first `patience` good ones. After `patience` bad
-    steps in a row, or if the run ends in steps that are not finite, it stops with a
-    :class:`DivergenceError`; `divergence.json` in the work directory has
+    A step is bad when it has one of these:
+
+    - a loss that is not finite or, with `factor`, exceeds that many times the starting loss, the median of
+      the first `patience` good ones;
+    - a norm layer whose output is not finite;
+    - a norm layer whose input is too large to be squared, so that the mean square `s`, or the variance, is
+      not finite, though the norm makes do with its running statistics;
+    - a norm layer whose `weight` has a gradient `sum(dy * z)` that is not finite, and `g` with it. Under a
+      loss scale that happens now and then, and does no harm: the step is skipped.
+
+    After `patience` bad steps in a row, or if the run ends in steps from which weights do not recover, it
+    stops with a :class:`DivergenceError`; `divergence.json` in the work directory has
 
     - `step` (int): the first bad step, counted from 1; `loss` at it and `start_loss` (float or None);
-    - `layer` (str or None): the first norm layer, in the order of execution, whose output is not finite at
-      that step; where all are finite, the one whose largest output has grown most since the last good step;
-    - `checkpoint` (str or None): the last checkpoint saved before it;
+    - `layer` (str or None): the first norm layer, in the order of execution, whose output or square is not
+      finite at that step; where the loss is finite, the first in the backward pass whose gradient is not;
+      where nothing is amiss, the layer whose largest output has grown most since the last good step;
+    - `checkpoint` (str or None): the last checkpoint that a good step has followed, by which its weights are
+      known to be good; one that was saved after the update that broke them is none;
     - `message` (str): all of it in words, with advice.
 
-    From the first bad step on, the last good checkpoint is kept as `last_good.pth`, whatever
-    `max_keep_ckpts` says, until the run recovers. In a distributed run the mean over the processes decides.
+    While the run trains, that checkpoint has a second name (a hard link), `last_good.pth`, so that it
+    outlives the next save whatever `max_keep_ckpts` says; where the file system has no links, it is copied
+    at the first bad step. A run that ends well removes the name. In a distributed run the mean over the
+    processes decides. A model whose `train_step` returns no `loss` is not watched, and of a compiled one
+    (`torch.compile`) only the loss and the gradients are.
 
     Args:
         patience (int): bad steps in a row that end the run. Defaults to 10.
-        factor (float): how many times the starting loss is an explosion. Defaults to 3.
+        factor (float, optional): how many times the starting loss is an explosion. Defaults to None: a loss
+            that is finite may be as large as it likes.
         interval (int): steps between two looks at what was recorded; each waits for the device once.
             Defaults to 10.
 
@@ -57,10 +75,10 @@ class DivergenceHook(Hook):
         ValueError: an argument is out of its range.
     """
 
-    def __init__(self, patience: int = 10, factor: float = 3.0, interval: int = 10):
+    def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):
         for name, value in (('patience', patience), ('interval', interval)):
             check_count(name, value, least=1)
-        if not factor > 1:
+        if factor is not None and not factor > 1:
             raise ValueError(f'factor must be more than 1, got {factor!r}')
         self.patience = patience
         self.factor = factor
@@ -70,11 +88,15 @@ class DivergenceHook(Hook):
         if is_main_process():
             Path(runner.work_dir, RECORD).unlink(missing_ok=True)
         self._first_losses = list(_info(runner, 'divergence_first_losses', []))
-        self._peaks: dict[str, Tensor] = {}  # of the current step
+        self._peaks: dict[tuple[int, str], Tensor] = {}  # of the current step
         self._rows: list[Tensor] = []  # loss and peaks of the steps since the last look
+        self._saved: list[str | None] = []  # the checkpoint that came last before each of them
         self._good: list[float] | None = None  # the row of the last good step
         self._bad: list[float] | None = None  # the row of the first step of the bad ones in a row
         self._bad_steps = 0
+        self._is_lost = False  # whether a bad one in a row is such that weights do not recover
+        self._confirmed: str | None = None  # the last checkpoint that a good step has followed
+        self._is_kept = False  # whether LAST_GOOD is of this run
         self._order: dict[str, int] = {}
         self._handles = []
         self._names = []
@@ -82,19 +104,38 @@ class DivergenceHook(Hook):
         for name, module in model.named_modules():
             if is_norm(module):
                 self._names.append(name)
-                self._handles.append(module.register_forward_hook(partial(self._watch, name)))
+                self._handles.append(
+                    module.register_forward_hook(partial(self._watch, name), with_kwargs=True))
+                weight = getattr(module, 'weight', None)
+                if isinstance(weight, Tensor) and weight.requires_grad:
+                    self._handles.append(weight.register_hook(partial(self._note, GRADIENT, name)))
 
-    def _watch(self, name: str, module: nn.Module, args, output) -> None:
+    def _watch(self, name: str, module: nn.Module, args, kwargs, output) -> None:
+        if torch.compiler.is_compiling():  # a graph has no place for what is only looked at
+            return
         if module.training and isinstance(output, Tensor) and output.numel():
-            peak = torch.linalg.vector_norm(output.detach(), torch.inf).float()
             self._order.setdefault(name, len(self._order))
-            self._peaks[name] = torch.maximum(self._peaks[name], peak) if name in self._peaks else peak
+            self._note(OUTPUT, name, output)
+            x = args[0] if args else next(iter(kwargs.values()))
+            self._note(SQUARE, name, x)
+
+    def _note(self, what: int, name: str, values: Tensor) -> None:
+        with torch.no_grad():
+            peak = torch.linalg.vector_norm(values.detach(), torch.inf)
+            if what == SQUARE:
+                peak = peak.to(statistics_dtype(peak.dtype)).square()
+            peak, key = peak.float(), (what, name)
+            self._peaks[key] = torch.maximum(self._peaks[key], peak) if key in self._peaks else peak
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        peaks, self._peaks = self._peaks, {}
+        if not isinstance(outputs, dict) or 'loss' not in outputs:
+            return
         loss = outputs['loss'].detach().float()
         absent = loss.new_zeros(())
-        self._rows.append(torch.stack([loss, *(self._peaks.get(name, absent) for name in self._names)]))
-        self._peaks = {}
+        self._rows.append(torch.stack([loss, *(peaks.get((what, name), absent) for what in WATCHED
+                                               for name in self._names)]))
+        self._saved.append(_info(runner, 'last_ckpt'))
         if len(self._rows) >= self.interval or saves_after_this_step(runner):
             self._look(runner)
 
@@ -105,92 +146,134 @@ class DivergenceHook(Hook):
     def after_train(self, runner) -> None:
         for handle in self._handles:
             handle.remove()
-        if self._bad_steps and not all(map(math.isfinite, self._bad)):
-            # The run has ended before `patience` steps were bad; weights that are not finite do not recover.
+        if self._bad_steps and self._is_lost:  # the run has ended before `patience` steps were bad
             self._stop(runner, runner.iter - self._bad_steps + 1)
+        if self._is_kept and not self._bad_steps:
+            Path(runner.work_dir, LAST_GOOD).unlink(missing_ok=True)
 
     def _look(self, runner, last_step: int | None = None) -> None:
         if not self._rows:
             return
         rows = torch.stack(self._rows)
-        self._rows = []
+        saved, self._rows, self._saved = self._saved, [], []
         all_reduce(rows, op='mean')
         last_step = runner.iter + 1 if last_step is None else last_step
-        for step, row in enumerate(rows.tolist(), start=last_step - len(rows) + 1):
+        first_step = last_step - len(rows) + 1
+        for step, (row, checkpoint) in enumerate(zip(rows.tolist(), saved, strict=True), start=first_step):
             if not self._is_bad(row, runner):
                 self._good = row
                 self._bad_steps = 0
+                self._is_lost = False
+                if checkpoint != self._confirmed:
+                    self._confirm(runner, checkpoint)
                 continue
             if self._bad_steps == 0:
                 self._bad = row
+                self._copy_last_good(runner)
             self._bad_steps += 1
+            # A step whose gradient has overflowed under a loss scale is not taken.
+            scaled = getattr(runner.optim_wrapper, 'loss_scaler', None) is not None
+            harmful = row[:1 + GRADIENT * len(self._names)] if scaled else row
+            self._is_lost |= not all(map(math.isfinite, harmful))
             if self._bad_steps == self.patience:
-                self._keep_last_good(runner)
                 self._stop(runner, step - self.patience + 1)
-        self._keep_last_good(runner)
 
     def _is_bad(self, row: list[float], runner) -> bool:
-        if not all(map(math.isfinite, row)):
-            return True
-        start = self._start_loss()
-        if start is not None and row[0] > self.factor * start:
+        if not all(map(math.isfinite, row)) or self._exploded(row[0]):
             return True
         if len(self._first_losses) < self.patience:
             self._first_losses.append(row[0])
             runner.message_hub.update_info('divergence_first_losses', self._first_losses)
         return False
 
+    def _exploded(self, loss: float) -> bool:
+        start = self._start_loss()
+        return self.factor is not None and start is not None and loss > self.factor * start
+
     def _start_loss(self) -> float | None:
         return statistics.median(self._first_losses) if self._first_losses else None
 
-    def _keep_last_good(self, runner) -> None:
-        """Gives the last checkpoint a second name while steps are bad, before anything else removes it."""
-        if not is_main_process():
+    def _confirm(self, runner, checkpoint: str) -> None:
+        """Takes a checkpoint for good, and gives it a second name before a hook removes it for the next."""
+        self._confirmed = checkpoint
+        if not is_main_process() or not os.path.isfile(checkpoint):
             return
         kept = Path(runner.work_dir, LAST_GOOD)
-        if self._bad_steps == 0:
-            kept.unlink(missing_ok=True)
-            return
-        last = _info(runner, 'last_ckpt')
-        if not kept.exists() and last and os.path.isfile(last):
-            try:
-                os.link(last, kept)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(last, kept)
+        kept.unlink(missing_ok=True)
+        try:
+            os.link(checkpoint, kept)
+        except OSError:  # a file system without hard links
+            self._is_kept = False
+        else:
+            self._is_kept = True
+
+    def _copy_last_good(self, runner) -> None:
+        if is_main_process() and not self._is_kept and self._confirmed and os.path.isfile(self._confirmed):
+            shutil.copyfile(self._confirmed, Path(runner.work_dir, LAST_GOOD))
+            self._is_kept = True
 
     def _stop(self, runner, step: int) -> None:
+        message = [None]
+        if is_main_process():  # which alone knows what has become of the files
+            message = [self._report(runner, step)]
+        broadcast_object_list(message)
+        runner.logger.error(message[0])
+        raise DivergenceError(message[0])
+
+    def _report(self, runner, step: int) -> str:
+        """Writes RECORD; the message."""
         loss, start = self._bad[0], self._start_loss()
         layer, trouble = self._layer()
-        kept = Path(runner.work_dir, LAST_GOOD)
-        checkpoint = str(kept) if kept.exists() else None
+        checkpoint = self._last_good(runner)
         what = f'the loss is {loss:.4g}'
-        if math.isfinite(loss) and start is not None and loss > self.factor * start:
+        if math.isfinite(loss) and self._exploded(loss):
             what += f', more than {self.factor:g} times the {start:.4g} of the start'
         message = (f'the run diverged at step {step}: {what}; {trouble}. {self._bad_steps} steps in a row '
                    f'were like that. ' + (f'The last good checkpoint is {checkpoint}. ' if checkpoint else
-                                     'No checkpoint was saved before. ') + _advice(runner))
-        if is_main_process():
-            record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer,
-                          checkpoint=checkpoint, message=message)
-            Path(runner.work_dir, RECORD).write_text(json.dumps(record, indent=1))
-        runner.logger.error(message)
-        raise DivergenceError(message)
+                                     'No checkpoint before it is known to be good. ') + _advice(runner))
+        record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer,
+                      checkpoint=checkpoint, message=message)
+        Path(runner.work_dir, RECORD).write_text(json.dumps(record, indent=1))
+        return message
+
+    def _last_good(self, runner) -> str | None:
+        if self._confirmed is None:
+            return None
+        kept = Path(runner.work_dir, LAST_GOOD)
+        if kept.exists():  # of a resumed run's checkpoint it may be the only name
+            return str(kept)
+        # A remote one has no second name, nor has a folder, which sharded training writes.
+        is_there = '://' in self._confirmed or os.path.exists(self._confirmed)
+        return self._confirmed if is_there else None
 
     def _layer(self) -> tuple[str | None, str]:
         """The layer to blame at the first bad step, and what is wrong with it."""
-        peaks = sorted(zip(self._names, self._bad[1:], strict=True),
-                       key=lambda item: self._order.get(item[0], len(self._order)))
-        for name, peak in peaks:
-            if not math.isfinite(peak):
+        peaks = self._by_layer(self._bad)
+        names = sorted(self._names, key=lambda name: self._order.get(name, len(self._order)))
+        for name in names:
+            if not math.isfinite(peaks[name][OUTPUT]):
                 return name, f'the first norm layer with a non-finite output is {name}'
-        if self._good is None or not peaks:
+            if not math.isfinite(peaks[name][SQUARE]):
+                return name, f'the first norm layer whose input is too large for its statistics is {name}'
+        if math.isfinite(self._bad[0]):  # a loss that is not finite sends such a gradient through all layers
+            for name in reversed(names):
+                if not math.isfinite(peaks[name][GRADIENT]):
+                    return name, ('the first norm layer with a non-finite gradient, in the order of the '
+                                  f'backward pass, is {name}')
+        if self._good is None or not names:
             return None, 'the outputs of all norm layers are finite'
-        before = dict(zip(self._names, self._good[1:], strict=True))
-        name, growth = max(((name, peak / before[name]) for name, peak in peaks if before[name] > 0),
-                           key=lambda item: item[1], default=(None, 1))
+        before = self._by_layer(self._good)
+        name, growth = max(((name, peaks[name][OUTPUT] / before[name][OUTPUT]) for name in names
+                            if before[name][OUTPUT] > 0), key=lambda item: item[1], default=(None, 1))
         if growth <= 1:
             return None, 'the outputs of all norm layers are finite and have not grown'
         return name, f'the output of {name} has grown most, {growth:.3g} times since the last good step'
+
+    def _by_layer(self, row: list[float]) -> dict[str, tuple[float, float, float]]:
+        """A row's peaks by layer: OUTPUT, SQUARE and GRADIENT."""
+        count = len(self._names)
+        parts = (row[1 + what * count:1 + (what + 1) * count] for what in WATCHED)
+        return dict(zip(self._names, zip(*parts, strict=True), strict=True))
 
 
 def _info(runner, key: str, default=None):

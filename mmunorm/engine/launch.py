@@ -175,7 +175,8 @@ def add_training_hooks(cfg: Config) -> None:
     """Adds the hooks of every training run, those that the config's own `custom_hooks` do not name."""
     hooks = list(cfg.get('custom_hooks') or [])
     named = {_class_name(hook) for hook in hooks}
-    for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook'):
+    for name in ('UNWarmupHook', 'LossScaleHook', 'AverageStatisticsHook', 'RepeatableHook',
+                 'DivergenceHook'):
         if name not in named:
             hooks.append(dict(type=name))
     cfg.custom_hooks = hooks

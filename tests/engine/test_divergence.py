@@ -3,16 +3,19 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import MessageHub
 from torch import nn
 
 from mmunorm.engine import DivergenceError, DivergenceHook
 from mmunorm.engine.divergence import LAST_GOOD, RECORD
-from mmunorm.norms import UN
+from mmunorm.norms import UN, TokenBN
 
 from .. import tiny_runs
 
@@ -59,7 +62,7 @@ def go(hook, runner, losses, scales=None):
 @pytest.mark.parametrize(('loss', 'text'), [(math.nan, 'the loss is nan'), (math.inf, 'the loss is inf'),
                                             (6.1, 'more than 3 times the 2 of the start')])
 def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
-    hook = DivergenceHook(patience=3, interval=interval)
+    hook = DivergenceHook(patience=3, factor=3.0, interval=interval)
     hook.before_train(runner)
     with pytest.raises(DivergenceError, match=f'step 7: .*{text}'):
         go(hook, runner, [1.0, 2.0, 3.0, 5.9, loss, 5.0] + [loss] * 5)
@@ -78,8 +81,14 @@ def test_a_run_that_recovers_goes_on(runner, tmp_path):
     assert not (tmp_path / RECORD).exists()
 
 
+def test_an_explosion_counts_if_asked_for(runner):
+    hook = DivergenceHook(patience=3, interval=1)
+    hook.before_train(runner)
+    go(hook, runner, [0.1] * 10 + [1e6] * 10)
+
+
 def test_an_explosion_among_the_first_steps(runner):
-    hook = DivergenceHook(patience=10)
+    hook = DivergenceHook(patience=10, factor=3.0)
     hook.before_train(runner)
     with pytest.raises(DivergenceError, match='step 5: the loss is 1e.06, more than 3 times the 2.3'):
         go(hook, runner, [2.3] * 4 + [1e6] * 40)
@@ -107,7 +116,7 @@ def test_names_the_first_layer_in_the_order_of_execution(runner, tmp_path):
 
 
 def test_names_the_layer_that_has_grown_most(runner, tmp_path):
-    hook = DivergenceHook(patience=2, interval=4)
+    hook = DivergenceHook(patience=2, factor=3.0, interval=4)
     hook.before_train(runner)
     scales = {2: dict(first=1.5, middle=1.5, last=1.5), 5: dict(first=3.0, last=90.0)}
     with pytest.raises(DivergenceError, match='the output of last has grown most'):
@@ -115,22 +124,186 @@ def test_names_the_layer_that_has_grown_most(runner, tmp_path):
     assert json.loads((tmp_path / RECORD).read_text())['layer'] == 'last'
 
 
-def test_the_last_good_checkpoint_outlives_the_next_save(runner, tmp_path):
-    hook = DivergenceHook(patience=5, interval=1)
+class Saves:
+    """A CheckpointHook of `max_keep_ckpts=1` that writes `text` for a checkpoint."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.last = None
+
+    def __call__(self, text):
+        if self.last is not None:
+            self.last.unlink()
+        self.last = Path(self.runner.work_dir, f'iter_{self.runner.iter}.pth')
+        self.last.write_text(text)
+        self.runner.message_hub.update_info('last_ckpt', str(self.last))
+
+
+def checkpoint_of(folder):
+    path = json.loads((folder / RECORD).read_text())['checkpoint']
+    return path and Path(path).read_text()
+
+
+@pytest.fixture(params=['links', 'copies'])
+def file_system(request, monkeypatch):
+    def refuse(*paths):
+        raise OSError('no links here')
+
+    if request.param == 'copies':
+        monkeypatch.setattr(os, 'link', refuse)
+    return request.param
+
+
+def test_a_checkpoint_outlives_those_that_are_saved_while_steps_are_bad(runner, tmp_path, file_system):
+    hook, save = DivergenceHook(patience=5, interval=1), Saves(runner)
     hook.before_train(runner)
-    good = tmp_path / 'iter_4.pth'
-    good.write_text('good')
-    runner.message_hub.update_info('last_ckpt', str(good))
-    go(hook, runner, [1.0] * 6)
-    assert not (tmp_path / LAST_GOOD).exists()
-    go(hook, runner, [math.nan] * 2)
-    # What a CheckpointHook of max_keep_ckpts=1 does now.
-    good.unlink()
-    (tmp_path / 'iter_8.pth').write_text('bad')
-    runner.message_hub.update_info('last_ckpt', str(tmp_path / 'iter_8.pth'))
+    go(hook, runner, [1.0] * 3)
+    save('good')
+    go(hook, runner, [1.0] * 2 + [math.nan] * 2)
+    save('bad')
     with pytest.raises(DivergenceError, match=LAST_GOOD):
         go(hook, runner, [math.nan] * 3)
-    assert (tmp_path / LAST_GOOD).read_text() == 'good'
+    assert checkpoint_of(tmp_path) == 'good'
+
+
+def test_nothing_saved_while_steps_are_bad_is_good(runner, tmp_path, file_system):
+    hook, save = DivergenceHook(patience=4, interval=1), Saves(runner)
+    hook.before_train(runner)
+    go(hook, runner, [1.0, 1.0, math.nan])
+    save('bad')
+    with pytest.raises(DivergenceError, match='No checkpoint before it is known to be good'):
+        go(hook, runner, [math.nan] * 3)
+    assert checkpoint_of(tmp_path) is None and not (tmp_path / LAST_GOOD).exists()
+
+
+@pytest.mark.parametrize('interval', [1, 2, 100])
+def test_weights_that_an_update_broke_just_before_they_were_saved(runner, tmp_path, interval):
+    hook, save = DivergenceHook(patience=3, interval=interval), Saves(runner)
+    runner.hooks = [CheckpointHook(interval=3, by_epoch=False)]
+    hook.before_train(runner)
+    go(hook, runner, [1.0] * 3)
+    save('good')
+    go(hook, runner, [1.0] * 3)
+    save('broken by the update of step 6')
+    with pytest.raises(DivergenceError, match='step 7'):
+        go(hook, runner, [math.nan] * 3)
+        hook.after_train_epoch(runner)
+    assert checkpoint_of(tmp_path) == 'good'
+
+
+def test_a_checkpoint_of_bad_steps_that_recover_is_good(runner, tmp_path):
+    hook, save = DivergenceHook(patience=3, interval=1), Saves(runner)
+    hook.before_train(runner)
+    go(hook, runner, [1.0, math.nan])
+    save('good after all')
+    with pytest.raises(DivergenceError):
+        go(hook, runner, [math.nan] + [1.0] + [math.nan] * 3)
+    assert checkpoint_of(tmp_path) == 'good after all'
+
+
+def test_a_run_that_ends_well_leaves_no_second_name(runner, tmp_path, file_system):
+    hook, save = DivergenceHook(patience=3, interval=1), Saves(runner)
+    hook.before_train(runner)
+    for text in 'abc':
+        save(text)
+        go(hook, runner, [1.0, 2.0, 3.0])
+    # What a copy would cost at each save, a link does not.
+    assert (tmp_path / LAST_GOOD).exists() == (file_system == 'links')
+    hook.after_train(runner)
+    assert not (tmp_path / LAST_GOOD).exists()
+
+
+def test_a_run_resumed_from_the_second_name_keeps_it(runner, tmp_path):
+    (tmp_path / LAST_GOOD).write_text('good')
+    runner.message_hub.update_info('last_ckpt', str(tmp_path / 'gone.pth'))
+    hook = DivergenceHook(patience=3, interval=1)
+    hook.before_train(runner)
+    with pytest.raises(DivergenceError):
+        go(hook, runner, [1.0] + [math.nan] * 3)
+    assert checkpoint_of(tmp_path) == 'good'
+
+
+class Norms(nn.Module):
+    """Three norms; `forward` takes the input of each, and the gradient at each output."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([UN(4, warmup_iters=0), nn.LayerNorm(4), TokenBN(4)])
+
+    def step(self, inputs, gradients):
+        for norm, x, dy in zip(self.norms, inputs, gradients, strict=True):
+            norm(x).backward(dy)
+
+
+def run_norms(runner, hook, steps, bad):
+    """Steps of finite loss; `bad` is {step: (layer, input, gradient)}."""
+    hook.before_train(runner)
+    for step in range(1, steps + 1):
+        inputs, gradients = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
+        if step in bad:
+            layer, x, dy = bad[step]
+            inputs[layer] *= x
+            gradients[layer] *= dy
+        runner.model.step(inputs, gradients)
+        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+        runner.iter += 1
+    hook.after_train(runner)
+
+
+@pytest.mark.parametrize(('layer', 'x', 'dy', 'text'), [
+    (0, 1e25, 1, 'input is too large for its statistics is norms.0'),
+    (2, 1e25, 1, 'input is too large for its statistics is norms.2'),
+    (0, 1, math.inf, 'non-finite gradient, in the order of the backward pass, is norms.0'),
+    (1, 1, math.nan, 'non-finite gradient, in the order of the backward pass, is norms.1')])
+def test_statistics_that_are_not_finite_stop_a_run_whose_loss_is(runner, layer, x, dy, text):
+    runner.model = Norms()
+    bad = dict.fromkeys(range(5, 40), (layer, x, dy))
+    with pytest.raises(DivergenceError, match=f'at step 5: the loss is 1; .*{text}'):
+        run_norms(runner, DivergenceHook(patience=4, interval=3), 40, bad)
+    assert runner.iter <= 10
+    # UN itself gets by, which is why nothing else tells.
+    assert all(torch.isfinite(buffer).all() for buffer in runner.model.norms[0].buffers())
+
+
+def test_a_gradient_that_overflows_under_a_loss_scale_now_and_then_is_normal(runner, tmp_path):
+    overflows = {step: (1, 1, math.inf) for step in range(1, 41) if step % 4}
+    overflows[40] = (1, 1, math.inf)
+    for scaled in (True, False):
+        runner.model, runner.iter = Norms(), 0
+        runner.optim_wrapper = SimpleNamespace(**(dict(loss_scaler=object()) if scaled else {}))
+        run = partial(run_norms, runner, DivergenceHook(patience=5), 40, overflows)
+        if scaled:
+            run()
+        else:
+            # Without one the last step's update has broken the weights, and nothing comes to show it.
+            with pytest.raises(DivergenceError, match='step 37'):
+                run()
+
+
+def test_a_frozen_norm_and_one_without_weight(runner):
+    runner.model = Norms()
+    runner.model.norms[1].requires_grad_(False)
+    runner.model.norms.append(nn.LayerNorm(4, elementwise_affine=False))
+    DivergenceHook().before_train(runner)
+
+
+@pytest.mark.parametrize('outputs', [None, dict(log_vars=1)])
+def test_a_model_that_returns_no_loss_is_not_watched(runner, outputs):
+    hook = DivergenceHook(patience=1, interval=1)
+    hook.before_train(runner)
+    runner.model(torch.full((2, 4), math.nan))
+    hook.after_train_iter(runner, 0, outputs=outputs)
+
+
+def test_a_compiled_model_is_one_graph(runner):
+    hook = DivergenceHook(patience=2, interval=1)
+    hook.before_train(runner)
+    layer = runner.model.last
+    compiled = torch.compile(layer, backend='eager', fullgraph=True)
+    with pytest.raises(DivergenceError, match='the first norm layer with a non-finite gradient'):
+        for _ in range(2):
+            compiled(torch.randn(2, 4)).backward(torch.full((2, 4), math.inf))
+            hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
 
 
 def test_the_start_is_remembered_by_a_resumed_run(runner):
@@ -142,7 +315,7 @@ def test_the_start_is_remembered_by_a_resumed_run(runner):
     state = runner.message_hub.state_dict()
     runner.message_hub = MessageHub('resumed')
     runner.message_hub.load_state_dict(state)
-    resumed = DivergenceHook(patience=2)
+    resumed = DivergenceHook(patience=2, factor=3.0)
     resumed.before_train(runner)
     with pytest.raises(DivergenceError, match='more than 3 times the 1 of the start'):
         go(resumed, runner, [4.0] * 20)
@@ -174,21 +347,27 @@ def test_wrong_arguments(arguments, text):
         DivergenceHook(**arguments)
 
 
-def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('patience', [2, None])
+def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsys, patience):
+    """Also where the config does not name the hook."""
     tiny_runs.skip_config_formatting(monkeypatch)
     config = tiny_runs.write_classifier(tmp_path)
-    config.write_text(config.read_text() + "custom_hooks = [dict(type='DivergenceHook', patience=2)]\n")
+    if patience is not None:
+        hook = f"custom_hooks = [dict(type='DivergenceHook', patience={patience})]\n"
+        config.write_text(config.read_text() + hook)
     work_dir = tmp_path / 'work'
     with pytest.raises(SystemExit) as stop:
         # The first step's update throws the weights out of float32.
-        tiny_runs.call(TRAIN, config, '--work-dir', work_dir, '--cfg-options', 'train_cfg.max_epochs=6',
+        tiny_runs.call(TRAIN, config, '--work-dir', work_dir, '--cfg-options', 'train_cfg.max_epochs=8',
                        'optim_wrapper.optimizer.lr=1e30', 'default_hooks.checkpoint.max_keep_ckpts=1')
     assert stop.value.code == 3
     printed = capsys.readouterr().err
     assert 'error: the run diverged at step ' in printed.splitlines()[-1]
     record = json.loads((work_dir / RECORD).read_text())
     assert record['step'] <= 3 and record['layer'].startswith('backbone.')
-    assert not list(work_dir.glob('epoch_[3-6].pth'))
+    # Those that were saved are all broken.
+    assert record['checkpoint'] is None and list(work_dir.glob('epoch_*.pth'))
+    assert not list(work_dir.glob('epoch_7.pth' if patience is None else 'epoch_[3-7].pth'))
 
 
 RANK = """
