@@ -39,7 +39,8 @@ class Layer(NamedTuple):
     """One norm layer of a record.
 
     `gradient` says which statistic of the gradient is recorded: the paper's `g` (Eq. 6-9) of a norm with
-    running statistics, or the mean square of the gradient at the output of a norm that has none.
+    running statistics, or the mean square of the gradient at the output of a norm that has none (or blends
+    one in, as PRepBN).
     """
     name: str
     norm: str
@@ -77,7 +78,7 @@ class RecordWriter:
             renamed to `*.old.npy`.
 
     Raises:
-        RecordError: the file to continue is no record, or one of other layers.
+        RecordError: the file to continue is no record, or one of other layers or another `interval`.
     """
 
     def __init__(self, path: str | Path, layers: Sequence[Layer], info: dict, resume_step: int = 0):
@@ -86,7 +87,7 @@ class RecordWriter:
         self.step_dtype, self.snapshot_dtype = step_dtype(layers), snapshot_dtype(layers)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and resume_step > 0:
-            self._continue(resume_step)
+            self._continue(info, resume_step)
             return
         if self.path.exists():
             os.replace(self.path, self.path.with_suffix('.old.npy'))
@@ -105,8 +106,12 @@ class RecordWriter:
         with open(self.path, 'ab') as file:
             file.write(buffer.getbuffer())
 
-    def _continue(self, resume_step: int) -> None:
+    def _continue(self, info: dict, resume_step: int) -> None:
         record = Record(self.path)
+        before, now = record.info.get('interval'), info.get('interval')
+        if before != now:
+            raise RecordError(f'{self.path} records with interval={before}, and this run with '
+                              f'interval={now}: keep the interval, or move the record away.')
         if record.layers != self.layers:
             raise RecordError(
                 f'{self.path} records other layers than this run has ({len(record.layers)} against '

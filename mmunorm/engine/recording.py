@@ -17,9 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..analysis.layers import channel_axis, norm_layers, num_channels
 from ..analysis.normality import LEAST_STEPS, pnac
-from ..analysis.record import FILENAME, OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, RecordWriter
-from ..norms import OfflineNorm
+from ..analysis.record import FILENAME, OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, RecordError, RecordWriter
+from ..norms import OfflineNorm, PRepBN
 from ..norms.kernels import second_moment, statistics_dtype
+from .preflight import PreflightError
 
 # Steps that wait in memory (a GPU's, where the model is there) for being written together.
 BLOCK_STEPS = 100
@@ -32,9 +33,10 @@ class NormStatisticsHook(Hook):
 
     Of each recorded step and layer: the mean square of the input over all tokens, per channel (the paper's
     `s`); of norms with running statistics the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9), of
-    others the mean square of the gradient at their output; outlier steps so far; and now and then
-    the running variances. They are those of the step itself, whatever the norm averages or filters, and
-    those of the first process in a distributed run. :mod:`mmunorm.analysis.record` reads the file.
+    others, and of PRepBN, which blends LayerNorm in, the mean square of the gradient at their output;
+    outlier steps so far; and now and then the running variances. They are those of the step itself,
+    whatever the norm averages or filters, and those of the first process in a distributed run.
+    :mod:`mmunorm.analysis.record` reads the file.
 
     The gradients are those of the loss as it is propagated: without the loss scale of mixed precision, with
     the division by the steps of a gradient accumulation. A statistic is NaN where none came: the
@@ -42,7 +44,8 @@ class NormStatisticsHook(Hook):
     in a step has the statistics of all its tokens but padded ones, which a `pad_mask` names; a gradient that
     reaches a padded token counts. With activation checkpointing the first of both forward
     passes counts. Steps wait in memory, at most 100 and 16 MiB, and are written together and before every
-    checkpoint, so a resumed run has no gap.
+    checkpoint, so a resumed run has no gap. :func:`mmunorm.engine.launch.train` writes them also when an
+    error ends the run, or Ctrl-C.
 
     The visualizer shows `norm/outlier_share`, the share of outlier steps, and
     `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers, over the last `span`
@@ -52,11 +55,13 @@ class NormStatisticsHook(Hook):
         interval (int): record every n-th step. Defaults to 1.
         layers (Sequence[str], optional): regular expressions; the norms with a name that one of them is
             found in. Defaults to None: all norms.
-        span (int): recorded steps that the numbers for the visualizer are of, at least 20. Defaults to 100.
+        span (int): recorded steps that the numbers for the visualizer are of, at least 20; as many are kept
+            in memory. Defaults to 100.
 
     Raises:
-        ValueError: an argument is out of its range, or no norm has such a name.
-        RecordError: a record of other layers is in the way of a resumed run.
+        ValueError: an argument is out of its range.
+        PreflightError: when training begins; no norm has such a name, or a record of other layers or of
+            another `interval` is in the way of a resumed run.
     """
 
     def __init__(self, interval: int = 1, layers: Sequence[str] | None = None, span: int = 100):
@@ -64,8 +69,9 @@ class NormStatisticsHook(Hook):
             raise ValueError(f'interval must be an int of at least 1, got {interval!r}')
         if not isinstance(span, int) or span < LEAST_STEPS:
             raise ValueError(f'span must be an int of at least {LEAST_STEPS}, got {span!r}')
-        if isinstance(layers, str):
-            raise ValueError(f'layers must be a list of regular expressions, got {layers!r}')
+        if layers is not None and (isinstance(layers, str) or not layers):
+            raise ValueError('layers must be a list of one regular expression or more, or None for all '
+                             f'norms, got {layers!r}')
         self.interval = interval
         self.patterns = layers
         self.span = span
@@ -84,8 +90,11 @@ class NormStatisticsHook(Hook):
         info = dict(run=os.path.basename(os.path.normpath(runner.work_dir)),
                     config=os.path.basename(config) if config else None,
                     interval=self.interval, processes=get_world_size())
-        self._writer = RecordWriter(
-            Path(runner.work_dir, FILENAME), layers, info, resume_step=runner.iter)
+        try:
+            self._writer = RecordWriter(
+                Path(runner.work_dir, FILENAME), layers, info, resume_step=runner.iter)
+        except RecordError as error:
+            raise PreflightError(f'NormStatisticsHook: {error}') from error
         self._norms = [norm for _, norm in norms]
         self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
         self._prepare_memory(layers)
@@ -98,12 +107,12 @@ class NormStatisticsHook(Hook):
         if self.patterns is not None:
             for pattern in self.patterns:
                 if not any(re.search(pattern, name) for name in names):
-                    raise ValueError(f'layers: no norm has a name with {pattern!r} in it; the model has '
-                                     f'{", ".join(names) or "no norm"}')
+                    raise PreflightError(f'NormStatisticsHook: layers: no norm has a name with {pattern!r} '
+                                         f'in it; the model has {", ".join(names) or "no norm"}.')
             found = [(name, norm) for name, norm in found
                      if any(re.search(pattern, name) for pattern in self.patterns)]
         if not found:
-            raise ValueError('NormStatisticsHook: the model has no norm to record')
+            raise PreflightError('NormStatisticsHook: the model has no norm to record.')
         return found
 
     def _prepare_memory(self, layers: list[Layer]) -> None:
@@ -114,6 +123,7 @@ class NormStatisticsHook(Hook):
         self._block = torch.empty(size, 2, ends[-1], device=device)
         self._outliers = torch.empty(size, sum(self._filters), dtype=torch.long, device=device)
         self._steps: list[int] = []
+        self._complete = 0  # of these
         self._loss_scales: list[float] = []
         self._recent: list[np.ndarray] = []
 
@@ -136,13 +146,20 @@ class NormStatisticsHook(Hook):
         if any(self._filters):
             counts = [norm.num_outliers for norm, has in zip(self._norms, self._filters, strict=True) if has]
             torch.stack(counts, out=self._outliers[len(self._steps) - 1])
-        if len(self._steps) == len(self._block):
+        self._complete = len(self._steps)
+        if self._complete == len(self._block):
             self._write(runner)
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         self._write(runner)
 
     def after_train(self, runner) -> None:
+        self.flush(runner)
+
+    def flush(self, runner) -> None:
+        """Writes the steps that wait in memory, but for one that was broken off, and records no more."""
+        if self._taps:
+            del self._steps[self._complete:]
         self._write(runner)
         for tap in self._taps:
             tap.remove()
@@ -151,7 +168,8 @@ class NormStatisticsHook(Hook):
     def _write(self, runner) -> None:
         if not self._taps or not self._steps:
             return
-        count, scales = len(self._steps), np.array(self._loss_scales, np.float32)
+        count = len(self._steps)
+        scales = np.array(self._loss_scales[:count], np.float32)
         block = self._block[:count].cpu().numpy()
         rows = np.zeros(count, self._writer.step_dtype)
         rows['step'] = self._steps
@@ -166,8 +184,9 @@ class NormStatisticsHook(Hook):
         snapshot = np.zeros(1, self._writer.snapshot_dtype)
         snapshot['step'] = self._steps[-1]
         snapshot['running_var'] = self._running_var()
+        # Before they are written: what interrupts that must not have them written again.
+        self._steps, self._loss_scales, self._complete = [], [], 0
         self._writer.append(rows, snapshot)
-        self._steps, self._loss_scales = [], []
         self._publish(runner, rows)
 
     def _running_var(self) -> np.ndarray:
@@ -180,7 +199,7 @@ class NormStatisticsHook(Hook):
     def _publish(self, runner, rows: np.ndarray) -> None:
         """Hands what the last `span` steps show to the logger."""
         recent = np.concatenate([*self._recent, rows])[-self.span:]
-        self._recent = [recent]
+        self._recent = [recent.copy()]  # a view would keep all that it is cut from
         if len(recent) < LEAST_STEPS:
             return
         for field in ('activation', 'gradient'):
@@ -194,7 +213,9 @@ class NormStatisticsHook(Hook):
 
 
 def _gradient_kind(norm: nn.Module) -> str:
-    return OFFLINE_GRADIENT if isinstance(norm, (OfflineNorm, _BatchNorm)) else ONLINE_GRADIENT
+    # The gradient of PRepBN's gamma is that of its BatchNorm branch alone.
+    is_offline = isinstance(norm, (OfflineNorm, _BatchNorm)) and not isinstance(norm, PRepBN)
+    return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
 
 
 class _Tap:

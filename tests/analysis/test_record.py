@@ -76,13 +76,13 @@ def test_a_torn_block_costs_no_earlier_one(path, lost):
     whole = sum(end <= size - lost for end in ends[2::2])  # blocks of steps that are all there
     check(Record(path), [10, 20, 20 if ends[-2] > size - lost else 25][whole])
     # A resumed run writes over what is left of it.
-    RecordWriter(path, LAYERS, {}, resume_step=20).append(*rows(21, 15))
+    RecordWriter(path, LAYERS, dict(interval=1), resume_step=20).append(*rows(21, 15))
     check(Record(path), 35)
 
 
 @pytest.mark.parametrize('step', [1, 9, 10, 14, 20, 24, 25, 99])
 def test_steps_after_the_resumed_one_are_dropped(path, step):
-    writer = RecordWriter(path, LAYERS, {}, resume_step=step)
+    writer = RecordWriter(path, LAYERS, dict(interval=1), resume_step=step)
     kept = min(step, 25)
     check(Record(path), kept)
     assert (Record(path).running_var(0)[0] <= step).all()
@@ -96,9 +96,11 @@ def test_a_new_run_moves_the_old_record_aside(path):
     check(Record(path.with_name('norm_statistics.old.npy')), 25)
 
 
-def test_a_record_of_other_layers_is_not_continued(path):
+def test_a_record_of_other_layers_or_steps_is_not_continued(path):
     with pytest.raises(RecordError, match='other layers'):
-        RecordWriter(path, LAYERS[:1], {}, resume_step=20)
+        RecordWriter(path, LAYERS[:1], dict(interval=1), resume_step=20)
+    with pytest.raises(RecordError, match='interval=1, and this run with interval=5'):
+        RecordWriter(path, LAYERS, dict(interval=5), resume_step=20)
     check(Record(path), 25)
 
 

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
@@ -16,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import mmunorm
 from mmunorm.analysis.layers import norm_layers
 from mmunorm.analysis.normality import pnac
-from mmunorm.analysis.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, RecordError, step_dtype
-from mmunorm.engine import NormStatisticsHook
+from mmunorm.analysis.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
+from mmunorm.engine import DivergenceError, NormStatisticsHook, launch
+from mmunorm.engine.preflight import PreflightError
 from mmunorm.norms import UN
 
 
@@ -44,12 +47,12 @@ class Model(BaseModel):
 
 
 class Watch:
-    """Keeps each norm's input and the gradient at its output, of every training forward."""
+    """Keeps each norm's input and output, and the gradient at its output, of every training forward."""
 
     def __init__(self, model):
         self.inputs = {name: [] for name, _ in norm_layers(model)}
+        self.outputs = {name: [] for name, _ in norm_layers(model)}
         self.gradients = {name: [] for name, _ in norm_layers(model)}
-        self.weights = {name: [] for name, _ in norm_layers(model)}
         for name, norm in norm_layers(model):
             norm.register_forward_hook(self.hook(name))
 
@@ -57,15 +60,17 @@ class Watch:
         def hook(norm, args, output):
             if torch._C._current_graph_task_id() == -1:
                 self.inputs[name].append(args[0].detach().clone())
-                self.weights[name].append(norm.weight.detach().clone())
+                self.outputs[name].append(output.detach().clone())
             if output.requires_grad:
                 output.register_hook(lambda dy: self.gradients[name].append(dy.clone()))
         return hook
 
 
-def train(work_dir, model, steps=6, hook=None, **kwargs):
+def train(work_dir, model, steps=6, hook=None, run=lambda runner: runner.train(), **kwargs):
     torch.manual_seed(0)
-    options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)))
+    options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+                   default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False),
+                                      logger=dict(type='LoggerHook', interval=1)))
     options.update(kwargs)
     runner = Runner(
         model=model, work_dir=str(work_dir),
@@ -73,12 +78,10 @@ def train(work_dir, model, steps=6, hook=None, **kwargs):
                               sampler=dict(type='DefaultSampler', shuffle=False),
                               collate_fn=dict(type='default_collate')),
         train_cfg=dict(by_epoch=False, max_iters=steps),
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False),
-                           logger=dict(type='LoggerHook', interval=1)),
         custom_hooks=[dict(hook or {}, type='NormStatisticsHook')],
         experiment_name=f'{work_dir.name}{os.urandom(4).hex()}',
         **options)
-    runner.train()
+    run(runner)
     return Record(work_dir / 'norm_statistics.npy')
 
 
@@ -89,11 +92,7 @@ def mean_square(x):
 @pytest.mark.parametrize('checkpointed', [None, False, True])
 def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
     model = Model(UN(6, warmup_iters=2, window=2), checkpointed=checkpointed)
-    var_hats = []
     watch = Watch(model)
-    normalized = []
-    model.norm1.register_forward_hook(lambda norm, args, y: normalized.append(y.detach().clone())
-                                      if torch._C._current_graph_task_id() == -1 else None)
     record = train(tmp_path / 'w', model)
     assert record.steps.tolist() == [1, 2, 3, 4, 5, 6]
     assert [tuple(layer) for layer in record.layers] == [('norm1', 'UN', 6, OFFLINE_GRADIENT),
@@ -106,10 +105,10 @@ def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
     np.testing.assert_allclose(record.gradient('norm2'), expected, rtol=1e-5)
     # g is the mean of dy * gamma * z, and z follows from the layer's output while beta moves by SGD.
     bias = torch.zeros(6)
-    for row, dy, y in zip(record.gradient('norm1'), watch.gradients['norm1'], normalized, strict=True):
+    for row, dy, y in zip(record.gradient('norm1'), watch.gradients['norm1'], watch.outputs['norm1'],
+                          strict=True):
         np.testing.assert_allclose(row, (dy * (y - bias)).flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
         bias = bias - 0.1 * dy.flatten(0, -2).sum(0)
-    assert not var_hats
     steps, running = record.running_var('norm1')
     assert steps.tolist() == [3, 6]  # with each checkpoint
     np.testing.assert_array_equal(running[-1], model.norm1.running_var)
@@ -135,11 +134,21 @@ def test_an_outlier_step_is_recorded_as_it_was(tmp_path):
 def test_every_norm_of_the_family(tmp_path, norm_type):
     arguments = dict(type=norm_type, **(dict(steps=10) if norm_type == 'PRepBN' else {}))
     model = Model(MODELS.build(dict(arguments, num_features=6)))
+    watch = Watch(model)
+    g = []
+    if getattr(model.norm1, 'weight', None) is not None:
+        tokens = 2 * 5
+        model.norm1.weight.register_hook(lambda dw: g.append(model.norm1.weight.detach() * dw / tokens))
     record = train(tmp_path / 'w', model, steps=3)
     assert [layer.name for layer in record.layers] == ['norm1', 'norm2']
-    assert np.isfinite(record.activation(0)).all() and np.isfinite(record.gradient(0)).all()
-    offline = norm_type not in ('RMSN', 'DyT', 'NoNorm')
+    np.testing.assert_allclose(
+        record.activation(0), torch.stack([mean_square(x) for x in watch.inputs['norm1']]), rtol=1e-5)
+    # While PRepBN blends, the gradient of gamma is that of one branch: it is recorded as if it were online.
+    offline = norm_type not in ('PRepBN', 'RMSN', 'DyT', 'NoNorm')
     assert (record.layers[0].gradient == OFFLINE_GRADIENT) is offline
+    expected = g if offline else [mean_square(dy) for dy in watch.gradients['norm1']]
+    np.testing.assert_allclose(record.gradient(0), torch.stack(expected), rtol=1e-5)
+    assert record.gradient(0).any(axis=1).all()
 
 
 class Maps(BaseModel):
@@ -182,12 +191,27 @@ def test_a_frozen_layer_has_no_gradient(tmp_path):
 
 
 def test_gradient_accumulation_records_every_forward(tmp_path):
-    plain = train(tmp_path / 'plain', Model(UN(6), nn.LayerNorm(6)), steps=1)
-    torch.manual_seed(0)
-    parts = train(tmp_path / 'parts', Model(UN(6), nn.LayerNorm(6)), steps=4,
-                  optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2))
-    assert parts.steps.tolist() == [1, 2, 3, 4]
-    assert np.isfinite(parts.gradient(0)).all() and len(plain.steps) == 1
+    """With the division by the steps that it takes: the first forward of both has the same weights."""
+    def first_gradients(name, **kwargs):
+        torch.manual_seed(1)
+        record = train(tmp_path / name, Model(UN(6)), steps=4, **kwargs)
+        assert record.steps.tolist() == [1, 2, 3, 4]
+        return [record.gradient(i)[0] for i in (0, 1)]
+
+    plain = first_gradients('plain')
+    parts = first_gradients('parts', optim_wrapper=dict(
+        optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2))
+    np.testing.assert_allclose(parts[0], plain[0] / 2, rtol=1e-5)
+    np.testing.assert_allclose(parts[1], plain[1] / 4, rtol=1e-5)  # a square
+    # The second forward's gradient is its own, not the sum that `weight.grad` holds.
+    torch.manual_seed(1)
+    model = Model(UN(6))
+    watch = Watch(model)
+    record = train(tmp_path / 'watched', model, steps=2, optim_wrapper=dict(
+        optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2))
+    np.testing.assert_allclose(record.gradient(1)[1], mean_square(watch.gradients['norm2'][1]), rtol=1e-5)
+    expected = watch.gradients['norm1'][1] * watch.outputs['norm1'][1]  # beta is still 0
+    np.testing.assert_allclose(record.gradient(0)[1], expected.flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
 
 
 def test_a_loss_scale_is_taken_away(tmp_path, monkeypatch):
@@ -210,26 +234,35 @@ def test_a_loss_scale_is_taken_away(tmp_path, monkeypatch):
         np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
-def test_shared_layers_have_all_their_tokens(tmp_path):
-    shared = UN(6)
+@pytest.mark.parametrize('norm', [UN, nn.LayerNorm])
+def test_shared_layers_have_all_their_tokens(tmp_path, norm):
+    shared = norm(6)
     model = Model(shared, shared)
     watch = Watch(model)
-    record = train(tmp_path / 'w', model, steps=2)
+    record = train(tmp_path / 'w', model, steps=2, optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)))
     assert len(record.layers) == 1
     for i in range(2):
-        both = torch.cat(watch.inputs['norm1'][2 * i:2 * i + 2])
+        rows = slice(2 * i, 2 * i + 2)
+        both = torch.cat(watch.inputs['norm1'][rows])
         np.testing.assert_allclose(record.activation(0)[i], mean_square(both), rtol=1e-5)
+        y = watch.outputs['norm1'][rows]
+        dy = watch.gradients['norm1'][rows][::-1]  # in the order of the backward pass
+        if norm is UN:  # gamma is 1 and beta 0
+            expected = torch.cat([a * b for a, b in zip(y, dy, strict=True)]).flatten(0, -2).mean(0)
+        else:
+            expected = mean_square(torch.cat(dy))
+        np.testing.assert_allclose(record.gradient(0)[i], expected, rtol=1e-3, atol=1e-8)
 
 
 def test_interval_and_layers(tmp_path):
     record = train(tmp_path / 'w', Model(UN(6)), steps=7, hook=dict(interval=2, layers=['1$']))
     assert record.steps.tolist() == [2, 4, 6]
     assert [layer.name for layer in record.layers] == ['norm1']
-    with pytest.raises(ValueError, match=r"'typo'.*norm1, norm2"):
+    with pytest.raises(PreflightError, match=r"'typo'.*norm1, norm2"):
         train(tmp_path / 'x', Model(UN(6)), hook=dict(layers=['norm', 'typo']))
 
 
-@pytest.mark.parametrize('arguments', [dict(interval=0), dict(span=5), dict(layers='norm1')])
+@pytest.mark.parametrize('arguments', [dict(interval=0), dict(span=5), dict(layers='norm1'), dict(layers=[])])
 def test_arguments_are_checked(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         NormStatisticsHook(**arguments)
@@ -242,12 +275,57 @@ def test_resume_has_no_gap_and_nothing_twice(tmp_path):
                   load_from=str(tmp_path / 'parts/iter_3.pth'))
     assert parts.steps.tolist() == whole.steps.tolist() == list(range(1, 10))
     np.testing.assert_array_equal(parts.outliers(), whole.outliers())
-    with pytest.raises(RecordError, match='other layers'):
-        train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=12, resume=True,
-              hook=dict(layers=['1$']))
+    for hook, text in ((dict(layers=['1$']), 'other layers'), (dict(interval=2), 'with interval=1, and')):
+        with pytest.raises(PreflightError, match=text):
+            train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=12, resume=True, hook=hook)
     # A run that begins anew keeps the old record beside its own.
     assert len(train(tmp_path / 'parts', Model(UN(6)), steps=2).steps) == 2
     assert len(Record(tmp_path / 'parts/norm_statistics.old.npy').steps) == 9
+
+
+class Trouble(Hook):
+    """Ends a run in step 8: with an error before its forward pass, or with weights that are NaN."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter + 1 >= 8:
+            if self.error is not DivergenceError:
+                raise self.error('here')
+            with torch.no_grad():
+                runner.model.fc1.weight.fill_(math.nan)
+
+
+@pytest.mark.parametrize(('error', 'last'), [
+    (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 10)])
+def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, last):
+    def with_trouble(runner):
+        runner.register_hook(Trouble(error))
+        runner.register_hook(dict(type='DivergenceHook', patience=3, interval=1))
+        launch.train(runner)
+
+    with pytest.raises(error):
+        train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_trouble)
+    record = Record(tmp_path / 'w/norm_statistics.npy')
+    assert record.steps.tolist() == list(range(1, last + 1))
+    assert np.isfinite(record.activation(0)[:7]).all() and np.isfinite(record.gradient(0)[:7]).all()
+    if error is DivergenceError:
+        assert np.isnan(record.activation(0)[7:]).all()
+
+
+def test_a_hook_that_cannot_write_does_not_hide_the_error(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError('the disk is full')
+
+    def with_trouble(runner):
+        runner.register_hook(Trouble(ZeroDivisionError))
+        launch.train(runner)
+
+    monkeypatch.setattr(NormStatisticsHook, '_write', fail)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / 'w', Model(UN(6)), steps=20, run=with_trouble,
+              default_hooks=dict(checkpoint=None))
 
 
 KILLED = """

@@ -179,6 +179,16 @@ def test_an_unknown_type_is_one_line(classifier, capsys):
     assert last.startswith('error: ') and 'NoSuchHead' in last
 
 
+def test_a_hook_that_cannot_record_is_one_line(classifier, capsys):
+    classifier.write_text(classifier.read_text()
+                          + "custom_hooks = [dict(type='NormStatisticsHook', layers=['typo'])]\n")
+    with pytest.raises(SystemExit) as stop:
+        train(classifier)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2
+    assert last.startswith("error: NormStatisticsHook: layers: no norm has a name with 'typo' in it; the ")
+
+
 def test_out_must_be_a_pickle(capsys):
     with pytest.raises(SystemExit):
         run_test('a.py', 'b.pth', '--out', 'c.json')
