@@ -388,6 +388,11 @@ hook.before_train(runner)
 try:
     for runner.iter in range(20):
         runner.model(torch.ones(1, 2))
+        if runner.iter == 3:
+            checkpoint = f'{folder}/iter_3.pth'
+            if rank == 0:
+                open(checkpoint, 'w').close()
+            runner.message_hub.update_info('last_ckpt', checkpoint)
         bad = rank == 1 and runner.iter >= 6
         hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(float('nan') if bad else 1.0)))
 except DivergenceError as error:
@@ -402,6 +407,7 @@ def test_all_processes_stop_at_the_same_step(tmp_path):
     env = {**os.environ, 'PYTHONPATH': str(tiny_runs.ROOT)}
     processes = [subprocess.Popen([sys.executable, tmp_path / 'rank.py', str(rank), tmp_path],
                                   env=env, text=True, stdout=subprocess.PIPE) for rank in range(2)]
-    for process in processes:
-        assert 'stopped at 9 the run diverged at step 7' in process.communicate(timeout=300)[0]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert 'stopped at 9 the run diverged at step 7' in printed[0] and LAST_GOOD in printed[0]
+    assert printed[1] == printed[0]  # though the first process alone looks at files
     assert json.loads((tmp_path / RECORD).read_text())['step'] == 7
