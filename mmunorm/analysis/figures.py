@@ -51,10 +51,7 @@ def pnac_layers_figure(run: str, measure: PNACOverTraining) -> Figure:
     figure, axes = _figure(4.0)
     for colour, marker, field in zip(COLOURS, 'os', FIELDS, strict=False):
         percent = measure.percent(field)
-        counts = np.isfinite(percent).sum(axis=0)
-        mean = np.divide(np.nansum(percent, axis=0), counts, out=np.full(percent.shape[1], np.nan),
-                         where=counts > 0)
-        axes.plot(mean, marker=marker, linewidth=0.8, color=colour, label=NAMES[field])
+        axes.plot(finite_mean(percent, axis=0), marker=marker, linewidth=0.8, color=colour, label=NAMES[field])
     axes.set(ylabel='PNAC, mean over training (%)', ylim=(0, 100))
     _layer_ticks(axes, measure.layers)
     _title(axes, 'Normal channels by layer', [run])
