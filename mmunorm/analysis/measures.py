@@ -53,8 +53,9 @@ class PNACOverTraining(NamedTuple):
 
     def remarks(self) -> list[str]:
         """Which steps were tested, and what could not be, as sentences."""
-        found = [f'{len(self.first)} {"span" if len(self.first) == 1 else "spans"} of {self.span} recorded steps'
-                 + (f'; the {self.left_out} before the last span are in none.' if self.left_out else '.')]
+        count = len(self.first)
+        rest = f'; the {self.left_out} before the last span are in none' if self.left_out else ''
+        found = [f'{count} {"span" if count == 1 else "spans"} of {self.span} recorded steps{rest}.']
         for field in FIELDS:
             untested = np.isnan(self.percent(field)).all(axis=0)
             if untested.all():

@@ -13,17 +13,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from mmengine.config import Config
 
-from .comparison import METRICS
-from .curves import LABELS, Scalars, draw_curves, read_scalars
+from .curves import METRICS, Scalars, read_scalars
 from .figures import (
     DPI,
-    WIDTH,
     cka_diagonal_figure,
     cka_figure,
     outliers_figure,
     pnac_density_figure,
     pnac_figure,
     pnac_layers_figure,
+    scalar_figure,
     statistics_figure,
 )
 from .measures import (
@@ -176,7 +175,7 @@ def _table(runs: Sequence[Run], measures: dict) -> str:
             'last logged step': [_last_step(run) for run in runs],
             'recorded steps': [_recorded(run) for run in runs]}
     for metric in _metrics(runs):
-        rows[f'{LABELS.get(metric, metric)}, last / best'] = [_last_and_best(run, metric) for run in runs]
+        rows[f'{METRICS[metric]}, last / best'] = [_last_and_best(run, metric) for run in runs]
     for field in FIELDS:
         rows[f'PNAC of {field}s, start / end (%)'] = [
             ' / '.join(f'{value:.1f}' for value in measure.mean(field)[[0, -1]])
@@ -228,16 +227,10 @@ def _outlier_share(run: Run) -> str:
 
 
 def _curves(runs: Sequence[Run]) -> list[str]:
-    logged = {run.name: [run.scalars] for run in runs if run.scalars}
-    names = [name for name in ('loss', *_metrics(runs)) if any(name in group[0] for group in logged.values())]
-    pictures = []
-    for name in names:
-        figure = Figure(figsize=(WIDTH, 3.2), layout='constrained')
-        axes = figure.subplots()
-        draw_curves(axes, logged, name)
-        axes.set_title(f'{LABELS.get(name, name)} over training', fontsize='medium')
-        figure.legend(loc='outside lower center', fontsize='small', ncols=2 if len(logged) < 5 else 1)
-        pictures.append(_picture(figure, f'{LABELS.get(name, name)} of {", ".join(logged)} over training'))
+    logged = {run.name: run.scalars for run in runs if run.scalars}
+    names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
+    pictures = [_picture(scalar_figure(logged, name),
+                         f'{METRICS.get(name, name)} of {", ".join(logged)} over training') for name in names]
     return _section('Training curves', '', pictures)
 
 

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -67,6 +68,16 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     assert 'two (LayerNorm): No layer has gradient statistics' in capsys.readouterr().out
     check_pictures(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
                                                  for i in (1, 2)))
+
+
+def test_a_run_is_named_once(tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    for other in ('w', 'w/.', 'w/norm_statistics.npy'):
+        assert 'is named twice' in error_of(capsys, PNAC, 'w', other, '--out', 'a')
+    # The record that an earlier run has left in the folder is another.
+    shutil.copy('w/norm_statistics.npy', 'w/norm_statistics.old.npy')
+    run(PNAC, 'w', 'w/norm_statistics.old.npy', '--out', 'a')
+    assert {row['run'] for row in read_csv('a/pnac.csv')} == {'w (UN)', 'norm_statistics.old (UN)'}
 
 
 def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):

@@ -278,7 +278,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
 
     def write(errors):
-        return comparison.write_outputs(args.out, name, list(configs), errors, header)
+        return comparison.write_outputs(args.out, name, list(configs), errors, header, args.config)
 
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):
