@@ -69,9 +69,10 @@ def complete_norm_cfg(norm_cfg: dict, base: Mapping, steps: int) -> dict:
     """`norm_cfg` with the arguments that go with the recipe.
 
     A norm of the type that the base config has, UN as a rule, inherits its arguments. A norm of another type
-    keeps its own defaults, which are those of its paper, but inherits `warmup_iters`, which goes with the
-    recipe. Two arguments that depend on the length of the run are set where nobody has: `warmup_iters` to
-    a tenth of it, and the `steps` over which PRepBN fades LayerNorm out to half.
+    keeps its own defaults, which are those of its paper but for MABN's `alpha` (0.9 as in UN's comparison,
+    where its paper has 0.98); yet it inherits `warmup_iters`, which goes with the recipe. Two arguments that
+    depend on the length of the run are set where nobody has: `warmup_iters` to a tenth of it, and the `steps`
+    over which PRepBN fades LayerNorm out to half.
 
     Args:
         norm_cfg: type, and arguments that stay as they are.
@@ -177,6 +178,9 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
                   header: str, recipe: str) -> list[Path]:
     """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
 
+    In the CSV `last_logged_step` is that of a finished run's log, which need not be its last one, and
+    `failed_step` the first bad step of a run that diverged.
+
     Args:
         out: folder.
         name: name of the files.
@@ -195,10 +199,13 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
     table.write_text('\n'.join(lines) + '\n')
     with numbers.open('w', newline='') as file:
         writer = csv.writer(file)
-        writer.writerow(['norm', 'condition', 'seed', 'status', 'step', *metrics, 'work_dir'])
+        writer.writerow(['norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step',
+                         *metrics, 'work_dir'])
         for run in runs:
             result = results[run] or dict(status=ERROR if run in errors else MISSING, step='', metrics={})
-            writer.writerow([run.norm, run.condition, run.seed, result['status'], result['step'],
+            failed = result['status'] == FAIL
+            writer.writerow([run.norm, run.condition, run.seed, result['status'],
+                             '' if failed else result['step'], result['step'] if failed else '',
                              *(result['metrics'].get(metric, '') for metric in metrics),
                              run.work_dir.relative_to(out)])
 

@@ -1,6 +1,7 @@
 """Training curves from mmengine's logs."""
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
 # Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white paper swallows.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
+_TAIL = 8192  # bytes; many lines of a log
 LINES = ('-', '--', ':')
 # Where a run has several metrics, these are the ones that tables and pictures show, and what they call them.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
@@ -46,6 +48,23 @@ def read_scalars(path: str | Path) -> Scalars:
     for file in files:
         _read_into(points, file)
     return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
+
+
+def latest(work_dir: str | Path, name: str) -> tuple[int, float] | None:
+    """Step and value of the newest entry of a training scalar, from the end of the newest log alone."""
+    files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
+    if not files:
+        return None
+    with files[-1].open('rb') as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL))
+        lines = file.read().decode(errors='replace').splitlines()
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+            return entry['step'], entry[name]
+        except (ValueError, TypeError, KeyError):  # a line that is cut off, or a validation's
+            continue
+    return None
 
 
 def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:

@@ -57,9 +57,12 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
 
     lines = list(csv.DictReader((tmp_path / 'comparison.csv').open()))
     assert len(lines) == 15
-    assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished', 'step': '20',
+    assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished',
+                        'last_logged_step': '20', 'failed_step': '',
                         'accuracy/top1': '81.0', 'work_dir': 'ln/seed_1'}
     assert [line['status'] for line in lines[3:7]] == ['finished', FAIL, 'missing', 'error']
+    assert [(line['last_logged_step'], line['failed_step']) for line in lines[3:6]] == [
+        ('20', ''), ('', '17'), ('', '')]
     assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
 
 
