@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..engine.preflight import PreflightError
 from .figures import DPI
 from .record import FILENAME, Record, RecordError
-from .sources import find_record, run_names
+from .sources import find_record, refuse_twice, run_names
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
@@ -26,9 +26,10 @@ def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
     """Records and the names of their runs.
 
     Raises:
-        RecordError: there is no record, or it holds no step.
+        RecordError: there is no record, or it holds no step, or two are one.
     """
     records = [find_record(source) for source in sources]
+    refuse_twice([record.path for record in records])
     return records, run_names(records)
 
 

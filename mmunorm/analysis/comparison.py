@@ -17,7 +17,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ..engine.divergence import RECORD
-from .curves import Scalars, curves_figure, read_scalars
+from .commands import save
+from .curves import METRICS, Scalars, curves_figure, read_scalars
 
 NORMS = {
     'LN': dict(type='LN'),
@@ -33,8 +34,6 @@ NORMS = {
     'DyT': dict(type='DyT'),
     'NoNorm': dict(type='NoNorm'),
 }
-# Where a run has several metrics, these are the ones that tables and pictures show.
-METRICS = ('accuracy/top1', 'coco/bbox_mAP', 'coco/segm_mAP')
 FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
 CALM, STRESSED = 'calm', 'stressed'
 _RESULT = 'result.json'
@@ -70,9 +69,10 @@ def complete_norm_cfg(norm_cfg: dict, base: Mapping, steps: int) -> dict:
     """`norm_cfg` with the arguments that go with the recipe.
 
     A norm of the type that the base config has, UN as a rule, inherits its arguments. A norm of another type
-    keeps its own defaults, which are those of its paper, but inherits `warmup_iters`, which goes with the
-    recipe. Two arguments that depend on the length of the run are set where nobody has: `warmup_iters` to
-    a tenth of it, and the `steps` over which PRepBN fades LayerNorm out to half.
+    keeps its own defaults, which are those of its paper but for MABN's `alpha` (0.9 as in UN's comparison,
+    where its paper has 0.98); yet it inherits `warmup_iters`, which goes with the recipe. Two arguments that
+    depend on the length of the run are set where nobody has: `warmup_iters` to a tenth of it, and the `steps`
+    over which PRepBN fades LayerNorm out to half.
 
     Args:
         norm_cfg: type, and arguments that stay as they are.
@@ -184,8 +184,11 @@ def _leaves(value, key: str = ''):
 
 
 def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run, str],
-                  header: str) -> list[Path]:
+                  header: str, recipe: str) -> list[Path]:
     """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
+
+    In the CSV `last_logged_step` is that of a finished run's log, which need not be its last one, and
+    `failed_step` the first bad step of a run that diverged.
 
     Args:
         out: folder.
@@ -193,6 +196,7 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
         runs: all runs of the comparison, finished or not.
         errors: what went wrong with runs that crashed.
         header: what the table is about, in Markdown.
+        recipe: the name of what was trained, for the title of the picture.
 
     Returns:
         The files, the table first; there is no picture before a run has finished.
@@ -204,10 +208,13 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
     table.write_text('\n'.join(lines) + '\n')
     with numbers.open('w', newline='') as file:
         writer = csv.writer(file)
-        writer.writerow(['norm', 'condition', 'seed', 'status', 'step', *metrics, 'work_dir'])
+        writer.writerow(['norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step',
+                         *metrics, 'work_dir'])
         for run in runs:
             result = results[run] or dict(status=ERROR if run in errors else MISSING, step='', metrics={})
-            writer.writerow([run.norm, run.condition, run.seed, result['status'], result['step'],
+            failed = result['status'] == FAIL
+            writer.writerow([run.norm, run.condition, run.seed, result['status'],
+                             '' if failed else result['step'], result['step'] if failed else '',
                              *(result['metrics'].get(metric, '') for metric in metrics),
                              run.work_dir.relative_to(out)])
 
@@ -219,9 +226,16 @@ def write_outputs(out: Path, name: str, runs: Sequence[Run], errors: Mapping[Run
         return [table, numbers]
     # A norm keeps its colour in every picture of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in runs)
-    panels = {condition: {norm: groups.get(norm, []) for norm in norms}
+    panels = {condition if list(panels) != [CALM] else '': {norm: groups.get(norm, []) for norm in norms}
               for condition, groups in panels.items()}
-    curves_figure(panels, ['loss', *metrics]).savefig(picture, dpi=110)
+    notes = []
+    counts = {len(group) for groups in panels.values() for group in groups.values()} - {0}
+    if max(counts) > 1:
+        number = max(counts) if len(counts) == 1 else f'up to {max(counts)}'
+        notes.append(f'A line is the mean of {number} seeds, in a band from the least to the most.')
+    if any(result and result['status'] == FAIL for result in results.values()):
+        notes.append(f'Runs that diverged ({FAIL}) end where they were stopped.')
+    save(curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes), picture)
     return [table, numbers, picture]
 
 

@@ -1,6 +1,7 @@
 """Training curves from mmengine's logs."""
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .layout import fit_height, legend_below, panel_handles, set_title
+
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
 # Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white paper swallows.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
+_TAIL = 8192  # bytes; many lines of a log
 LINES = ('-', '--', ':')
-LABELS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
+# Where a run has several metrics, these are the ones that tables and pictures show, and what they call them.
+METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
 
 
 def read_scalars(path: str | Path) -> Scalars:
@@ -43,6 +48,23 @@ def read_scalars(path: str | Path) -> Scalars:
     for file in files:
         _read_into(points, file)
     return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
+
+
+def latest(work_dir: str | Path, name: str) -> tuple[int, float] | None:
+    """Step and value of the newest entry of a training scalar, from the end of the newest log alone."""
+    files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
+    if not files:
+        return None
+    with files[-1].open('rb') as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL))
+        lines = file.read().decode(errors='replace').splitlines()
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+            return entry['step'], entry[name]
+        except (ValueError, TypeError, KeyError):  # a line that is cut off, or a validation's
+            continue
+    return None
 
 
 def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
@@ -99,25 +121,27 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
     if drawn.min() > 0 and drawn.max() > 100 * np.median(drawn):
         axes.set_yscale('log')
     axes.set_xlabel('training step')
-    axes.set_ylabel(LABELS.get(name, name))
+    axes.set_ylabel(METRICS.get(name, name))
     axes.grid(alpha=0.3)
 
 
-def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str]) -> Figure:
+def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str], title: str,
+                  below: Sequence[str] = ()) -> Figure:
     """A grid of :func:`draw_curves`: a row for each panel, a column for each scalar.
 
     Args:
         panels: the runs of each label, by the title of their row.
         names: scalars.
+        title: of the whole.
+        below: lines below the title.
     """
-    figure = Figure(figsize=(6.0 * len(names) + 1.2, 4.2 * len(panels)), layout='constrained')
+    figure = Figure(figsize=(6.0 * len(names), 4), layout='constrained')
     grid = figure.subplots(len(panels), len(names), squeeze=False)
-    for row, (title, runs) in zip(grid, panels.items(), strict=True):
+    for row, (panel, runs) in zip(grid, panels.items(), strict=True):
         for axes, name in zip(row, names, strict=True):
             draw_curves(axes, runs, name)
-            axes.set_title(f'{title}: {LABELS.get(name, name)}')
-    handles = {label: handle for axes in grid.flat
-               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if handles:
-        figure.legend(handles.values(), handles.keys(), loc='outside right upper')
+            axes.set_title(': '.join(filter(None, (panel, METRICS.get(name, name)))))
+    set_title(figure, title, below)
+    legend_below(figure, panel_handles(grid.flat))
+    fit_height(figure, grid[0, 0], 3.4)
     return figure

@@ -1,30 +1,43 @@
 """Pictures of the measures, in sizes that a phone's width leaves legible."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from .curves import COLOURS
-from .measures import FIELDS, ChannelHistory, PNACOverTraining
+from .curves import COLOURS, METRICS, Scalars, draw_curves
+from .layout import fit_height, legend_below, panel_handles, set_title, wrapped
+from .measures import FIELDS, ChannelHistory, PNACOverTraining, finite_mean
 from .normality import density
 from .sources import short_name
 
 WIDTH = 4.5  # inches
 DPI = 200
 NAMES = {'activation': 'activation statistic', 'gradient': 'gradient statistic'}
-MOST_POINTS = 3000
+STYLES = dict(zip(FIELDS, ('-', '--'), strict=True))
+MARKERS = '.x^s'
+
+
+def scalar_figure(runs: Mapping[str, Scalars], name: str) -> Figure:
+    """One logged scalar over training, a line for each run (Fig. 1)."""
+    figure, axes = _figure()
+    draw_curves(axes, {run: [scalars] for run, scalars in runs.items()}, name)
+    _finish(figure, [axes], 2.4, f'{METRICS.get(name, name)} over training')
+    return figure
 
 
 def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
     """Mean PNAC over training (Fig. 3): a colour for each run, gradients dashed.
 
-    With one run, a band shows the middle half of its layers.
+    With one run, the colours are the statistics', and a band shows the middle half of its layers.
     """
-    figure, axes = _figure(3.4)
+    figure, axes = _figure()
+    handles: dict[str, Artist] = {}
     for i, (run, measure) in enumerate(runs.items()):
         centres = (measure.first + measure.last) / 2
         for j, field in enumerate(FIELDS):
@@ -32,47 +45,49 @@ def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
             mean = measure.mean(field)
             if not np.isfinite(mean).any():
                 continue
-            label = NAMES[field] if len(runs) == 1 else f'{run}: {field}'
-            axes.plot(centres, mean, ('-', '--')[j], color=colour, marker='.', label=label)
+            line, = axes.plot(centres, mean, STYLES[field], color=colour,
+                              marker=MARKERS[i // len(COLOURS) % len(MARKERS)])
             if len(runs) == 1:
+                handles[NAMES[field]] = line
                 percent = measure.percent(field)
                 percent = percent[:, np.isfinite(percent).all(axis=0)]
                 if percent.shape[1]:
                     low, high = np.percentile(percent, (25, 75), axis=1)
                     axes.fill_between(centres, low, high, color=colour, alpha=0.15, linewidth=0)
+                continue
+            handles.setdefault(run, Line2D([], [], color=colour, marker=line.get_marker()))
+    if len(runs) > 1:
+        handles.update({NAMES[field]: Line2D([], [], color='0.4', linestyle=style)
+                        for field, style in STYLES.items()})
     axes.set(xlabel='training step (middle of a span)', ylabel='PNAC, mean of all layers (%)', ylim=(0, 100))
-    _title(axes, 'Normal channels over training', runs)
-    _legend(figure, axes)
+    _finish(figure, [axes], 2.4, 'Normal channels over training', runs, handles)
     return figure
 
 
 def pnac_layers_figure(run: str, measure: PNACOverTraining) -> Figure:
     """PNAC of each layer, mean over training (Fig. 3)."""
-    figure, axes = _figure(4.0)
+    figure, axes = _figure()
     for colour, marker, field in zip(COLOURS, 'os', FIELDS, strict=False):
-        percent = measure.percent(field)
-        counts = np.isfinite(percent).sum(axis=0)
-        mean = np.divide(np.nansum(percent, axis=0), counts, out=np.full(percent.shape[1], np.nan),
-                         where=counts > 0)
-        axes.plot(mean, marker=marker, linewidth=0.8, color=colour, label=NAMES[field])
+        axes.plot(finite_mean(measure.percent(field), axis=0), marker=marker, linewidth=0.8, color=colour,
+                  label=NAMES[field])
     axes.set(ylabel='PNAC, mean over training (%)', ylim=(0, 100))
     _layer_ticks(axes, measure.layers)
-    _title(axes, 'Normal channels by layer', [run])
-    _legend(figure, axes)
+    _finish(figure, [axes], 2.4, 'Normal channels by layer', [run])
     return figure
 
 
 def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
     """Density of PNAC over the layers at the start and at the end (Fig. 7)."""
-    figure = Figure(figsize=(WIDTH, 3.1), layout='constrained')
+    figure = Figure(figsize=(WIDTH, 3), layout='constrained')
     grid = np.linspace(0, 100, 201)
     panels = figure.subplots(1, 2, sharey=True)
+    ends = {'start': 0, 'end': -1} if len(measure.first) > 1 else {'only span': 0}
+    ends = {f'{name} (steps {measure.first[i]} to {measure.last[i]})': i for name, i in ends.items()}
     for axes, field in zip(panels, FIELDS, strict=True):
         percent = measure.percent(field)
-        ends = {'start': percent[0], 'end': percent[-1]} if len(percent) > 1 else {'whole record': percent[0]}
         drawn = False
-        for colour, line, (label, values) in zip(COLOURS, ('--', '-'), ends.items(), strict=False):
-            curve = density(values, grid)
+        for colour, line, (label, i) in zip(COLOURS, ('--', '-'), ends.items(), strict=False):
+            curve = density(percent[i], grid)
             if np.isfinite(curve).all():
                 axes.plot(grid, curve, line, color=colour, label=label)
                 axes.fill_between(grid, curve, color=colour, alpha=0.1, linewidth=0)
@@ -85,8 +100,7 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
         axes.grid(alpha=0.3)
     panels[0].set_ylim(bottom=0)  # of both panels: they share it
     panels[0].set_ylabel('density over the layers')
-    figure.suptitle(f'Spread of PNAC over the layers\n{run}', fontsize='medium')
-    _legend(figure, *panels)
+    _finish(figure, panels, 1.9, 'Spread of PNAC over the layers', [run])
     return figure
 
 
@@ -94,11 +108,9 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     """Statistics of channels over training with GM and AM of the last M steps (Fig. 4)."""
     columns = min(2, len(histories))
     rows = -(-len(histories) // columns)
-    figure = Figure(figsize=(WIDTH, 1.1 + 2.3 * rows),
-                    layout='constrained')
+    figure = Figure(figsize=(WIDTH, 2 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, history in zip(panels, histories, strict=False):
-        thin = slice(None, None, max(1, len(history.steps) // MOST_POINTS))
         # Statistics that change their sign have no geometric mean but by chance.
         has_gm = not (history.values < 0).any()
         for values, label, style in (
@@ -106,7 +118,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
                 (history.am, f'AM of {window} steps', dict(color=COLOURS[1], linewidth=1.2)),
                 (history.gm, f'GM of {window} steps', dict(color=COLOURS[0], linewidth=1.2))):
             if np.isfinite(values).any() and (has_gm or values is not history.gm):
-                axes.plot(history.steps[thin], values[thin], label=label, **style)
+                axes.plot(history.steps, values, label=label, **style)
         if not np.isfinite(history.values).any():
             axes.text(0.5, 0.5, 'not recorded', ha='center', va='center', transform=axes.transAxes)
         positive = history.values[np.isfinite(history.values)]
@@ -115,7 +127,8 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         else:
             axes.ticklabel_format(axis='y', scilimits=(-2, 4))
         # Above the power of ten at the axis, which it would cover.
-        axes.set_title(f'{short_name(history.layer)}\nchannel {history.channel}', fontsize='small', pad=14)
+        name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns, 'small')
+        axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
         axes.set_xlabel('training step', fontsize='small')
         axes.set_ylabel(NAMES[history.field], fontsize='small')
@@ -123,14 +136,13 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         axes.grid(alpha=0.3)
     for axes in panels[len(histories):]:
         axes.remove()
-    figure.suptitle(f'Statistics of single channels\n{run}', fontsize='medium')
-    _legend(figure, *panels[:len(histories)])
+    _finish(figure, panels[:len(histories)], 1.4, 'Statistics of single channels', [run])
     return figure
 
 
 def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: np.ndarray) -> Figure:
     """Outlier steps of each layer up to several points of training (Fig. 5), later ones darker."""
-    figure, axes = _figure(4.0)
+    figure, axes = _figure()
     colours = matplotlib.colormaps['viridis_r'](np.linspace(0.15 if len(steps) > 1 else 1, 1, len(steps)))
     for colour, marker, step, row in zip(colours, 'osD^v<>pPX' * len(steps), steps, counts, strict=False):
         axes.plot(row, marker=marker, markersize=4, linewidth=1.2, color=colour, label=f'step {step}')
@@ -138,59 +150,50 @@ def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: 
     axes.set_ylim(bottom=0)
     axes.yaxis.get_major_locator().set_params(integer=True)
     _layer_ticks(axes, layers)
-    _title(axes, 'Accumulated outlier steps', [run])
-    _legend(figure, axes)
+    _finish(figure, [axes], 2.4, 'Accumulated outlier steps', [run])
     return figure
 
 
 def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str,
                name_b: str) -> Figure:
     """Heat map of linear CKA between all layers of two models (Fig. 6), shallow layers below left."""
-    figure, axes = _figure(4.7)
+    figure, axes = _figure()
     axes.grid(False)
     image = axes.imshow(cka, origin='lower', vmin=0, vmax=1, cmap='viridis', aspect='auto')
     for axis, names in ((axes.xaxis, layers_b), (axes.yaxis, layers_a)):
         ticks = np.unique(np.linspace(0, len(names) - 1, min(len(names), 16)).round().astype(int))
         axis.set_ticks(ticks, [short_name(names[i]) for i in ticks], fontsize='x-small')
     axes.tick_params(axis='x', rotation=90)
-    axes.set(xlabel=f'layers of {name_b}', ylabel=f'layers of {name_a}')
-    _title(axes, 'Linear CKA between layers', [name_a, name_b])
+    axes.set(xlabel=wrapped(f'layers of {name_b}', 2.8), ylabel=wrapped(f'layers of {name_a}', 2.6))
     figure.colorbar(image, label='linear CKA')
+    _finish(figure, [axes], 2.7, 'Linear CKA between layers', [name_a, name_b])
     return figure
 
 
 def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[str]) -> Figure:
     """CKA of layers at equal depth; a line for each pair of models."""
-    figure, axes = _figure(4.0)
+    figure, axes = _figure()
     for i, (label, values) in enumerate(diagonals.items()):
         axes.plot(values, marker='.', color=COLOURS[i % len(COLOURS)], label=label)
     axes.set(ylabel='linear CKA', ylim=(min(0, min(map(np.nanmin, diagonals.values()))), 1.02))
     _layer_ticks(axes, layers, most=30)
-    _title(axes, 'Likeness at equal depth', [])
-    _legend(figure, axes)
+    _finish(figure, [axes], 2.4, 'Likeness at equal depth')
     return figure
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, height), layout='constrained')
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, 4), layout='constrained')
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     return figure, axes
 
 
-def _title(axes: Axes, title: str, runs: Sequence[str]) -> None:
-    named = ' and '.join(runs) if len(runs) < 3 else ''
-    axes.set_title(f'{title}\n{named}' if named else title, fontsize='medium')
-
-
-def _legend(figure: Figure, *panels: Axes) -> None:
-    handles = {label: handle for axes in panels
-               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if handles:
-        longest = max(map(len, handles))
-        columns = 3 if longest < 16 else 2 if longest < 28 else 1
-        figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=columns,
-                      fontsize='small')
+def _finish(figure: Figure, panels: Sequence[Axes], height: float, title: str, runs: Collection[str] = (),
+            handles: Mapping[str, Artist] | None = None) -> None:
+    """Title, with the names of one or two runs, legend, and panels of a height in inches."""
+    set_title(figure, title, list(runs) if len(runs) < 3 else [])
+    legend_below(figure, panel_handles(panels) if handles is None else handles)
+    fit_height(figure, panels[0], height)
 
 
 def _layer_ticks(axes: Axes, layers: Sequence[str], most: int = 40) -> None:

@@ -26,11 +26,15 @@ class PNACOverTraining(NamedTuple):
         last (numpy.ndarray): last training step of each span `(S,)`.
         layers (list[str]): names of the L layers.
         results (dict[str, list[list[PNAC]]]): S lists of L, for 'activation' and 'gradient'.
+        span (int): recorded steps of every span.
+        left_out (int): recorded steps before the last span that are in none.
     """
     first: np.ndarray
     last: np.ndarray
     layers: list[str]
     results: dict[str, list[list[PNAC]]]
+    span: int
+    left_out: int
 
     def percent(self, field: str) -> np.ndarray:
         """PNAC in percent `(S, L)` of 'activation' or 'gradient'; NaN where no channel could be tested."""
@@ -38,10 +42,7 @@ class PNACOverTraining(NamedTuple):
 
     def mean(self, field: str) -> np.ndarray:
         """The mean over the layers `(S,)`; NaN where no layer has one."""
-        percent = self.percent(field)
-        counts = np.isfinite(percent).sum(axis=1)
-        return np.divide(np.nansum(percent, axis=1), counts, out=np.full(len(percent), np.nan),
-                         where=counts > 0)
+        return finite_mean(self.percent(field), axis=1)
 
     def rows(self, run: str) -> Iterable[tuple]:
         """Rows for a CSV file under :data:`PNAC_HEADER`."""
@@ -51,8 +52,10 @@ class PNACOverTraining(NamedTuple):
                     yield (run, field, name, self.first[i], self.last[i], *result)
 
     def remarks(self) -> list[str]:
-        """What could not be tested, as sentences."""
-        found = []
+        """Which steps were tested, and what could not be, as sentences."""
+        count = len(self.first)
+        rest = f'; the {self.left_out} before the last span are in none' if self.left_out else ''
+        found = [f'{count} {"span" if count == 1 else "spans"} of {self.span} recorded steps{rest}.']
         for field in FIELDS:
             untested = np.isnan(self.percent(field)).all(axis=0)
             if untested.all():
@@ -87,6 +90,7 @@ def measure_pnac(record: Record, span: int | None = None, progress: bool = False
         pieces = spans(count, min(DEFAULT_SPAN, count) if span is None else span)
     except ValueError as error:
         raise RecordError(f'{record.path}: {error}.') from error
+    span = pieces[0].stop
     results = {field: [[] for _ in pieces] for field in FIELDS}
     work = [(field, i, layer) for field in FIELDS for i in range(len(pieces))
             for layer in range(len(record.layers))]
@@ -95,7 +99,15 @@ def measure_pnac(record: Record, span: int | None = None, progress: bool = False
     return PNACOverTraining(
         np.array([record.steps[piece][0] for piece in pieces]),
         np.array([record.steps[piece][-1] for piece in pieces]),
-        [layer.name for layer in record.layers], results)
+        [layer.name for layer in record.layers], results, span, count - span * len(pieces))
+
+
+def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """The mean of the finite values along an axis; NaN where there are none."""
+    finite = np.isfinite(values)
+    counts = finite.sum(axis=axis)
+    return np.divide(np.where(finite, values, 0).sum(axis=axis), counts, out=np.full(counts.shape, np.nan),
+                     where=counts > 0)
 
 
 class ChannelHistory(NamedTuple):
@@ -141,7 +153,7 @@ def interesting_layers(record: Record, count: int) -> list[int]:
 
 def interesting_channel(record: Record, layer: int | str) -> int:
     """The channel whose activation statistic has the highest peak against its median."""
-    return peak(record.activation(layer))[0]
+    return peak(record.activation(layer))
 
 
 def around_peak(record: Record, layer: int | str, channel: int, count: int = 100) -> slice:

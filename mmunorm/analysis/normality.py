@@ -62,7 +62,10 @@ def pnac(statistics: np.ndarray, significance: float = SIGNIFICANCE) -> PNAC:
 
 
 def spans(steps: int, span: int) -> list[slice]:
-    """Consecutive spans of `span` recorded steps; the rest of less than a span joins the last.
+    """Spans of `span` recorded steps each, for the test is sharper with more steps.
+
+    The first starts at the first step and the last ends at the last; the rest of less than a span, before the
+    last span, is in none. A single span is the end.
 
     Raises:
         ValueError: there is not one span, or a span is too short for the test.
@@ -71,8 +74,8 @@ def spans(steps: int, span: int) -> list[slice]:
         raise ValueError(f'span={span}: the test of normality needs at least {LEAST_STEPS} steps')
     if steps < span:
         raise ValueError(f'{steps} steps are recorded, and a span has {span}')
-    ends = [*range(span, steps - span + 1, span), steps]
-    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    starts = [*range(0, steps - 2 * span + 1, span), steps - span]
+    return [slice(start, start + span) for start in starts]
 
 
 def density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:

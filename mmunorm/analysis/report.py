@@ -5,41 +5,29 @@ import base64
 import html
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from mmengine.config import Config
 
-from .comparison import METRICS
-from .curves import LABELS, Scalars, draw_curves, read_scalars
+from .curves import METRICS
 from .figures import (
     DPI,
-    WIDTH,
     cka_diagonal_figure,
     cka_figure,
     outliers_figure,
     pnac_density_figure,
     pnac_figure,
     pnac_layers_figure,
+    scalar_figure,
     statistics_figure,
 )
-from .measures import (
-    FIELDS,
-    PNACOverTraining,
-    around_peak,
-    channel_history,
-    interesting_channel,
-    interesting_layers,
-    measure_pnac,
-)
-from .outliers import accumulated_outliers
-from .record import FILENAME, Record, RecordError
-from .sources import distinct_names, find_record
-
-WINDOW = 4
+from .measures import FIELDS
+from .record import RecordError
+from .runs import WINDOW, MeasuredRun, Run
+from .sources import distinct_names, refuse_twice
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #59636e; --paper: #fff; --line: #d1d9e0; }
@@ -72,82 +60,19 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
 """
 
 
-class Run(NamedTuple):
-    """What a work directory has: `record`, `scalars` and `config` are None where it has none."""
-    name: str
-    folder: Path
-    record: Record | None
-    scalars: Scalars | None
-    config: Config | None
-
-    @property
-    def label(self) -> str:
-        """The name with the norms, for titles."""
-        return f'{self.name} ({self.norms})' if self.norms else self.name
-
-    @property
-    def norms(self) -> str:
-        """The norms that the record names."""
-        if self.record is None:
-            return ''
-        return ', '.join(dict.fromkeys(layer.norm for layer in self.record.layers))
-
-
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Reads work directories.
-
-    Raises:
-        RecordError: one is no folder, or has neither a record nor a log, or one of them is damaged.
-    """
-    runs = []
-    for name, folder in zip(distinct_names(folders), map(Path, folders), strict=True):
-        if not folder.is_dir():
-            raise RecordError(f'there is no work directory {folder}.')
-        if any(run.folder.samefile(folder) for run in runs):
-            raise RecordError(f'{folder} is named twice.')
-        record = find_record(folder) if (folder / FILENAME).is_file() else None
-        try:
-            scalars = read_scalars(folder)
-        except FileNotFoundError:
-            scalars = None
-        except ValueError as error:
-            raise RecordError(f'{error}.') from error
-        if record is None and scalars is None:
-            raise RecordError(f'{folder} has neither a record ({FILENAME}) nor a log '
-                              '(TIME/vis_data/scalars.json): it is no work directory of a training.')
-        runs.append(Run(name, folder, record, scalars, _read_config(folder)))
-    return runs
-
-
-def _read_config(folder: Path) -> Config | None:
-    for path in sorted(folder.glob('*.py')):
-        try:
-            return Config.fromfile(path, import_custom_modules=False)
-        except Exception:  # a config is code; the page does without
-            continue
-    return None
-
-
-def build_report(runs: Sequence[Run], cka: Sequence[dict] = (), span: int | None = None,
-                 progress: bool = False) -> str:
+def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
     """The page.
 
     Args:
-        runs: work directories, as :func:`read_runs` reads them.
-        cka: contents of `cka.json` files of tools/analysis/cka.py.
-        span (int, optional): recorded steps of a span for PNAC. Defaults to None: 100, or all if fewer.
-        progress (bool): whether to show progress bars. Defaults to False.
-
-    Raises:
-        RecordError: `span` does not fit a record.
+        measured: the runs, as :func:`runs.measure_runs` measures them.
+        cka: summaries of CKA, as :func:`read_cka` reads them.
     """
-    measures = _measure(runs, span, progress)
-    title = 'Norm statistics: ' + ', '.join(run.name for run in runs)
-    parts = [f'<h1>{html.escape(title)}</h1>', _table(runs, measures)]
-    parts += _curves(runs)
-    parts += _pnac(runs, measures)
-    parts += _channels(runs)
-    parts += _outliers(runs)
+    title = 'Norm statistics: ' + ', '.join(one.run.name for one in measured)
+    parts = [f'<h1>{html.escape(title)}</h1>', _table(measured)]
+    parts += _curves([one.run for one in measured])
+    parts += _pnac(measured)
+    parts += _channels(measured)
+    parts += _outliers(measured)
     parts += _cka(cka)
     return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -155,33 +80,22 @@ def build_report(runs: Sequence[Run], cka: Sequence[dict] = (), span: int | None
             + '\n'.join(parts) + '\n</body>\n</html>\n')
 
 
-def _measure(runs: Sequence[Run], span: int | None,
-             progress: bool) -> dict[str, PNACOverTraining | RecordError | None]:
-    """PNAC of each run by name; a record that is too short for the default span is no reason to stop."""
-    measures = {}
-    for run in runs:
-        try:
-            measures[run.name] = run.record and measure_pnac(run.record, span, progress)
-        except RecordError as error:
-            if span is not None:
-                raise
-            measures[run.name] = error
-    return measures
-
-
-def _table(runs: Sequence[Run], measures: dict) -> str:
-    rows = {'config': [_config_name(run) for run in runs],
+def _table(measured: Sequence[MeasuredRun]) -> str:
+    runs = [one.run for one in measured]
+    rows = {'config': [run.config_name for run in runs],
             'norms': [run.norms for run in runs],
             'work directory': [str(run.folder) for run in runs],
-            'last logged step': [_last_step(run) for run in runs],
+            'last logged step': [str(run.last_step or '') for run in runs],
             'recorded steps': [_recorded(run) for run in runs]}
-    for metric in _metrics(runs):
-        rows[f'{LABELS.get(metric, metric)}, last / best'] = [_last_and_best(run, metric) for run in runs]
+    for metric, label in METRICS.items():
+        pairs = [run.last_and_best(metric) for run in runs]
+        rows[f'{label}, last / best'] = [f'{pair[0]:.4g} / {pair[1]:.4g}' if pair else '' for pair in pairs]
     for field in FIELDS:
         rows[f'PNAC of {field}s, start / end (%)'] = [
-            ' / '.join(f'{value:.1f}' for value in measure.mean(field)[[0, -1]])
-            if isinstance(measure, PNACOverTraining) else '' for measure in measures.values()]
-    rows['outlier steps, share (%)'] = [_outlier_share(run) for run in runs]
+            ' / '.join(f'{value:.1f}' for value in one.pnac.mean(field)[[0, -1]]) if one.pnac else ''
+            for one in measured]
+    shares = [run.outlier_share for run in runs]
+    rows['outlier steps, share (%)'] = ['' if share is None else f'{100 * share:.1f}' for share in shares]
     head = ''.join(f'<th scope="col">{html.escape(run.name)}</th>' for run in runs)
     body = ''.join(
         f'<tr><th scope="row">{html.escape(label)}</th>'
@@ -191,17 +105,6 @@ def _table(runs: Sequence[Run], measures: dict) -> str:
            '</table></div>'
 
 
-def _config_name(run: Run) -> str:
-    if run.record is not None and run.record.info.get('config'):
-        return run.record.info['config']
-    return Path(run.config.filename).name if run.config is not None else ''
-
-
-def _last_step(run: Run) -> str:
-    steps = [values[-1, 0] for values in (run.scalars or {}).values() if len(values)]
-    return f'{max(steps):.0f}' if steps else ''
-
-
 def _recorded(run: Run) -> str:
     if run.record is None:
         return ''
@@ -209,50 +112,23 @@ def _recorded(run: Run) -> str:
     return f'{len(steps)}, from step {steps[0]} to {steps[-1]}, of {len(run.record.layers)} layers'
 
 
-def _metrics(runs: Sequence[Run]) -> list[str]:
-    return [metric for metric in METRICS if any(metric in (run.scalars or {}) for run in runs)]
-
-
-def _last_and_best(run: Run, metric: str) -> str:
-    values = (run.scalars or {}).get(metric, np.empty((0, 2)))[:, 1]
-    values = values[np.isfinite(values)]
-    return f'{values[-1]:.4g} / {values.max():.4g}' if len(values) else ''
-
-
-def _outlier_share(run: Run) -> str:
-    if run.record is None:
-        return ''
-    last, steps = run.record.outliers()[-1], run.record.steps[-1]
-    last = last[last >= 0]
-    return f'{100 * last.mean() / steps:.1f}' if len(last) else ''
-
-
 def _curves(runs: Sequence[Run]) -> list[str]:
-    logged = {run.name: [run.scalars] for run in runs if run.scalars}
-    names = [name for name in ('loss', *_metrics(runs)) if any(name in group[0] for group in logged.values())]
-    pictures = []
-    for name in names:
-        figure = Figure(figsize=(WIDTH, 3.2), layout='constrained')
-        axes = figure.subplots()
-        draw_curves(axes, logged, name)
-        axes.set_title(f'{LABELS.get(name, name)} over training', fontsize='medium')
-        figure.legend(loc='outside lower center', fontsize='small', ncols=2 if len(logged) < 5 else 1)
-        pictures.append(_picture(figure, f'{LABELS.get(name, name)} of {", ".join(logged)} over training'))
+    logged = {run.name: run.scalars for run in runs if run.scalars}
+    names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
+    pictures = [_picture(scalar_figure(logged, name),
+                         f'{METRICS.get(name, name)} of {", ".join(logged)} over training') for name in names]
     return _section('Training curves', '', pictures)
 
 
-def _pnac(runs: Sequence[Run], measures: dict) -> list[str]:
-    measured = {run.label: measures[run.name] for run in runs
-                if isinstance(measures[run.name], PNACOverTraining)}
-    notes = [str(measure) for measure in measures.values() if isinstance(measure, RecordError)]
-    notes += [f'{label}: {remark}' for label, measure in measured.items() for remark in measure.remarks()]
-    if not measured and not notes:
-        return []
-    overview = [_picture(pnac_figure(measured), 'Mean PNAC over training')] if measured else []
+def _pnac(measured: Sequence[MeasuredRun]) -> list[str]:
+    found = {one.run.label: one.pnac for one in measured if one.pnac}
+    notes = [note for one in measured for note in one.missing]
+    notes += [f'{label}: {remark}' for label, measure in found.items() for remark in measure.remarks()]
+    overview = [_picture(pnac_figure(found), 'Mean PNAC over training')] if found else []
     layers = [_picture(pnac_layers_figure(label, measure), f'PNAC by layer of {label}')
-              for label, measure in measured.items()]
+              for label, measure in found.items()]
     densities = [_picture(pnac_density_figure(label, measure), f'Density of PNAC of {label}')
-                 for label, measure in measured.items()]
+                 for label, measure in found.items()]
     return _section(
         'PNAC: how mildly statistics fluctuate',
         'Of each layer, the percentage of channels whose statistics over a span of steps pass for normal '
@@ -260,43 +136,25 @@ def _pnac(runs: Sequence[Run], measures: dict) -> list[str]:
         'as fluctuation.', overview, notes, layers, densities)
 
 
-def _channels(runs: Sequence[Run]) -> list[str]:
-    pictures, notes = [], []
-    for run in runs:
-        if run.record is None:
-            continue
-        if len(run.record.steps) < WINDOW:
-            notes.append(f'{run.label}: fewer than {WINDOW} steps are recorded.')
-            continue
-        histories = []
-        for layer in interesting_layers(run.record, 3):
-            channel = interesting_channel(run.record, layer)
-            rows = around_peak(run.record, layer, channel)
-            histories += [channel_history(run.record, layer, channel, field, WINDOW, rows)
-                          for field in FIELDS]
-        pictures.append(_picture(statistics_figure(run.label, histories, WINDOW),
-                                 f'Statistics of single channels of {run.label}'))
+def _channels(measured: Sequence[MeasuredRun]) -> list[str]:
+    pictures = [_picture(statistics_figure(one.run.label, one.histories, WINDOW),
+                         f'Statistics of single channels of {one.run.label}')
+                for one in measured if one.histories]
     return _section(
         'Single channels around their highest peak',
         'Layers over the whole depth, and in each the channel with the highest peak against its median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps; statistics that '
-        'change their sign have no GM.', pictures, notes)
+        'change their sign have no GM.', pictures)
 
 
-def _outliers(runs: Sequence[Run]) -> list[str]:
-    pictures, notes = [], []
-    for run in runs:
-        if run.record is None:
-            continue
-        try:
-            layers, steps, counts = accumulated_outliers(run.record)
-        except RecordError:
-            notes.append(f'{run.label}: no layer has an outlier filter.')
-            continue
-        pictures.append(_picture(outliers_figure(run.label, layers, steps, counts),
-                                 f'Accumulated outlier steps of {run.label}'))
+def _outliers(measured: Sequence[MeasuredRun]) -> list[str]:
+    pictures = [_picture(outliers_figure(one.run.label, *one.outliers),
+                         f'Accumulated outlier steps of {one.run.label}')
+                for one in measured if one.outliers]
     if not pictures:
         return []
+    notes = [f'{one.run.label}: no layer has an outlier filter.'
+             for one in measured if one.run.record is not None and one.outliers is None]
     return _section('Outlier steps', 'Steps on which a layer dropped its moving averages (Eq. 18-19).',
                     pictures, notes)
 
@@ -304,13 +162,12 @@ def _outliers(runs: Sequence[Run]) -> list[str]:
 def _cka(summaries: Sequence[dict]) -> list[str]:
     pictures, diagonals = [], {}
     for summary in summaries:
-        names = summary['model_a'], summary['model_b']
         cka = np.array(summary['cka'], dtype=float)
         layers = summary['layers_a'], summary['layers_b']
-        pictures.append(_picture(cka_figure(cka, *layers, *names),
-                                 f'Linear CKA between the layers of {names[0]} and {names[1]}'))
+        pictures.append(_picture(cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
+                                 f'Linear CKA between the layers of {summary["label"]}'))
         if layers[0] == layers[1]:
-            diagonals.setdefault(tuple(layers[0]), {})[' and '.join(names)] = cka.diagonal()
+            diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
     pictures += [_picture(cka_diagonal_figure(lines, layers), 'Linear CKA at equal depth of '
                           + '; '.join(lines)) for layers, lines in diagonals.items()]
     return _section('CKA: how alike two models are',
@@ -341,14 +198,26 @@ def _picture(figure: Figure, text: str) -> str:
             f'alt="{html.escape(text, quote=True)}"></figure>')
 
 
-def read_cka(path: str | Path) -> dict:
-    """The contents of a `cka.json`, given by its path or its folder.
+def read_cka(paths: Sequence[str | Path]) -> list[dict]:
+    """The contents of `cka.json` files, given by their paths or folders.
+
+    Each gets a `label` that no other has: the names of its models, and where several compare models of the
+    same names, the folder.
 
     Raises:
-        RecordError: there is none, or it is something else.
+        RecordError: there is none, or it is something else, or one is named twice.
     """
-    path = Path(path)
-    path = path / 'cka.json' if path.is_dir() else path
+    files = [Path(path, 'cka.json') if Path(path).is_dir() else Path(path) for path in paths]
+    summaries = [_read_summary(file) for file in files]
+    refuse_twice(files)
+    pairs = [f'{summary["model_a"]} and {summary["model_b"]}' for summary in summaries]
+    counts, folders = Counter(pairs), distinct_names([file.parent for file in files])
+    for summary, pair, name in zip(summaries, pairs, folders, strict=True):
+        summary['label'] = pair if counts[pair] == 1 else f'{pair} ({name})'
+    return summaries
+
+
+def _read_summary(path: Path) -> dict:
     try:
         summary = json.loads(path.read_text())
         missing = {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} - set(summary)

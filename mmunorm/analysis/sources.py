@@ -31,6 +31,13 @@ def find_record(source: str | Path) -> Record:
     return record
 
 
+def refuse_twice(paths: Sequence[str | Path]) -> None:
+    """Raises a RecordError if two of these paths, which exist, are one file or folder."""
+    for i, path in enumerate(paths):
+        if any(Path(path).samefile(other) for other in paths[:i]):
+            raise RecordError(f'{path} is named twice.')
+
+
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     """As much of the end of each path as tells it from the others."""
     parts = [Path(path).resolve().parts for path in paths]
@@ -43,8 +50,12 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def run_names(records: Sequence[Record]) -> list[str]:
-    """A name of each run for titles and legends: the work directory, and its norms."""
-    names = distinct_names([record.path.parent for record in records])
+    """A name of each run for titles and legends: the work directory, and its norms.
+
+    A record that has another name than it was given, such as an older one of the folder, goes by that name.
+    """
+    paths = [record.path for record in records]
+    names = distinct_names([path.parent if path.name == FILENAME else path.with_suffix('') for path in paths])
     norms = [', '.join(dict.fromkeys(layer.norm for layer in record.layers)) for record in records]
     return [f'{name} ({norm})' for name, norm in zip(names, norms, strict=True)]
 

@@ -30,20 +30,16 @@ def rolling_means(sequence: np.ndarray, window: int) -> tuple[np.ndarray, np.nda
     return means[0], means[1]
 
 
-def peak(statistics: np.ndarray) -> tuple[int, float]:
-    """The channel with the highest peak against its own median, and that ratio.
+def peak(statistics: np.ndarray) -> int:
+    """The channel with the highest peak against its own median; the first if none ever differs from 0.
 
     Args:
         statistics: `(T, C)`; signed ones count by their size, steps that are not finite not at all.
-
-    Returns:
-        The channel, and the ratio: NaN if no channel ever differs from 0.
     """
     size = np.abs(statistics[np.isfinite(statistics).all(axis=1)])
     if not len(size):
-        return 0, float('nan')
+        return 0
     median = np.median(size, axis=0)
     with np.errstate(divide='ignore', invalid='ignore'):
         ratio = np.where(median > 0, size.max(axis=0) / median, 0.)
-    channel = int(ratio.argmax())
-    return channel, float(ratio[channel]) if ratio[channel] > 0 else float('nan')
+    return int(ratio.argmax())

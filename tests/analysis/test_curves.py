@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, read_scalars
+from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, latest, read_scalars
 
 from .. import tiny_runs
 
@@ -65,6 +65,17 @@ def test_a_line_that_is_half_written(tmp_path):
         read_scalars(tmp_path)
 
 
+def test_latest_reads_the_end_alone(tmp_path):
+    assert latest(tmp_path, 'loss') is None
+    write_log(tmp_path, '1', [train(10, 5.0)])
+    write_log(tmp_path, '2', [*(train(step, 4.0) for step in range(300)), {'accuracy/top1': 20.0, 'step': 1}])
+    path = tmp_path / '2/vis_data/scalars.json'
+    path.write_text('no line of a log\n' + path.read_text() + '{"loss": 3')
+    assert latest(tmp_path, 'loss') == (299, 4.0)
+    write_log(tmp_path, '3', [{'accuracy/top1': 20.0, 'step': 1}])
+    assert latest(tmp_path, 'loss') is None
+
+
 def test_no_log(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         read_scalars(tmp_path)
@@ -86,19 +97,26 @@ def test_mean_and_band():
 
 def test_every_label_looks_different():
     runs = {str(i): [dict(loss=np.array([[0, i], [1, i]]))] for i in range(14)}
-    figure = curves_figure(dict(calm=runs), ['loss'])
+    figure = curves_figure(dict(calm=runs), ['loss'], 'title')
     lines = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 14
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(runs)
 
 
-def test_tool(tmp_path, capsys):
+def test_tool(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in ('a', 'b'):
         write_log(tmp_path / name, '1', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}])
-    out = tmp_path / 'new/curves.png'
+    out = tmp_path / 'new/run.v1'
     tiny_runs.call(CURVES, tmp_path / 'a', tmp_path / 'b', '--out', out)
-    assert out.read_bytes().startswith(b'\x89PNG')
+    assert (out / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert (out / 'curves.csv').read_text().splitlines() == [
+        'run,scalar,step,value', 'a,loss,10,5', 'a,accuracy/top1,10,20',
+        'b,loss,10,5', 'b,accuracy/top1,10,20']
     assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        tiny_runs.call(CURVES, tmp_path / 'a', '--keys', 'acc', '--out', out)
-    assert 'no log has acc; there are lr, loss, accuracy/top1' in capsys.readouterr().err
+    for arguments, message in (
+            (['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
+            (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
+        with pytest.raises(SystemExit) as stop:
+            tiny_runs.call(CURVES, *arguments, '--out', out)
+        assert stop.value.code == 2 and message in capsys.readouterr().err

@@ -5,6 +5,7 @@ from scipy.stats import normaltest
 from mmunorm.analysis.measures import (
     around_peak,
     channel_history,
+    finite_mean,
     interesting_channel,
     interesting_layers,
     measure_pnac,
@@ -23,9 +24,9 @@ def record(tmp_path):
 
 def test_pnac_of_a_record_is_scipys(record):
     measure = measure_pnac(record, span=25)
-    assert measure.first.tolist() == [1, 26] and measure.last.tolist() == [25, 60]
+    assert measure.first.tolist() == [1, 36] and measure.last.tolist() == [25, 60]
     percent = measure.percent('activation')
-    for row, rows in enumerate((slice(0, 25), slice(25, 60))):
+    for row, rows in enumerate((slice(0, 25), slice(35, 60))):
         for layer in (0, 1):
             p = normaltest(record.activation(layer)[rows].astype(float)).pvalue
             assert percent[row, layer] == pytest.approx(100 * (p > 0.05).mean())
@@ -34,6 +35,14 @@ def test_pnac_of_a_record_is_scipys(record):
     assert len(list(measure.rows('run'))) == 2 * 2 * 3
     remarks = ' '.join(measure.remarks())
     assert NAMES[2] in remarks and '60 sequences' in remarks
+    assert '2 spans of 25 recorded steps; the 10 before the last span are in none.' in remarks
+    assert measure_pnac(record).remarks()[0] == '1 span of 60 recorded steps.'
+
+
+def test_a_mean_without_what_is_not_finite():
+    values = np.array([[1, np.nan, np.nan], [3, 4, np.inf]])
+    np.testing.assert_array_equal(finite_mean(values, axis=0), [2, 4, np.nan])
+    np.testing.assert_array_equal(finite_mean(values, axis=1), [1, 3.5])
 
 
 def test_records_that_do_not_fit_are_named(tmp_path):

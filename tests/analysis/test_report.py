@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mmunorm.analysis.record import RecordError
-from mmunorm.analysis.report import build_report, read_cka, read_runs
+from mmunorm.analysis.report import build_report, read_cka
+from mmunorm.analysis.report_numbers import report_numbers
+from mmunorm.analysis.runs import measure_runs, read_runs
 
 from .records import NAMES, write_record
 
@@ -58,12 +60,16 @@ def folders(tmp_path):
 
 @pytest.fixture
 def cka():
-    return dict(model_a='ln', model_b='un', layers_a=NAMES, layers_b=NAMES,
+    return dict(model_a='ln', model_b='un', label='ln and un', layers_a=NAMES, layers_b=NAMES,
                 cka=np.eye(3).tolist())
 
 
+def measure(folders):
+    return measure_runs(read_runs(folders))
+
+
 def test_the_page_is_whole_and_needs_nothing(folders, cka):
-    text = build_report(read_runs(folders), [cka])
+    text = build_report(measure(folders), [cka])
     page = Page(text)
     assert not page.open
     assert not page.all('script') and not page.all('link') and not page.all('a')
@@ -85,7 +91,7 @@ def test_the_page_is_whole_and_needs_nothing(folders, cka):
 
 def test_numbers_of_the_table(folders):
     rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>',
-                      build_report(read_runs(folders)))
+                      build_report(measure(folders)))
     table = {label: cells for label, *cells in rows}
     # 10, 15 and 30 outlier steps of 60.
     assert table['outlier steps, share (%)'] == ['–', '30.6']
@@ -96,10 +102,10 @@ def test_a_run_with_a_log_alone_or_a_short_record(tmp_path):
     (tmp_path / 'log').mkdir()
     write_log(tmp_path / 'log', 1)
     write_record(tmp_path / 'short', steps=3)
-    page = Page(build_report(read_runs([tmp_path / 'log', tmp_path / 'short'])))
+    page = Page(build_report(measure([tmp_path / 'log', tmp_path / 'short'])))
     assert 'at least 20 steps' in page.text and 'fewer than 4 steps' in page.text
     with pytest.raises(RecordError, match='a span has 50'):
-        build_report(read_runs([write_record(tmp_path / 'r', steps=30)]), span=50)
+        measure_runs(read_runs([write_record(tmp_path / 'r', steps=30)]), span=50)
 
 
 def test_folders_that_are_no_runs(tmp_path, folders):
@@ -110,7 +116,43 @@ def test_folders_that_are_no_runs(tmp_path, folders):
     (tmp_path / 'cka.json').write_text('[1]')
     for path, message in ((tmp_path / 'gone.json', 'there is no'), (tmp_path, 'is no cka.json')):
         with pytest.raises(RecordError, match=message):
-            read_cka(path)
+            read_cka([path])
+
+
+def test_cka_of_the_same_models_twice(tmp_path, cka):
+    """Such as of two checkpoints of a run: each keeps its own line."""
+    del cka['label']
+    for i, name in enumerate(('early', 'late', 'other')):
+        (tmp_path / name).mkdir()
+        content = {**cka, 'cka': np.full((3, 3), i / 2).tolist()}
+        content['model_b'] = 'bn' if name == 'other' else 'un'
+        (tmp_path / name / 'cka.json').write_text(json.dumps(content))
+    summaries = read_cka([tmp_path / 'early', tmp_path / 'late/cka.json', tmp_path / 'other'])
+    labels = ['ln and un (early)', 'ln and un (late)', 'ln and bn']
+    assert [summary['label'] for summary in summaries] == labels
+    alt = [image['alt'] for image in Page(build_report([], summaries)).all('img')]
+    assert alt[-1] == 'Linear CKA at equal depth of ' + '; '.join(labels)
+    with pytest.raises(RecordError, match='named twice'):
+        read_cka([tmp_path / 'early', tmp_path / 'early/cka.json'])
+
+
+def test_numbers_beside_the_page(folders, cka):
+    measured = measure(folders)
+    numbers = json.loads(json.dumps(report_numbers(measured, [cka]), allow_nan=False))
+    ln, un = numbers['runs']
+    assert (ln['name'], ln['norms'], ln['config']) == ('ln', 'LayerNorm', 'some_config.py')
+    assert ln['last_and_best'] == {'accuracy/top1': [81, 81]} and ln['last_logged_step'] == 60
+    assert un['curves']['loss'] == [[step, 2 / step] for step in range(10, 70, 10)]
+    assert un['recorded'] == dict(steps=60, first=1, last=60, layers=NAMES)
+    np.testing.assert_array_equal(un['pnac']['activation_percent'][0][:2],
+                                  measured[1].pnac.percent('activation')[0][:2])
+    assert un['pnac']['activation_percent'][0][2] is None  # constant
+    assert (un['pnac']['first_steps'], un['pnac']['last_steps'], un['pnac']['span']) == ([1], [60], 60)
+    assert len(un['channels']) == 6 and len(un['channels'][0]['values']) == 60
+    assert un['channels'][0]['gm'][:3] == [None] * 3  # before there are as many steps
+    assert un['outliers']['counts'][-1] == [10, 15, 30] and un['outliers']['layers'] == NAMES
+    assert un['outlier_share'] == pytest.approx(55 / 180) and ln['outliers'] is None
+    assert numbers['cka'] == [cka]
 
 
 @pytest.mark.slow
@@ -118,7 +160,7 @@ def test_folders_that_are_no_runs(tmp_path, folders):
 @pytest.mark.parametrize('width', [390, 1400])
 def test_a_browser_shows_it_without_scrolling_sideways(folders, cka, tmp_path, width):
     # The page itself runs no script; this copy tells its own size.
-    page = build_report(read_runs(folders), [cka]).replace('</body>', (
+    page = build_report(measure(folders), [cka]).replace('</body>', (
         '<script>document.title = [document.documentElement.scrollWidth, innerWidth,'
         ' [...document.images].filter(image => image.naturalWidth).length].join()</script></body>'))
     inner, outer = tmp_path / 'page.html', tmp_path / 'frame.html'

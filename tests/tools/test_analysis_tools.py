@@ -1,16 +1,23 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
 from mmunorm.analysis.record import Record
+from mmunorm.engine import launch
+from mmunorm.fusion import fuse_norms, save_folded
 
-from .. import tiny_runs
+from .. import data_makers, tiny_runs
 from ..analysis.records import NAMES, write_record
 
 FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
@@ -69,6 +76,16 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
                                                  for i in (1, 2)))
 
 
+def test_a_run_is_named_once(tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    for other in ('w', 'w/.', 'w/norm_statistics.npy'):
+        assert 'is named twice' in error_of(capsys, PNAC, 'w', other, '--out', 'a')
+    # The record that an earlier run has left in the folder is another.
+    shutil.copy('w/norm_statistics.npy', 'w/norm_statistics.old.npy')
+    run(PNAC, 'w', 'w/norm_statistics.old.npy', '--out', 'a')
+    assert {row['run'] for row in read_csv('a/pnac.csv')} == {'w (UN)', 'norm_statistics.old (UN)'}
+
+
 def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     write_record(tmp_path / 'w')
     run(STATISTICS, 'w', '--out', 'a')
@@ -115,6 +132,77 @@ def test_too_short_a_record_is_named(tmp_path, capsys):
     assert 'at least 20 steps' in error_of(capsys, PNAC, 'w', '--out', 'a')
 
 
+@pytest.fixture
+def models(tmp_path):
+    """Configs of small classifiers with UN and with LN, and checkpoints of untrained weights."""
+    config = tiny_runs.write_classifier(tmp_path)
+    (tmp_path / 'un.py').write_text(config.read_text())
+    (tmp_path / 'ln.py').write_text(config.read_text().replace("type='UN', warmup_iters=1", "type='LN'"))
+    return [save_weights(launch.load_config(f'{name}.py'), f'{name}.pth') for name in ('un', 'ln')]
+
+
+def save_weights(cfg, path):
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model).eval()
+    torch.save(dict(state_dict=model.state_dict()), path)
+    return model
+
+
+def test_cka_refuses_weights_of_another_model(models, capsys):
+    """Those of LN have no running statistics: UN would work, and CKA be a number, but of no model."""
+    for arguments, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'running_var'),
+                               (('un.py', 'un.pth', 'ln.py', 'un.pth'), 'running_var'),
+                               (('un.py', 'un.pth', 'ln.py', 'ln.py'), 'cannot read the checkpoint ln.py')):
+        error = error_of(capsys, CKA, *arguments, '--out', 'a', '--images', '4', '--device', 'cpu')
+        assert message in error
+    assert not os.path.exists('a')
+
+
+def test_cka_of_a_folded_model(models):
+    model = models[0]
+    save_folded(model, fuse_norms(model), launch.load_config('un.py'), 'folded.pth')
+    run(CKA, 'un.py', 'folded.pth', 'un.py', 'un.pth', '--out', 'a', '--images', '4', '--device', 'cpu')
+    summary = json.loads(Path('a/cka.json').read_text())
+    assert len(summary['layers_b']) == 11 and not any('norm' in name for name in summary['layers_a'])
+    assert 'backbone.stages.0.blocks.0.attn' in summary['layers_a'] and summary['batch_size'] == 4
+
+
+def test_cka_loads_no_batch_more_than_it_uses(monkeypatch):
+    loaded = []
+
+    class Loader:
+
+        def __len__(self):
+            return 9
+
+        def __iter__(self):
+            for i in range(9):
+                loaded.append(i)
+                yield dict(data_samples=[i] * 4)
+
+    monkeypatch.setattr(CKA.Runner, 'build_dataloader', lambda cfg, seed: Loader())
+    batches = list(CKA.read_batches(Config(dict(test_dataloader=dict())), 4, 11))
+    assert [len(batch['data_samples']) for batch, size in batches] == [4, 4] and loaded == [0, 1]
+
+
+@pytest.mark.slow
+def test_cka_of_detectors(tmp_path):
+    config, options = tiny_runs.write_detector(tmp_path)
+    shutil.rmtree(tmp_path / 'coco')
+    data_makers.make_coco(tmp_path / 'coco', images=5)
+    other = tmp_path / 'ln.py'
+    other.write_text(config.read_text().replace('backbone=dict(', "backbone=dict(norm_cfg=dict("
+                                                "_delete_=True, type='LN'), ", 1))
+    for path in (config, other):
+        save_weights(launch.load_config(str(path), {'pretrained': None}), path.with_suffix('.pth'))
+    run(CKA, config, config.with_suffix('.pth'), other, other.with_suffix('.pth'), '--out', 'a',
+        '--device', 'cpu', '--cfg-options', *options)
+    summary = json.loads(Path('a/cka.json').read_text())
+    assert summary['batch_size'] == 4 and summary['layers_a'] == summary['layers_b']
+    # Of each of the 4 blocks two norms, attention and feed-forward network; 1 + 3 + 4 norms between.
+    assert np.shape(summary['cka']) == (24, 24) and np.isfinite(summary['cka']).all()
+
+
 @pytest.mark.slow
 def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     """The whole way on tiny pictures: two runs that record, CKA between them, and the page."""
@@ -144,6 +232,8 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     run(REPORT, 'work_dirs/un', 'work_dirs/ln', '--out', 'report', '--cka', 'cka')
     page = (tmp_path / 'report/report.html').read_text()
     assert page.count('<img ') == 12 and 'http' not in page
+    numbers = json.loads((tmp_path / 'report/report.json').read_text())
+    assert [one['name'] for one in numbers['runs']] == ['un', 'ln'] and len(numbers['cka']) == 1
 
     assert 'no checkpoint gone.pth' in error_of(capsys, CKA, 'un.py', 'gone.pth', *arguments[2:])
     assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
+from mmunorm.analysis import comparison
+from mmunorm.engine import launch
+from mmunorm.engine.preflight import pretrained_path
+
 from .. import tiny_runs
 
 COMPARE = tiny_runs.load_tool('analysis/compare_norms')
@@ -204,6 +208,50 @@ def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path, capsys
     init_cfg = dict(type='Pretrained', checkpoint='ln_0.pth', prefix='backbone.')
     assert run_config('ln/seed_0').model.backbone.init_cfg == init_cfg
     assert 'error in PN seed 0: there are no backbone weights pn_0.pth' in read('comparison.md')
+
+
+def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_path):
+    """In a variable, as the detectors' configs do: what the run reads is its own weights all the same."""
+    config.write_text(config.read_text() + "pretrained = 'theirs.pth'\nmodel['backbone']['init_cfg'] = dict("
+                      "type='Pretrained', checkpoint=pretrained, prefix='backbone.')\n")
+    (tmp_path / 'ln_0.pth').touch()
+    compare(config, '--norms', 'LN', '--seeds', 1, '--pretrained', '{norm}_{seed}.pth')
+    compare(config, '--norms', 'UN', '--seeds', 1)
+    for norm, path in (('ln', 'ln_0.pth'), ('un', None)):
+        assert pretrained_path(launch.load_config(f'out/{norm}/seed_0.py')) == path
+
+
+def test_weights_that_the_runs_would_not_get_are_refused(config, fake, capsys):
+    for options, message in ((['pretrained=a.pth'], '--cfg-options pretrained is not for a comparison'),
+                             (['model.backbone.init_cfg.checkpoint=a.pth'], '--cfg-options model.backbone'),
+                             (['load_from=a.pth'], "load_from='a.pth', which these runs would not load")):
+        compare(config, '--norms', 'LN', '--cfg-options', *options, status=2)
+        error, = capsys.readouterr().err.splitlines()
+        assert message in error and '--pretrained' in error
+    assert fake.calls() == [] and not os.path.exists('out')
+    compare(config, '--norms', 'LN', '--seeds', 1, '--cfg-options', 'pretrained=None')
+    assert fake.calls() == ['out/ln/seed_0']
+
+
+def test_an_optimizer_without_a_learning_rate(config, fake, capsys):
+    config.write_text(config.read_text() + "optim_wrapper = dict(optimizer=dict(type='Adam'))\n")
+    compare(config, '--norms', 'LN', '--stress', status=2)
+    assert '--stress raises optim_wrapper.optimizer.lr, which' in capsys.readouterr().err
+    compare(config, '--norms', 'LN', '--seeds', 1)
+    assert 'learning rate' not in read('comparison.md')
+
+
+def test_the_order_of_settings_does_not_matter(config, fake):
+    compare(config, '--norms', 'LN', '--seeds', 1)
+    path = Path('out/ln/seed_0.py')
+    path.write_text(comparison.config_text(Config(reverse(Config.fromfile(path).to_dict()))))
+    fake.calls()
+    compare(config, '--norms', 'LN', '--seeds', 1)
+    assert fake.calls() == []
+
+
+def reverse(value):
+    return {key: reverse(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [

@@ -2,6 +2,7 @@
 (Fig. 6): a heat map, the diagonal as a line, cka.csv and cka.json. The pictures are CONFIG_A's test data."""
 import argparse
 import json
+from itertools import islice
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
@@ -9,10 +10,11 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import numpy as np
 from mmengine.device import get_device
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import Runner, load_checkpoint
+from mmengine.runner import Runner
 from tqdm import tqdm
 
 from mmunorm.analysis import commands
+from mmunorm.analysis.benchmark.models import load_weights
 from mmunorm.analysis.cka import branch_layers, compare_models
 from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
 from mmunorm.analysis.measures import write_csv
@@ -29,37 +31,49 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint_b', help='its checkpoint file')
     parser.add_argument('--out', required=True, help='folder for pictures and numbers')
     parser.add_argument('--images', type=int, default=512, help='pictures to use at most; 512')
-    parser.add_argument('--batch-size', type=int, default=32, help='pictures in a batch, at least 4; 32')
+    parser.add_argument('--batch-size', type=int,
+                        help='pictures in a batch, at least 4; 32, and 4 for detectors by default')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     launch.add_config_arguments(parser)
     args = parser.parse_args(argv)
-    if args.batch_size < 4 or args.images < args.batch_size:
-        parser.error(f'--batch-size must be at least 4 and at most --images, got {args.batch_size} and '
-                     f'{args.images}')
+    if args.images < 4 or args.batch_size is not None and not 4 <= args.batch_size <= args.images:
+        parser.error('--batch-size must be at least 4 and at most --images, got '
+                     f'{args.batch_size or "none"} and {args.images}')
     return args
 
 
 def load_model(cfg, checkpoint, device):
-    """The model of a config with its trained weights, in eval mode."""
+    """The model of a config with its trained weights, in eval mode; without norms if they are folded there.
+
+    Raises:
+        PreflightError: the checkpoint cannot be read, or is of another model.
+    """
+    launch.match_folded(cfg, checkpoint)
     with launch.clear_build_errors():
         init_default_scope(cfg.get('default_scope', 'mmengine'))
         if cfg.get('data_preprocessor') is not None:
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         model = MODELS.build(cfg.model)
-    load_checkpoint(model, checkpoint, map_location='cpu')
+    # Norms without the statistics of their training would give a number too, and a wrong one.
+    load_weights(model, checkpoint)
     return model.to(device).eval()
 
 
-def read_batches(cfg, args):
-    """Batches of the config's test pictures with their sizes, `args.images` at most."""
+def default_batch_size(cfg):
+    """Pictures in a batch; the least for detectors, whose pictures are twenty times as large."""
+    return 4 if cfg.get('default_scope') == 'mmdet' else 32
+
+
+def read_batches(cfg, batch_size, images):
+    """Batches of the config's test pictures with their sizes, `images` pictures at most."""
     loader_cfg = cfg.test_dataloader
-    loader_cfg.update(batch_size=args.batch_size, num_workers=0, persistent_workers=False)
+    loader_cfg.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
     # Folders of classes come one after the other, and pictures of one class are all alike.
     loader_cfg.sampler = dict(type='DefaultSampler', shuffle=True)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     loader = Runner.build_dataloader(loader_cfg, seed=0)
-    total = min(len(loader), args.images // args.batch_size)
-    for data, _ in zip(tqdm(loader, desc='CKA', unit='batch', total=total), range(total), strict=False):
+    total = min(len(loader), images // batch_size)
+    for data in tqdm(islice(loader, total), desc='CKA', unit='batch', total=total):
         yield data, len(data['data_samples'])
 
 
@@ -78,23 +92,25 @@ def main(argv=None):
     args = parse_args(argv)
     cfgs = [launch.load_config(path, args.cfg_options) for path in (args.config_a, args.config_b)]
     for checkpoint in (args.checkpoint_a, args.checkpoint_b):
-        launch.check_checkpoint(checkpoint)
+        launch.check_checkpoint(checkpoint)  # before the first is loaded
     check_data(cfgs[0], ['test'])
     named = 'config' if args.config_a != args.config_b else 'checkpoint'
     paths = [getattr(args, f'{named}_{model}') for model in 'ab']
     names = distinct_names([path.rpartition('.')[0] or path for path in paths])
     models = [load_model(cfg, checkpoint, args.device)
               for cfg, checkpoint in zip(cfgs, (args.checkpoint_a, args.checkpoint_b), strict=True)]
+    batch_size = args.batch_size or min(default_batch_size(cfgs[0]), args.images)
     try:
         cka, layers_a, layers_b = compare_models(
-            read_batches(cfgs[0], args), *map(runner_of, models), *map(branch_layers, models))
+            read_batches(cfgs[0], batch_size, args.images), *map(runner_of, models),
+            *map(branch_layers, models))
     except ValueError as error:
         raise PreflightError(f'no CKA: {error}.') from error
     out = commands.out_folder(args.out)
     write_csv(out / 'cka.csv', (f'{names[0]} \\ {names[1]}', *layers_b),
               ((layer, *row) for layer, row in zip(layers_a, cka, strict=True)))
     summary = dict(model_a=names[0], model_b=names[1], layers_a=layers_a, layers_b=layers_b,
-                   batch_size=args.batch_size, cka=np.round(cka, 6).tolist())
+                   batch_size=batch_size, cka=np.round(cka, 6).tolist())
     commands.save(cka_figure(cka, layers_a, layers_b, *names), out / 'cka.png')
     if layers_a == layers_b:
         diagonal = cka.diagonal()

@@ -1,9 +1,10 @@
 """Trains one recipe with several norms and seeds; writes one table, one CSV and one picture of the curves.
 
 The same command goes on after an interruption: finished runs are not repeated, others resume from their
-last checkpoint. A run whose loss is not finite, or exceeds --fail-factor times that of its start, for
---fail-patience steps in a row is stopped and marked FAIL. A run that crashes for another reason is an
-error, and is tried again by the next call.
+last checkpoint. A run is stopped and marked FAIL when for --fail-patience steps in a row its loss or the
+output of a norm is not finite, or its loss exceeds --fail-factor times that of its start; and also when it
+ends in fewer steps that are not finite. A run that crashes for another reason is an error, and is tried again
+by the next call.
 
 The results are OUT/comparison.md, .csv and .png, with --stress OUT/stress.md, .csv and .png, always of the
 norms and seeds that the command names.
@@ -29,7 +30,7 @@ from tqdm import tqdm
 
 from mmunorm.analysis import comparison
 from mmunorm.analysis.comparison import CALM, STRESSED, Run
-from mmunorm.analysis.curves import read_scalars
+from mmunorm.analysis.curves import latest
 from mmunorm.engine import launch
 from mmunorm.engine.preflight import PreflightError, check_data, check_norms, pretrained_path
 
@@ -51,7 +52,8 @@ def parse_args(argv=None):
     parser.add_argument('--seeds', type=int, default=3,
                         help='runs of each norm, with seeds 0, 1, ... (default 3)')
     parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
-    parser.add_argument('--jobs', type=int, default=1, help='runs at a time (default 1)')
+    parser.add_argument('--jobs', type=int, default=1,
+                        help='runs at a time (default 1), which all share one GPU if there is one')
     parser.add_argument(
         '--pretrained', metavar='PATTERN',
         help="backbone weights to start from, with {norm} (the name of the norm's folder) and {seed} in it, "
@@ -86,6 +88,9 @@ def plan(args):
     base = launch.load_config(args.config, args.cfg_options)
     if 'norm_cfg' not in (base.model.get('backbone') or {}):
         raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to put norms into.')
+    refuse_other_weights(args, base)
+    if args.stress and learning_rate(base) is None:
+        raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
     check_data(base, ['train', 'val'])
     steps = count_steps(base)
     norm_cfgs = {}
@@ -105,6 +110,23 @@ def plan(args):
                 run = Run(args.out, name, seed, condition)
                 configs[run] = make_config(base, run, norm_cfg, args)
     return configs
+
+
+def refuse_other_weights(args, base):
+    """Raises a PreflightError if the runs are to start from weights that they would not get."""
+    for option, value in (args.cfg_options or {}).items():
+        if value is not None and (option == 'pretrained' or option.startswith('model.backbone.init_cfg')):
+            raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
+                                 'to start from with --pretrained.')
+    if base.get('load_from') is not None:
+        raise PreflightError(f'{args.config} has load_from={base.load_from!r}, which these runs would not '
+                             'load: they resume from their own checkpoints. Name backbone weights with '
+                             '--pretrained.')
+
+
+def learning_rate(cfg):
+    """The learning rate of a config with one optimizer that sets it, else None."""
+    return ((cfg.get('optim_wrapper') or {}).get('optimizer') or {}).get('lr')
 
 
 def count_steps(cfg):
@@ -157,9 +179,10 @@ def check_settings(configs):
         if not run.config.exists():
             continue
         text = comparison.config_text(cfg)
-        if run.config.read_text() != text:
-            old = Config.fromfile(run.config).to_dict()
-            keys = comparison.differing_keys(old, Config.fromstring(text, '.py').to_dict())
+        if run.config.read_text() == text:
+            continue
+        old = Config.fromfile(run.config).to_dict()
+        if keys := comparison.differing_keys(old, Config.fromstring(text, '.py').to_dict()):
             raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '
                                  'choose another --out, or remove that folder and the config beside it.')
 
@@ -194,11 +217,8 @@ class Process:
         self.popen.wait()
 
     def progress(self):
-        try:
-            step, loss = read_scalars(self.run.work_dir)['loss'][-1]
-        except (FileNotFoundError, KeyError):
-            return f'{self.run} starts'
-        return f'{self.run}: step {step:.0f}, loss {loss:.3f}'
+        step, loss = latest(self.run.work_dir, 'loss') or (None, None)
+        return f'{self.run} starts' if step is None else f'{self.run}: step {step}, loss {loss:.3f}'
 
 
 def train_all(pending, args, after_each):
@@ -244,12 +264,13 @@ def missing_weights(run, cfg):
 
 def describe(args, configs):
     """What the results are about."""
-    first = next(iter(configs.values()))
+    rate = learning_rate(next(iter(configs.values())))
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
-             f'Metrics of the last validation; {args.seeds} seed(s); learning rate '
-             f'{first.optim_wrapper.optimizer.lr:g}; std is the sample standard deviation; FAIL is a loss '
-             f'that is not finite or more than {args.fail_factor:g} times that of the start for '
-             f'{args.fail_patience} steps in a row.']
+             f'Metrics of the last validation; {args.seeds} seed(s); '
+             + ('' if rate is None else f'learning rate {rate:g}; ') +
+             'std is the sample standard deviation; FAIL is a run whose loss or a norm\'s output is not '
+             f'finite, or whose loss is more than {args.fail_factor:g} times that of the start, for '
+             f'{args.fail_patience} steps in a row, or which ends in fewer steps that are not finite.']
     if args.stress:
         low, high = args.stress_scale
         lines.append(
@@ -278,7 +299,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
 
     def write(errors):
-        return comparison.write_outputs(args.out, name, list(configs), errors, header)
+        return comparison.write_outputs(args.out, name, list(configs), errors, header, args.config)
 
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):

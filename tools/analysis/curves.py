@@ -1,9 +1,10 @@
-"""Draws the training curves of several runs on one picture."""
+"""Training curves of several runs on one picture (Fig. 1), curves.png, and their numbers, curves.csv."""
 import argparse
-from pathlib import Path
 
-from mmunorm.analysis.comparison import METRICS
-from mmunorm.analysis.curves import curves_figure, read_scalars
+from mmunorm.analysis import commands
+from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
+from mmunorm.analysis.measures import write_csv
+from mmunorm.analysis.sources import distinct_names, refuse_twice
 from mmunorm.engine import launch
 from mmunorm.engine.preflight import PreflightError
 
@@ -13,26 +14,33 @@ def parse_args(argv=None):
     parser.add_argument('log', nargs='+', help="work directories, or mmengine's scalars.json files")
     parser.add_argument('--keys', nargs='+', metavar='KEY',
                         help='scalars to draw; the loss and the usual metrics by default')
-    parser.add_argument('--out', default='curves.png', help='picture to write (default curves.png)')
+    parser.add_argument('--out', required=True, help='folder for the picture and the numbers')
     return parser.parse_args(argv)
 
 
 @launch.command
+@commands.clear_record_errors
 def main(argv=None):
     args = parse_args(argv)
     try:
-        runs = {log: [read_scalars(log)] for log in args.log}
+        logs = [read_scalars(log) for log in args.log]
     except (FileNotFoundError, ValueError) as error:
         raise PreflightError(f'{error}.') from error
-    found = dict.fromkeys(key for (scalars, ) in runs.values() for key in scalars)
+    refuse_twice(args.log)
+    runs = dict(zip(distinct_names(args.log), logs, strict=True))
+    found = dict.fromkeys(key for scalars in logs for key in scalars)
     keys = args.keys or [key for key in ('loss', *METRICS) if key in found]
     unknown = [key for key in keys if key not in found]
     if unknown or not keys:
         raise PreflightError(f'--keys: no log has {", ".join(unknown) or "a loss"}; there are '
                              f'{", ".join(found)}.')
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    curves_figure({'training': runs}, keys).savefig(args.out, dpi=110)
-    print(f'{args.out} shows {", ".join(keys)} of {len(runs)} runs.')
+    out = commands.out_folder(args.out)
+    write_csv(out / 'curves.csv', ('run', 'scalar', 'step', 'value'),
+              ((name, key, int(step), value) for name, scalars in runs.items() for key in keys
+               for step, value in scalars.get(key, ())))
+    commands.save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys,
+                                'Training curves'), out / 'curves.png')
+    print(f'{out} has curves.csv and curves.png: {", ".join(keys)} of {len(runs)} runs.')
 
 
 if __name__ == '__main__':

@@ -75,7 +75,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
         _init_weights(model)
         randomize_norms(model, torch.Generator().manual_seed(seed))
     else:
-        meta = _load(model, checkpoint)
+        meta = load_weights(model, checkpoint)
 
     cfg.model.backbone = _with_layer_norm(cfg.model.backbone)
     layer_norm = MODELS.build(cfg.model).eval()
@@ -128,7 +128,12 @@ def _init_weights(model: nn.Module) -> None:
         logger.setLevel(level)
 
 
-def _load(model: nn.Module, checkpoint: str) -> dict:
+def load_weights(model: nn.Module, checkpoint: str) -> dict:
+    """Loads all weights and statistics of a model; returns the checkpoint's `meta`.
+
+    Raises:
+        PreflightError: the checkpoint cannot be read, or lacks something that the model has, or has more.
+    """
     meta = read_checkpoint(checkpoint).get('meta', {})
     try:
         load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
