@@ -189,6 +189,6 @@ def test_numbers_of_training_are_no_metrics(tmp_path):
     recorded = {'norm/pnac_activation': 50.0, 'norm/outlier_share': 0.1}
     write_log(run.work_dir, '1', [{**train(10, 2.0), **recorded}, train(20, 1.0), {'f1': 1.0, 'step': 1}])
     assert run.close(0)['metrics'] == {}
-    write_outputs(tmp_path, 'comparison', [run, Run(tmp_path, 'LN', 1)], {}, '')
+    write_outputs(tmp_path, 'comparison', [run, Run(tmp_path, 'LN', 1)], {}, '', 'recipe')
     # It is finished, though it has nothing to show.
     assert rows(tmp_path)['LN'] == ['- (0 of 2; 1 missing, 1 without it)', '-', '-']
