@@ -32,6 +32,11 @@ def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
     return torch.add(alpha * old, new, alpha=1 - alpha)
 
 
+def bessel_correction(tokens: int | Tensor) -> float | Tensor:
+    """`n / (n - 1)` for n tokens, which makes a biased variance unbiased; 1 for a single one."""
+    return tokens / ((tokens - 1).clamp(min=1) if isinstance(tokens, Tensor) else max(tokens - 1, 1))
+
+
 def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
     """PowerNorm's running gradient statistic (Shen et al., ICML 2020, Algorithm 2): the next `nu`, `(C,)`.
 

@@ -1,10 +1,8 @@
 """The framework of spec section 2: an offline norm is a choice of statistics and of averages over steps."""
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from . import kernels
 from .averages import (
     arithmetic_mean,
+    bessel_correction,
     finite_or,
     geometric_mean,
     is_outlier,
@@ -21,28 +20,19 @@ from .averages import (
 )
 from .base import Norm, check_choice, check_count, check_eps
 from .normalize import normalize, scale_and_shift
+from .steps import PendingSteps, Step, in_backward_pass
 from .sync import Ranks, count_tokens
-
-# Forward passes that wait for their backward pass; more happen where none ever comes.
-_MAX_PENDING = 64
-
-
-class Step(NamedTuple):
-    """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
-    measured: Tensor | None  # (1, C) this rank's mean square, or (2, C) variance and mean, as they came
-    s: Tensor | None  # (C,) the mean square or variance, finite
-    var_hat: Tensor  # (C,)
-    outlier: Tensor | None  # () bool: every average is dropped for this step; None without the filter
-    averaged: Tensor | None  # () bool: settled, and no outlier; None where nothing is averaged
-    t: Tensor  # () number of the step, from 1
-    mean: Tensor | None  # (C,)
-    share: Tensor | None  # () this rank's part of all ranks' tokens, of a synchronized norm; NaN of none
 
 
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
-# the result of an operator of unknown content is stored instead.
+# the result of an operator of unknown content is stored instead. In compiled code this operator is also the
+# only thing that sees a recomputed forward, before that changes anything.
 @torch.library.custom_op('mmunorm::keep_for_backward', mutates_args=())
 def _keep_for_backward(values: Sequence[Tensor]) -> list[Tensor]:
+    if in_backward_pass():
+        raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
+                           'would count its step twice: train without checkpointing (with_cp=False), or '
+                           'without torch.compile')
     return [value.clone() for value in values]
 
 
@@ -60,8 +50,9 @@ class OfflineNorm(Norm):
     finite takes the running one in its place, and a step whose gradient is not finite anywhere leaves the
     gradient statistics as they are, so that inf and NaN never stay in the state.
 
-    Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice.
-    A layer that runs several times before the backward pass knows its steps by their statistics.
+    Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice. A
+    layer that runs several times before the backward pass knows its last 64 steps by their statistics; of
+    those with the same, the newest is taken to come first. Of compiled code a recomputed forward is an error.
 
     `ranks`, which `convert_sync` sets, are the processes whose tokens count as one batch, however many each
     has; a step without any token takes the running statistics. The gradient statistics are those of
@@ -149,13 +140,19 @@ class OfflineNorm(Norm):
         self._keeps_psi = backward_average != 'current' or backward_momentum
         if self._keeps_psi:
             self.register_buffer('psi', torch.zeros(num_features))
-        if self._keeps_activations or keeps_gradients:
+        if outlier_filter:
             self.register_buffer('num_outliers', torch.tensor(0, dtype=torch.long))
         # A step before this one has too few statistics before it.
         self._unsettled_steps = max(warmup_iters or 0, self._keeps_activations and self.window[0],
                                     keeps_gradients and self.window[1])
-        self._pending: deque[Step] = deque(maxlen=_MAX_PENDING)
-        self._pending_were_used = False
+        self._pending = PendingSteps()
+
+    def __getstate__(self) -> dict:
+        return {key: value for key, value in vars(self).items() if key != '_pending'}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._pending = PendingSteps()  # a copy takes no part in the passes under way
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """The norm at inference as `y = scale * x + shift` (spec section 4): two `(C,)` float64 tensors.
@@ -204,31 +201,15 @@ class OfflineNorm(Norm):
                          partial(self._average_gradient, step))
 
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
-        if torch.compiler.is_compiling():  # a recomputed forward is in the graph, not here
+        if torch.compiler.is_compiling():
             step = self._new_step(x, valid)._replace(measured=None)
-            if self.backward_average != 'nu':
-                step = step._replace(s=None)
             kept = iter(_keep_for_backward([value for value in step if value is not None]))
             return Step(*(None if value is None else next(kept) for value in step))
-        if self._pending and torch._C._current_graph_task_id() != -1:
-            return self._recall_step(x, valid)
-        if self._pending_were_used:
-            self._pending.clear()
-            self._pending_were_used = False
+        if self._pending and in_backward_pass():
+            return self._pending.recall(partial(self._measure, x, valid))
         step = self._new_step(x, valid)
         self._pending.append(step)
         return step
-
-    def _recall_step(self, x: Tensor, valid: Tensor | None) -> Step:
-        """The pending step that this forward pass, which runs inside a backward pass, computes again."""
-        steps = list(reversed(self._pending))
-        if len(steps) == 1:
-            return steps[0]
-        measured = self._measure(x, valid)
-        same = [((step.measured == measured) | (step.measured != step.measured)).all() for step in steps]
-        newest_same = torch.stack(same).int().argmax().view(1)
-        return Step(*(None if values[0] is None else torch.stack(values).index_select(0, newest_same)[0]
-                      for values in zip(*steps, strict=True)))
 
     def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """This step's statistics: the mean square `(1, C)`, or variance and mean `(2, C)`."""
@@ -240,27 +221,26 @@ class OfflineNorm(Norm):
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
         measured = merged = self._measure(x, valid)
         share = None
+        tokens = count_tokens(x, valid)
         if self._is_synchronized():
-            tokens = count_tokens(x, valid)
-            merged, all_tokens = self.ranks.merge(measured, tokens)
-            share = tokens / all_tokens
+            own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
+            merged, tokens = self.ranks.merge(measured, own)
+            share = own / tokens
         self.num_batches_tracked.add_(1)
         t = self.num_batches_tracked.clone()
         if not self.centered:
-            return Step(measured, *self._advance(merged[0], t), t, None, share)
+            return self._advance(merged[0], t)._replace(share=share, measured=measured)
 
         s = finite_or(merged[0], self.running_var)
         mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
         self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
         # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-        bessel = (kernels.bessel_correction(x, valid) if share is None else
-                  all_tokens / (all_tokens - 1).clamp(min=1))
-        newest = finite_or(merged[0] * bessel, self.running_var)
+        newest = finite_or(merged[0] * bessel_correction(tokens), self.running_var)
         self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
-        return Step(measured, s, s, None, None, t, mean, share)
+        return Step(s, t, mean=mean, share=share, measured=measured)
 
-    def _advance(self, measured: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Updates the state with step `t`'s mean square `(C,)`; `s`, `var_hat`, `outlier`, `averaged`."""
+    def _advance(self, measured: Tensor, t: Tensor) -> Step:
+        """Updates the state with the mean square `(C,)` of step `t`."""
         s = finite_or(measured, self.running_var)
         averaged = settled = self._is_settled(t)
         outlier = average = omega = None
@@ -282,7 +262,7 @@ class OfflineNorm(Norm):
         # An EMA is the running statistic itself and must not be averaged twice.
         newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
         self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
-        return s, var_hat, outlier, averaged
+        return Step(var_hat, t, s if self.backward_average == 'nu' else None, outlier, averaged)
 
     def _is_settled(self, t: Tensor) -> Tensor:
         return t > self._unsettled_steps
@@ -300,7 +280,7 @@ class OfflineNorm(Norm):
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Records this step's gradient statistics; the `psi` and `g_mean` to use (backward steps 2-4)."""
         if not torch.compiler.is_compiling():
-            self._pending_were_used = True
+            self._pending.note_backward_pass()
         scale = self.loss_scale
         if step.share is not None:
             if g_mean is None:

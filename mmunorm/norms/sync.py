@@ -65,12 +65,9 @@ class Ranks:
         return values
 
 
-def count_tokens(x: Tensor, valid: Tensor | None) -> Tensor:
-    """How many tokens of `x` count, `()` in the dtype of its statistics."""
-    dtype = statistics_dtype(x.dtype)
-    if valid is None:
-        return torch.full((), x.shape[:-1].numel(), dtype=dtype, device=x.device)
-    return valid.sum(dtype=dtype)
+def count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
+    """How many tokens of `x` count; with `valid` a tensor `()` in the dtype of its statistics."""
+    return x.shape[:-1].numel() if valid is None else valid.sum(dtype=statistics_dtype(x.dtype))
 
 
 def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from .base import check_count
 from .kernels import statistics_dtype
-from .offline import OfflineNorm, Step
+from .offline import OfflineNorm
+from .steps import Step, in_backward_pass
 
 
 @MODELS.register_module()
@@ -48,9 +49,10 @@ class RepBN(TokenBN):
 class PRepBN(RepBN):
     """`lambda * LN(x) + (1 - lambda) * RepBN(x)`, lambda falling linearly from 1 to 0: SLAB's PRepBN.
 
-    The first training step has lambda = 1, step `steps + 1` and all later ones 0: then no LayerNorm is
-    computed (under torch.compile, from the next call of `train()` or `eval()` on), and the norm can be
-    folded. Inference blends with the lambda of the next training step.
+    The first training step has lambda = 1, step `steps + 1` and all later ones 0. Then the norm can be folded
+    and no LayerNorm is computed: from the first step on at whose beginning no backward pass is due (under
+    torch.compile, from the next call of `train()` or `eval()` on). Inference blends with the lambda of the
+    next training step.
 
     Its own state: `ln_weight` and `ln_bias` (C), LayerNorm's affine part; a checkpoint that lacks them,
     such as one of an LN model, gives them the values of `weight` and `bias`.
@@ -89,23 +91,28 @@ class PRepBN(RepBN):
             return y
         return self._blend(x, y, self.num_batches_tracked)
 
+    def _step(self, x: Tensor, valid: Tensor | None) -> Step:
+        # A recomputed forward must do what the first did.
+        if not (torch.compiler.is_compiling() or in_backward_pass() or self._pending.wait()):
+            self._is_finished = self._steps_seen >= self.steps
+        return super()._step(x, valid)
+
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         if not torch.compiler.is_compiling():
             self._steps_seen += 1
         return super()._new_step(x, valid)
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            # One answer for all forwards before a backward pass: a recomputed one must do what the first did.
-            self._is_finished = self._steps_seen - len(self._pending) >= self.steps
         if self._is_finished:
             # DistributedDataParallel wants a gradient for every parameter.
             return super()._apply_step(step, x, valid, bias + 0 * self.ln_weight + 0 * self.ln_bias)
         return self._blend(x, super()._apply_step(step, x, valid, bias), step.t - 1)
 
     def train(self, mode: bool = True) -> PRepBN:
-        """As torch's, and looks how many steps are done."""
-        self._read_steps()
+        """As torch's; a change of the mode looks how many steps are done, which waits for the device."""
+        if mode != self.training:
+            self._read_steps()
+        self._is_finished = self._steps_seen >= self.steps
         return super().train(mode)
 
     def _read_steps(self) -> None:

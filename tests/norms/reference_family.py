@@ -12,8 +12,8 @@ class ReferenceMABN:
     def __init__(self, gamma, beta, window=16, alpha=0.9, warmup_iters=0, eps=1e-5):
         self.gamma, self.beta, self.window, self.alpha, self.eps = gamma, beta, window, alpha, eps
         self.warmup_iters = warmup_iters
-        self.chi2 = np.ones_like(gamma)
-        self.psis = []
+        self.chi2, self.psi = np.ones_like(gamma), np.zeros_like(gamma)
+        self.psis = [self.psi] * window
         self.t = 0
 
     def forward(self, x, padded):
@@ -29,12 +29,12 @@ class ReferenceMABN:
     def backward(self, dy):
         d_hat = self.gamma * dy
         self.psis.append((d_hat * self.y_hat)[self.kept].mean(0))
-        psi = self.psis[-1] if self.exact else np.mean(self.psis[-self.window:], axis=0)
-        dx = (d_hat - self.kept[:, None] * self.y_hat * psi) / self.chi
+        self.psi = self.psis[-1] if self.exact else np.mean(self.psis[-self.window:], axis=0)
+        dx = (d_hat - self.kept[:, None] * self.y_hat * self.psi) / self.chi
         return dx, dict(weight=(dy * self.y_hat).sum(0), bias=dy.sum(0))
 
     def state(self):
-        return dict(running_var=self.chi2)
+        return dict(running_var=self.chi2, psi=self.psi, gradient_record=self.psis[-self.window:])
 
 
 class ReferencePN:

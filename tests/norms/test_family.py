@@ -181,7 +181,7 @@ def assert_finite_state(norm):
 
 STATE = {
     'UN': {'activation_record', 'gradient_record', 'psi', 'num_outliers'},
-    'MABN': {'gradient_record', 'psi', 'num_outliers'},
+    'MABN': {'gradient_record', 'psi'},
     'PN': {'psi'},
     'PN*': {'psi'},
     'TokenBN': {'running_mean'},
@@ -383,65 +383,13 @@ def test_no_host_synchronisation(name, masked):
     mask = torch.rand(2, 5) > 0.8 if masked else None
     with NoSync():
         for _ in range(16):
+            norm.train()  # as mmengine's loops do
             x = torch.randn(2, 5, 6, requires_grad=True)
             norm(x, mask).square().sum().backward()
         y = sum(checkpoint(norm, v, mask, use_reentrant=False) for v in (x, x * 2))
         y.sum().backward()
     if name in OFFLINE:
         assert norm.num_batches_tracked == 18
-
-
-def twice_in_one(norm, x, checkpoint):
-    return checkpoint(lambda v: norm(norm(v) * 2 + v), x)
-
-
-def twice_in_two(norm, x, checkpoint):
-    return checkpoint(norm, checkpoint(norm, x) * 2 + x)
-
-
-def side_by_side(norm, x, checkpoint):
-    return checkpoint(norm, x) + checkpoint(norm, x * 2) * 3 + norm(x + 1)
-
-
-def once(norm, x, checkpoint):
-    return checkpoint(lambda v: norm(v) * 1, x)
-
-
-@every_norm
-@pytest.mark.parametrize('use_reentrant', [False, True])
-@pytest.mark.parametrize('model', [once, twice_in_one, twice_in_two, side_by_side])
-def test_a_recomputed_forward_is_the_same_step(name, use_reentrant, model):
-    """Activation checkpointing: same outputs, gradients and state, and a layer may run several times."""
-    plain, recomputed = build(name), build(name)
-    for _, x, dy in sequence(24, 6):
-        results = []
-        for norm, run in ((plain, lambda f, v: f(v)),
-                          (recomputed, lambda f, v: checkpoint(f, v, use_reentrant=use_reentrant))):
-            tx = torch.from_numpy(x).float().requires_grad_()
-            norm.zero_grad()
-            y = model(norm, tx, run)
-            y.backward(torch.from_numpy(dy).float())
-            results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    for key, value in plain.state_dict().items():
-        torch.testing.assert_close(value, recomputed.state_dict()[key], msg=key)
-
-
-@every_norm
-def test_gradient_accumulation_over_checkpointed_forwards(name):
-    """Several forwards, one backward: each forward is a step, and each recomputation its own."""
-    plain, recomputed = build(name), build(name)
-    for norm, run in ((plain, lambda v: plain(v)),
-                      (recomputed, lambda v: checkpoint(recomputed, v, use_reentrant=False))):
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(8):
-            inputs = [torch.randn(5, 6, generator=generator, requires_grad=True) for _ in range(3)]
-            sum(run(x).pow(3).sum() for x in inputs).backward()
-        norm.last = [x.grad for x in inputs]
-    for a, b in zip(plain.last, recomputed.last, strict=True):
-        torch.testing.assert_close(a, b)
-    torch.testing.assert_close(plain.state_dict(), recomputed.state_dict())
 
 
 @every_norm
@@ -518,7 +466,9 @@ def test_prepbn_computes_no_layer_norm_when_lambda_is_0():
         # DistributedDataParallel waits for all of them.
         assert all(p.grad is not None for p in norm.parameters())
     assert counts == [True] * 12 + [False] * 4
-    assert not norm.ln_weight.grad.any() or not norm.ln_weight.grad.isnan().any()
+    norm.zero_grad()
+    norm(torch.randn(5, 6)).sum().backward()
+    assert not norm.ln_weight.grad.any() and not norm.ln_bias.grad.any()
     with CountLayerNorms() as counter:
         norm.eval()(torch.randn(5, 6))
     assert counter.count == 0

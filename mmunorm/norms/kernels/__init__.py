@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cpu, reference
-from .reference import bessel_correction, statistics_dtype
+from .reference import statistics_dtype
 
 
 @cache
@@ -66,6 +66,6 @@ for _function in (second_moment, variance_and_mean, normalize_forward, normalize
     _function.__doc__ = getattr(reference, _function.__name__).__doc__
 
 __all__ = [
-    'bessel_correction', 'normalize_backward', 'normalize_forward', 'normalize_input_gradient',
-    'second_moment', 'statistics_dtype', 'variance_and_mean'
+    'normalize_backward', 'normalize_forward', 'normalize_input_gradient', 'second_moment',
+    'statistics_dtype', 'variance_and_mean'
 ]

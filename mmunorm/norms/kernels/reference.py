@@ -43,15 +43,6 @@ def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, T
     return _mean_over_tokens((x - mean).square(), valid), mean
 
 
-def bessel_correction(x: Tensor, valid: Tensor | None = None) -> float | Tensor:
-    """`n / (n - 1)` for n tokens that count, which makes a biased variance unbiased; 1 for a single one."""
-    if valid is None:
-        count = x.shape[:-1].numel()
-        return count / max(count - 1, 1)
-    count = valid.sum(dtype=statistics_dtype(x.dtype))
-    return count / (count - 1).clamp(min=1)
-
-
 def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`y = scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
     return torch.addcmul(shift, x, scale).to(x.dtype)

@@ -8,6 +8,8 @@ from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
 SHAPES = [(1, 1), (3, 5, 7), (2, 50, 96), (1, 33, 130), (300, 1), (9000, 3)]
+# With two programs, each of which then has several tiles.
+LONG_SHAPES = [(2, 301, 96), (1, 333, 130), (9000, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Of one rounding to the dtype of the activations, which may fall to either side.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
@@ -63,11 +65,17 @@ def check_empty():
     assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
 
 
-if __name__ == '__main__':
-    for case in itertools.product(SHAPES, DTYPES, (False, True), (False, True)):
+def check_all(shapes, dtypes):
+    for case in itertools.product(shapes, dtypes, (False, True), (False, True)):
         try:
             check(*case)
         except AssertionError as error:
-            sys.exit(f'{case}: {error}')
+            sys.exit(f'{kernels._PROGRAMS} programs, {case}: {error}')
+
+
+if __name__ == '__main__':
+    check_all(SHAPES, DTYPES)
     check_empty()
+    kernels._PROGRAMS = 2
+    check_all(LONG_SHAPES, [torch.float32])
     print('all cases agree')
