@@ -42,6 +42,8 @@ ABLATIONS = {
 ABLATIONS = {f'ablations/{base}_{name}': (base, change) for name, (base, change) in ABLATIONS.items()}
 for base in ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_fasterrcnn_1x', MASK_RCNN):
     ABLATIONS[f'ablations/{base}_no_filter'] = base, dict(outlier_filter=False)
+# Configs that record the norms' statistics, and are their base in all else.
+RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
 
 
 def norm_of(name):
@@ -106,7 +108,7 @@ def recipe(cfg):
 
 
 @pytest.mark.parametrize('name', [name for name in CONFIGS
-                                  if norm_of(name) != 'ln' and name not in ABLATIONS])
+                                  if norm_of(name) != 'ln' and name not in [*ABLATIONS, *RECORDED]])
 def test_a_norm_changes_the_norm_and_nothing_else(name):
     cfg, ln = load(name), load(name.replace(f'_{norm_of(name)}_', '_ln_'))
     assert recipe(cfg) == recipe(ln)
@@ -123,6 +125,13 @@ def test_an_ablation_changes_one_thing(name):
     assert cfg.pretrained == base.pretrained if 'rcnn' in name else 'pretrained' not in cfg
     assert cfg.model.backbone.norm_cfg == {**base.model.backbone.norm_cfg, **change}
     assert recipe(cfg) == recipe(base)
+
+
+@pytest.mark.parametrize('name', RECORDED)
+def test_a_recorded_config_changes_nothing_else(name):
+    cfg = load(name).to_dict()
+    assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
+    assert cfg == load(name.removesuffix('_recorded')).to_dict()
 
 
 @pytest.mark.parametrize('detector', ['maskrcnn', 'fasterrcnn'])

@@ -12,7 +12,7 @@ from mmengine.device import get_device
 from tqdm import tqdm
 
 from mmunorm.engine import launch
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 
 SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 # The visualizers' lines and letters have a fixed size: a smaller picture is enlarged to be readable.

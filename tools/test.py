@@ -7,8 +7,9 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.registry import METRICS
 
 from mmunorm.engine import launch
+from mmunorm.engine.errors import PreflightError
 from mmunorm.engine.fusing import fuse_before_test
-from mmunorm.engine.preflight import PreflightError, check_data
+from mmunorm.engine.preflight import check_data
 
 
 def parse_args(argv=None):

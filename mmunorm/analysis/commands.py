@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..engine.preflight import PreflightError
+from ..engine.errors import PreflightError
 from .figures import DPI
 from .record import FILENAME, Record, RecordError
 from .sources import find_record, refuse_twice, run_names

@@ -18,8 +18,8 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import CheckpointLoader, Runner
 
 from ..fusion import folded_config, folded_norms
-from .errors import RunError
-from .preflight import PreflightError, check_norms, pretrained_path
+from .errors import PreflightError, RunError
+from .preflight import check_norms, pretrained_path
 from .resume import find_resumable
 
 

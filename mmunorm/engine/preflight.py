@@ -12,6 +12,7 @@ from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..norms import Norm
+from .errors import PreflightError
 
 # How to get the data, by the name of a folder that it is expected in; the first that fits.
 SOURCES = {
@@ -24,10 +25,6 @@ SOURCES = {
     'cifar10': 'get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in {folder}',
     'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',
 }
-
-
-class PreflightError(Exception):
-    """A run cannot start, for a reason that one sentence explains; the tools print it and exit."""
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:

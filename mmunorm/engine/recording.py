@@ -20,7 +20,7 @@ from ..analysis.normality import LEAST_STEPS, pnac
 from ..analysis.record import FILENAME, OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, RecordError, RecordWriter
 from ..norms import OfflineNorm, PRepBN
 from ..norms.kernels import second_moment, statistics_dtype
-from .preflight import PreflightError
+from .errors import PreflightError
 
 # Steps that wait in memory (a GPU's, where the model is there) for being written together.
 BLOCK_STEPS = 100

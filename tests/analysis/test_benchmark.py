@@ -9,7 +9,7 @@ from torch import nn
 
 from mmunorm.analysis.benchmark import Settings, markdown, measure, models, report, run, run_benchmark, tasks
 from mmunorm.analysis.layers import norm_layers
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 from mmunorm.norms import UN
 
 from .. import tiny_runs

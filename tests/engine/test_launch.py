@@ -15,7 +15,7 @@ from mmunorm.engine import (
     UNWarmupHook,
     launch,
 )
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 

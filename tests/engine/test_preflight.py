@@ -2,7 +2,8 @@ import pytest
 from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10, CIFAR100
 
-from mmunorm.engine.preflight import PreflightError, check_data, check_norms, check_pretrained
+from mmunorm.engine.errors import PreflightError
+from mmunorm.engine.preflight import check_data, check_norms, check_pretrained
 
 from .. import data_makers
 

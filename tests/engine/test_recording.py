@@ -20,7 +20,7 @@ from mmunorm.analysis.layers import norm_layers
 from mmunorm.analysis.normality import pnac
 from mmunorm.analysis.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
 from mmunorm.engine import DivergenceError, NormStatisticsHook, launch
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 from mmunorm.norms import UN
 
 

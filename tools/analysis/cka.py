@@ -20,7 +20,8 @@ from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.sources import distinct_names
 from mmunorm.engine import launch
-from mmunorm.engine.preflight import PreflightError, check_data
+from mmunorm.engine.errors import PreflightError
+from mmunorm.engine.preflight import check_data
 
 
 def parse_args(argv=None):

@@ -32,7 +32,8 @@ from mmunorm.analysis import comparison
 from mmunorm.analysis.comparison import CALM, STRESSED, Run
 from mmunorm.analysis.curves import latest
 from mmunorm.engine import launch
-from mmunorm.engine.preflight import PreflightError, check_data, check_norms, pretrained_path
+from mmunorm.engine.errors import PreflightError
+from mmunorm.engine.preflight import check_data, check_norms, pretrained_path
 
 TRAIN = Path(__file__).resolve().parent.parent / 'train.py'
 
@@ -71,8 +72,8 @@ def parse_args(argv=None):
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
-    stress.add_argument('--stress-lr', type=float, default=3.0,
-                        help='what the learning rate is multiplied by (default 3)')
+    stress.add_argument('--stress-lr', type=float, default=1.5,
+                        help='what the learning rate is multiplied by (default 1.5)')
     launch.add_config_arguments(parser)
     args = parser.parse_args(argv)
     for name in ('seeds', 'jobs'):

@@ -6,7 +6,7 @@ from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.sources import distinct_names, refuse_twice
 from mmunorm.engine import launch
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 
 
 def parse_args(argv=None):

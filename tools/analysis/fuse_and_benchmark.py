@@ -10,7 +10,7 @@ from mmengine.device import get_device
 
 from mmunorm.analysis.benchmark import Settings, markdown, run_benchmark, write_results
 from mmunorm.engine import launch
-from mmunorm.engine.preflight import PreflightError
+from mmunorm.engine.errors import PreflightError
 
 
 def positive(text):

@@ -12,8 +12,9 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 from ...backbones.norm_cfg import DEFAULT_NORM_CFG
+from ...engine.errors import PreflightError
 from ...engine.launch import clear_build_errors, read_checkpoint, set_pretrained
-from ...engine.preflight import PreflightError, pretrained_path
+from ...engine.preflight import pretrained_path
 from ...fusion import FusionReport, fuse_norms, is_norm
 from ..layers import norm_layers
 

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from torch import nn
 from tqdm import tqdm
 
-from ...engine.preflight import PreflightError
+from ...engine.errors import PreflightError
 from ...fusion import save_folded
 from . import measure
 from .models import LN, NORM_FREE, build_models, norm_name

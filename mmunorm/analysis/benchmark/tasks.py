@@ -7,7 +7,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ...engine.preflight import PreflightError
+from ...engine.errors import PreflightError
 
 # Boxes of an image that pass the score threshold of a two-stage detector. On noise a detector finds nothing
 # or, untrained, everything. Masks cost by the box.
