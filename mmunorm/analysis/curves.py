@@ -17,10 +17,10 @@ Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
 # Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white paper swallows.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
-_TAIL = 8192  # bytes; many lines of a log
 LINES = ('-', '--', ':')
 # Where a run has several metrics, these are the ones that tables and pictures show, and what they call them.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
+_TAIL = 8192  # bytes; many lines of a log
 
 
 def read_scalars(path: str | Path) -> Scalars:

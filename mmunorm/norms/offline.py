@@ -221,7 +221,8 @@ class OfflineNorm(Norm):
         """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
         measured = merged = self._measure(x, valid)
         share = None
-        tokens = count_tokens(x, valid)
+        if self.centered or self._is_synchronized():  # with a mask it is one more pass over that
+            tokens = count_tokens(x, valid)
         if self._is_synchronized():
             own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
             merged, tokens = self.ranks.merge(measured, own)
