@@ -2,7 +2,7 @@
 exist under two distribution names, and pip would lay the second over the first."""
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 
@@ -12,6 +12,15 @@ def read_requirements(name):
     return [line for line in map(str.strip, lines) if line and not line.startswith('#')]
 
 
+# Loaded with ctypes, so that it needs neither Python's headers nor torch's. Without a C compiler or OpenMP
+# the package goes without it.
+NATIVE = Extension(
+    'mmunorm.norms.kernels._native',
+    sources=['mmunorm/norms/kernels/native.c'],
+    extra_compile_args=['-std=gnu11', '-O3', '-fopenmp', '-fno-math-errno', '-fno-trapping-math'],
+    extra_link_args=['-fopenmp'],
+    optional=True)
+
 setup(
     name='mmunorm',
     version='0.1.0',
@@ -20,6 +29,7 @@ setup(
     long_description_content_type='text/markdown',
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
+    ext_modules=[NATIVE],
     install_requires=[
         'torch', 'torchvision', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
         'tqdm', 'matplotlib'

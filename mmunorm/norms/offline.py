@@ -8,16 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
-from .averages import (
-    arithmetic_mean,
-    bessel_correction,
-    finite_or,
-    geometric_mean,
-    is_outlier,
-    moving_average,
-    power_norm_nu,
-    push,
-)
+from .averages import bessel_correction, finite_or, moving_average
 from .base import Norm, check_choice, check_count, check_eps
 from .normalize import normalize, scale_and_shift
 from .steps import PendingSteps, Step, in_backward_pass
@@ -242,40 +233,11 @@ class OfflineNorm(Norm):
 
     def _advance(self, measured: Tensor, t: Tensor) -> Step:
         """Updates the state with the mean square `(C,)` of step `t`."""
-        s = finite_or(measured, self.running_var)
-        averaged = settled = self._is_settled(t)
-        outlier = average = omega = None
-        if self._keeps_activations:
-            omega_prev = self.activation_record.to(s.dtype)
-            omega = push(omega_prev, s)
-        if self.forward_average != 'current':
-            average = self._average_forward(omega, s)
-        if self.outlier_filter:
-            outlier = settled & is_outlier(omega, omega_prev, self.outlier_variance == 'channel',
-                                           average if self.forward_average == 'gm' else None)
-            averaged = settled ^ outlier  # an outlier step is a settled one
-            self.num_outliers.add_(outlier)
-        if self._keeps_activations:
-            self.activation_record.copy_(omega)
-            if outlier is not None:
-                self.activation_record[-1].copy_(torch.where(outlier, self.running_var, s))
-        var_hat = s if average is None else torch.where(averaged, average, s)
-        # An EMA is the running statistic itself and must not be averaged twice.
-        newest = s if self.forward_average in ('ema', 'earlier_ema') else var_hat
-        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
+        s, var_hat, outlier, averaged = kernels.advance(
+            measured, t, self.running_var, getattr(self, 'activation_record', None),
+            getattr(self, 'num_outliers', None), average=self.forward_average,
+            per_channel=self.outlier_variance == 'channel', unsettled=self._unsettled_steps, alpha=self.alpha)
         return Step(var_hat, t, s if self.backward_average == 'nu' else None, outlier, averaged)
-
-    def _is_settled(self, t: Tensor) -> Tensor:
-        return t > self._unsettled_steps
-
-    def _average_forward(self, omega: Tensor | None, s: Tensor) -> Tensor:
-        if self.forward_average == 'gm':
-            return geometric_mean(omega)
-        if self.forward_average == 'am':
-            return arithmetic_mean(omega)
-        if self.forward_average == 'ema':
-            return moving_average(self.running_var, s, self.alpha)
-        return self.running_var.to(s.dtype, copy=True)  # PowerNorm's, before this step
 
     def _average_gradient(self, step: Step, g: Tensor,
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -292,32 +254,11 @@ class OfflineNorm(Norm):
             scale = self.ranks.size if scale is None else scale * self.ranks.size
         if not self._keeps_psi:
             return g, g_mean
-        if scale is None:
-            return self._average_unscaled(step, g), g_mean
-        return self._average_unscaled(step, g / scale) * scale, g_mean
-
-    def _average_unscaled(self, step: Step, g: Tensor) -> Tensor:
-        finite = g.isfinite()
-        # A gradient that overflows somewhere says nothing of this step; a gradient scaler skips it too.
-        recorded = changes = finite.all()
-        g = torch.where(finite, g, self.psi)
-        target = g
-        if step.outlier is not None:
-            changes = recorded & ~step.outlier
-            target = torch.where(step.outlier, self.psi, g)
-        if self.backward_average == 'nu':
-            z_squared = step.s / (step.var_hat + self.eps)
-            psi, used = power_norm_nu(self.psi, z_squared, g, self.alpha), self.psi.clone()
-            psi = finite_or(psi, used)
-        else:
-            if self.backward_average == 'am':
-                before = self.gradient_record.to(g.dtype)
-                record = push(before, target)
-                self.gradient_record.copy_(torch.where(recorded, record, before))
-                target = torch.where(step.averaged, arithmetic_mean(record), g)
-            psi = used = moving_average(self.psi, target, self.alpha) if self.backward_momentum else target
-        self.psi.copy_(torch.where(changes, psi, self.psi))
-        return torch.where(step.averaged, used, g)
+        psi = kernels.average_gradient(
+            g if scale is None else g / scale, self.psi, getattr(self, 'gradient_record', None), step.outlier,
+            step.averaged, step.s, step.var_hat, average=self.backward_average,
+            momentum=self.backward_momentum, alpha=self.alpha, eps=self.eps)
+        return (psi if scale is None else psi * scale), g_mean
 
     def extra_repr(self) -> str:
         synchronized = '' if self.ranks is None else ', synchronized'

@@ -407,7 +407,7 @@ def test_compiles_as_one_graph(name):
             y.backward(torch.from_numpy(dy).float())
             results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
         for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)  # sums are added in another order
     torch.testing.assert_close(plain.state_dict(), inner.state_dict())
     x = torch.randn(3, 16)
     torch.testing.assert_close(plain.eval()(x), compiled.eval()(x))

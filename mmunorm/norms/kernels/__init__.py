@@ -1,8 +1,8 @@
 """How the numbers of the offline norms are computed.
 
-The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `cpu` out
-of fused operators of torch, or the reference itself. Under `torch.compile` it is always the reference,
-which the compiler fuses.
+The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `native`
+in C or `cpu` out of fused operators of torch for a CPU, or the reference itself. Under `torch.compile` it
+is always the reference, which the compiler fuses.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import cpu, reference
+from . import cpu, native, reference
 from .reference import statistics_dtype
 
 
@@ -32,10 +32,22 @@ def _kernels(*tensors: Tensor) -> ModuleType:
         return reference
     device = tensors[0].device.type
     if device == 'cpu':
-        return cpu if tensors[0].numel() else reference  # BatchNorm's kernel dies of no tokens
+        if not tensors[0].numel():  # BatchNorm's kernel dies of no tokens
+            return reference
+        return native if native.takes(*tensors) else cpu
     if device == 'cuda' and tensors[0].dtype != torch.float64:
         return _triton() or reference
     return reference
+
+
+def _step_kernels(values: Tensor, *state: Tensor | None) -> ModuleType:
+    """The module that computes the per-channel part of a step with these `(C,)` values and this state."""
+    if torch.compiler.is_compiling():
+        return reference
+    if values.is_cuda and all(tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous())
+                              for tensor in (values, *state)):
+        return _triton() or reference
+    return native if native.takes(values, *state) else reference
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -61,11 +73,23 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
     return _kernels(dy, x).normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
 
 
+def advance(measured: Tensor, t: Tensor, running_var: Tensor, record: Tensor | None,
+            num_outliers: Tensor | None, **config) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    kernels = _step_kernels(measured, running_var, record)
+    return kernels.advance(measured, t, running_var, record, num_outliers, **config)
+
+
+def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Tensor | None, averaged: Tensor,
+                     s: Tensor | None, var_hat: Tensor, **config) -> Tensor:
+    kernels = _step_kernels(g, psi, record, s, var_hat)
+    return kernels.average_gradient(g, psi, record, outlier, averaged, s, var_hat, **config)
+
+
 for _function in (second_moment, variance_and_mean, normalize_forward, normalize_backward,
-                  normalize_input_gradient):
+                  normalize_input_gradient, advance, average_gradient):
     _function.__doc__ = getattr(reference, _function.__name__).__doc__
 
 __all__ = [
-    'normalize_backward', 'normalize_forward', 'normalize_input_gradient', 'second_moment',
-    'statistics_dtype', 'variance_and_mean'
+    'advance', 'average_gradient', 'normalize_backward', 'normalize_forward', 'normalize_input_gradient',
+    'second_moment', 'statistics_dtype', 'variance_and_mean'
 ]

@@ -1,4 +1,5 @@
-"""The reference's functions as Triton kernels for a GPU: each reads its input once.
+"""The reference's functions as Triton kernels for a GPU: each reads its input once, and the per-channel part
+of a step is one launch.
 
 Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs'
 partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
@@ -175,3 +176,157 @@ def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels,
     gradient = tl.load(dy + place, inside, 0).to(tl.float32)
     result = through + gradient * tl.load(direct + c, c < channels, 0)[None].to(tl.float32)
     tl.store(dx + place, result.to(dx.dtype.element_ty), inside)
+
+
+def advance(measured: Tensor, t: Tensor, running_var: Tensor, record: Tensor | None,
+            num_outliers: Tensor | None, average: str, per_channel: bool, unsettled: int,
+            alpha: float) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    s, var_hat = torch.empty_like(measured), torch.empty_like(measured)
+    outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
+    averaged = torch.empty_like(t, dtype=torch.bool)
+    with _on(measured):
+        _advance[(1, )](
+            measured, t, running_var, record, num_outliers, s, var_hat, _bytes(outlier), _bytes(averaged),
+            len(measured), unsettled, alpha, WINDOW=0 if record is None else len(record), AVERAGE=average,
+            PER_CHANNEL=per_channel, **_all_channels(measured))
+    return s, var_hat, outlier, averaged
+
+
+def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Tensor | None, averaged: Tensor,
+                     s: Tensor | None, var_hat: Tensor, average: str, momentum: bool, alpha: float,
+                     eps: float) -> Tensor:
+    used = torch.empty_like(g)
+    with _on(g):
+        _average_gradient[(1, )](
+            g, psi, record, _bytes(outlier), _bytes(averaged), s, var_hat, used, len(g), alpha, eps,
+            WINDOW=0 if record is None else len(record), AVERAGE=average, MOMENTUM=momentum,
+            **_all_channels(g))
+    return used
+
+
+def _bytes(flag: Tensor | None) -> Tensor | None:
+    return None if flag is None else flag.view(torch.uint8)
+
+
+def _all_channels(values: Tensor) -> dict[str, int]:
+    """One program has them all, since the outlier test asks whether there is any."""
+    block = triton.next_power_of_2(len(values))
+    return dict(BLOCK_C=block, num_warps=min(16, max(1, block // 256)))
+
+
+@triton.jit
+def _moving_average(old, newest, alpha):
+    return alpha * old + (1 - alpha) * newest
+
+
+@triton.jit
+def _is_finite(value):
+    return value - value == 0
+
+
+@triton.jit
+def _advance(measured, step, running_var, record, outliers, s_out, var_hat_out, outlier_out, averaged_out,
+             channels, unsettled, alpha, WINDOW: tl.constexpr, AVERAGE: tl.constexpr,
+             PER_CHANNEL: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`reference.advance`; WINDOW is 0 where there is no record."""
+    c = tl.arange(0, BLOCK_C)
+    inside = c < channels
+    settled = tl.load(step) > unsettled
+    running = tl.load(running_var + c, inside, 0)
+    value = tl.load(measured + c, inside, 0)
+    s = tl.where(_is_finite(value), value, running)
+    found = settled & False
+    if outliers is not None:
+        roots = tl.zeros((BLOCK_C, ), tl.float32)
+        for m in tl.static_range(WINDOW):
+            roots += tl.sqrt(tl.load(record + m * channels + c, inside, 0))
+        mean = roots / WINDOW
+        count = WINDOW
+        if not PER_CHANNEL:
+            mean = tl.zeros((BLOCK_C, ), tl.float32) + tl.sum(roots, 0) / (WINDOW * channels)
+            count = WINDOW * channels
+        squares = tl.zeros((BLOCK_C, ), tl.float32)
+        for m in tl.static_range(WINDOW):
+            deviation = tl.sqrt(tl.load(record + m * channels + c, inside, 0)) - mean
+            squares += tl.where(inside, deviation * deviation, 0)
+        if not PER_CHANNEL:
+            squares = tl.zeros((BLOCK_C, ), tl.float32) + tl.sum(squares, 0)
+        variance = squares / (count - 1)  # NaN for one number, which finds no outlier
+    am = s
+    gm = s
+    if WINDOW > 0:
+        logs = tl.log(s.to(tl.float64))
+        for m in tl.static_range(1, WINDOW):
+            row = tl.load(record + m * channels + c, inside, 1)
+            am += row
+            logs += tl.log(row.to(tl.float64))
+            tl.store(record + (m - 1) * channels + c, row, inside)
+        if WINDOW > 1:
+            am = am / WINDOW
+            gm = tl.exp(logs / WINDOW).to(tl.float32)
+    if outliers is not None:
+        # A few roundings are no difference between the means.
+        exceeds = am * (1 - 16 * 1.1920929e-07) > gm + WINDOW * variance
+        found = settled & (tl.max((exceeds & inside).to(tl.int32), 0) > 0)
+        tl.store(outlier_out, found.to(tl.uint8))
+        tl.store(outliers, tl.load(outliers) + found.to(tl.int64))
+    if WINDOW > 0:
+        tl.store(record + (WINDOW - 1) * channels + c, tl.where(found, running, s), inside)
+    averaged = settled & (found == 0)
+    tl.store(averaged_out, averaged.to(tl.uint8))
+    newest = s
+    if AVERAGE == 'gm':
+        newest = gm
+    elif AVERAGE == 'am':
+        newest = am
+    elif AVERAGE == 'ema':
+        newest = _moving_average(running, s, alpha)
+    elif AVERAGE == 'earlier_ema':
+        newest = running
+    var_hat = tl.where(averaged, newest, s)
+    tl.store(s_out + c, s, inside)
+    tl.store(var_hat_out + c, var_hat, inside)
+    if AVERAGE == 'ema' or AVERAGE == 'earlier_ema':
+        tl.store(running_var + c, _moving_average(running, s, alpha), inside)
+    else:
+        tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
+
+
+@triton.jit
+def _average_gradient(g, psi, record, outlier, averaged, s, var_hat, used_out, channels, alpha, eps,
+                      WINDOW: tl.constexpr, AVERAGE: tl.constexpr, MOMENTUM: tl.constexpr,
+                      BLOCK_C: tl.constexpr):
+    """`reference.average_gradient`; WINDOW is 0 where there is no record."""
+    c = tl.arange(0, BLOCK_C)
+    inside = c < channels
+    old = tl.load(psi + c, inside, 0)
+    value = tl.load(g + c, inside, 0)
+    finite = tl.min(_is_finite(value).to(tl.int32), 0) > 0
+    own = tl.where(_is_finite(value), value, old)
+    target = own
+    changes = finite
+    if outlier is not None:
+        is_outlier = tl.load(outlier) != 0
+        target = tl.where(is_outlier, old, own)
+        changes = finite & (is_outlier == 0)
+    settled = tl.load(averaged) != 0
+    if AVERAGE == 'nu':
+        used = old
+        z_squared = tl.load(s + c, inside, 0) / (tl.load(var_hat + c, inside, 1) + eps)
+        newest = old * (1 - (1 - alpha) * z_squared) + (1 - alpha) * own
+        newest = tl.where(_is_finite(newest), newest, old)
+    else:
+        if WINDOW > 0:
+            mean = target
+            for m in tl.static_range(1, WINDOW):
+                row = tl.load(record + m * channels + c, inside, 0)
+                mean += row
+                tl.store(record + (m - 1) * channels + c, row, inside & finite)
+            tl.store(record + (WINDOW - 1) * channels + c, target, inside & finite)
+            target = tl.where(settled, mean / WINDOW, own)
+        newest = target
+        if MOMENTUM:
+            newest = _moving_average(old, target, alpha)
+        used = newest
+    tl.store(psi + c, tl.where(changes, newest, old), inside)
+    tl.store(used_out + c, tl.where(settled, used, own), inside)

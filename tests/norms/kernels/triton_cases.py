@@ -1,4 +1,5 @@
 """Every Triton kernel beside the reference, in Triton's interpreter; run by test_triton.py."""
+import copy
 import itertools
 import sys
 
@@ -65,6 +66,64 @@ def check_empty():
     assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
 
 
+def same_state(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def check_step(channels, window, average, filtered, per_channel):
+    """Six steps forward: in warm-up, averaged, not finite, and with an outlier."""
+    generator = torch.Generator().manual_seed(channels)
+    records = filtered or average in ('gm', 'am')
+    ours_state = [torch.ones(channels), torch.ones(window, channels) if records else None,
+                  torch.tensor(0) if filtered else None]
+    theirs_state = copy.deepcopy(ours_state)
+    found = []
+    for t in range(1, 7):
+        measured = torch.rand(channels, generator=generator) + .5
+        if t == 4:
+            measured[0], measured[-1] = float('nan'), float('inf')
+        if t == 6:
+            measured[0] = 1e6
+        args = dict(average=average, per_channel=per_channel, unsettled=2, alpha=.9)
+        ours = kernels.advance(measured, torch.tensor(t), *ours_state, **args)
+        theirs = reference.advance(measured, torch.tensor(t), *theirs_state, **args)
+        same_state((*ours, *ours_state), (*theirs, *theirs_state))
+        found.append(theirs[2])
+    if filtered and 1 < window < 9 and channels > 1:
+        assert found[-1] and not found[1]
+
+
+def check_gradient_step(channels, window, average, momentum, outlier):
+    generator = torch.Generator().manual_seed(channels)
+    ours_state = [torch.randn(channels, generator=generator),
+                  torch.randn(window, channels, generator=generator) if average == 'am' else None]
+    theirs_state = copy.deepcopy(ours_state)
+    for t in range(5):
+        g, s, var_hat = torch.randn(3, channels, generator=generator).abs()
+        if t == 3:
+            g[0] = float('inf')
+        averaged = torch.tensor(t > 1 and not outlier)
+        flag = None if outlier is None else torch.tensor(outlier)
+        args = flag, averaged, s, var_hat
+        options = dict(average=average, momentum=momentum, alpha=.9, eps=1e-5)
+        ours = kernels.average_gradient(g, *ours_state, *args, **options)
+        theirs = reference.average_gradient(g, *theirs_state, *args, **options)
+        same_state((ours, *ours_state), (theirs, *theirs_state))
+
+
+def check_steps():
+    sizes = [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]
+    for (channels, window), average, filtered, per_channel in itertools.product(
+            sizes, ('current', 'gm', 'am', 'ema', 'earlier_ema'), (False, True), (False, True)):
+        check_step(channels, window, average, filtered, per_channel)
+    for (channels, window), average, momentum, outlier in itertools.product(
+            sizes, ('current', 'am', 'nu'), (False, True), (None, False, True)):
+        check_gradient_step(channels, window, average, momentum, outlier)
+
+
 def check_all(shapes, dtypes):
     for case in itertools.product(shapes, dtypes, (False, True), (False, True)):
         try:
@@ -76,6 +135,7 @@ def check_all(shapes, dtypes):
 if __name__ == '__main__':
     check_all(SHAPES, DTYPES)
     check_empty()
+    check_steps()
     kernels._PROGRAMS = 2
     check_all(LONG_SHAPES, [torch.float32])
     print('all cases agree')

@@ -7,16 +7,16 @@ from triton.compiler import ASTSource
 
 from mmunorm.norms.kernels import triton as kernels
 
-FLOAT, FLAGS, NUMBER = '*fp32', '*u8', 'i32'
+FLOAT, FLAGS, COUNT, NUMBER = '*fp32', '*u8', '*i64', 'i32'
 BLOCKS = dict(BLOCK_T=32, BLOCK_C=128)
 
 
-def compile_for(gpu, kernel, **types):
+def compile_for(gpu, kernel, blocks=BLOCKS, **types):
     """`types` by argument; None for an argument that is None."""
     signature = {name: types.get(name, NUMBER) for name in kernel.arg_names}
-    signature = {name: 'constexpr' if type_ is None or name in BLOCKS else type_
+    signature = {name: 'constexpr' if type_ is None or name in blocks else type_
                  for name, type_ in signature.items()}
-    constants = dict(BLOCKS, **{name: None for name, type_ in types.items() if type_ is None})
+    constants = dict(blocks, **{name: None for name, type_ in types.items() if type_ is None})
     triton.compile(ASTSource(kernel, signature, constants), GPUTarget('cuda', gpu, 32), dict(num_warps=8))
 
 
@@ -28,4 +28,15 @@ if __name__ == '__main__':
         compile_for(gpu, kernels._affine, x=half, scale=FLOAT, shift=FLOAT, y=half)
         compile_for(gpu, kernels._input_gradient, x=half, dy=half, direct=FLOAT, slope=FLOAT, constant=vector,
                     valid=flags, dx=half)
+    for gpu, window, number, flag in ((80, 4, COUNT, FLAGS), (90, 4, COUNT, FLAGS), (90, 0, None, None)):
+        record = FLOAT if window else None
+        for average, per_channel in itertools.product(('gm', 'ema'), (False, True)):
+            blocks = dict(WINDOW=window, AVERAGE=average, PER_CHANNEL=per_channel, BLOCK_C=1024)
+            compile_for(gpu, kernels._advance, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
+                        record=record, outliers=number, s_out=FLOAT, var_hat_out=FLOAT, outlier_out=flag,
+                        averaged_out=FLAGS, alpha='fp32')
+        for average in ('am', 'nu'):
+            blocks = dict(WINDOW=window, AVERAGE=average, MOMENTUM=True, BLOCK_C=1024)
+            compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=record,
+                        outlier=flag, averaged=FLAGS, s=FLOAT, var_hat=FLOAT, used_out=FLOAT, alpha='fp32', eps='fp32')
     print('all kernels compile')

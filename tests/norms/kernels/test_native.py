@@ -1,0 +1,190 @@
+import copy
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmunorm.norms import UN, TokenBN, kernels
+from mmunorm.norms.kernels import cpu, native, reference
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason='it was installed without a C compiler')
+
+SHAPES = [(1, 1), (7, ), (3, 5, 7), (2, 49, 96), (16, 784, 24), (2999, 96), (5, 2000), (131, 33)]
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def double(*tensors):
+    return [None if tensor is None else tensor.double() for tensor in tensors]
+
+
+def assert_close(ours, theirs, size=1.):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == torch.float32
+            torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=2e-6 * size)
+
+
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+@pytest.mark.parametrize('centered', [False, True])
+@pytest.mark.parametrize('threads', [1, 2, 5])
+def test_equals_the_reference_in_float64(shape, centered, threads, monkeypatch):
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: threads)
+    c = shape[-1]
+    x, dy = draw(*shape) * 2 + 1, draw(*shape, seed=1)
+    weight, rstd, psi, g_mean, mean = (draw(c, seed=seed) for seed in range(2, 7))
+    eta = draw(1, seed=8) if centered else None
+    mean, g_mean = (mean, g_mean) if centered else (None, None)
+    assert_close([native.second_moment(x)], [reference.second_moment(x.double())])
+    assert_close(native.variance_and_mean(x), reference.variance_and_mean(x.double()))
+    size = float((dy.abs() * (x.abs() + 2)).sum())  # of what cancels
+    args = dy, x, weight, rstd, mean
+    theirs = reference.normalize_backward(*double(*args))
+    assert_close(native.normalize_backward(*args), theirs, size / c ** .5)
+    args = dy, x, weight, rstd, psi, mean, g_mean, eta
+    theirs = reference.normalize_input_gradient(*double(*args))
+    assert_close([native.normalize_input_gradient(*args)], [theirs], size=10)
+    with torch.no_grad():
+        assert_close([native.normalize_forward(x, weight, rstd)],
+                     [reference.normalize_forward(*double(x, weight, rstd))])
+
+
+def test_the_same_input_gives_the_same_bits():
+    x, dy, c = draw(5000, 33), draw(5000, 33, seed=1), draw(33, seed=2)
+    for _ in range(5):
+        assert torch.equal(native.second_moment(x), native.second_moment(x.clone()))
+        twice = (native.normalize_backward(dy, x, c, c) for _ in range(2))
+        for a, b in zip(*twice, strict=True):
+            assert a is b is None or torch.equal(a, b)
+
+
+NUMBERS = st.sampled_from([0., 1., 1e-30, 3e38, 0.25, 4.]) | st.floats(0, 10, width=32)
+MEASURED = NUMBERS | st.sampled_from([float('inf'), float('nan')])
+ALPHAS = st.sampled_from([0., 0.5, 0.9])
+GRADIENTS = st.sampled_from([0., float('inf'), float('nan'), -1e30]) | st.floats(-10, 10, width=32)
+
+
+@pytest.mark.filterwarnings('ignore:var\\(\\)')  # of one number
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), channels=st.integers(1, 9), window=st.integers(1, 9),
+       average=st.sampled_from(['current', 'gm', 'am', 'ema', 'earlier_ema']), filtered=st.booleans(),
+       per_channel=st.booleans(), alpha=ALPHAS, t=st.integers(1, 5))
+def test_a_step_forward_equals_the_reference(data, channels, window, average, filtered, per_channel, alpha,
+                                             t):
+    records = filtered or average in ('gm', 'am')
+    state = [numbers(data, channels), numbers(data, window, channels) if records else None,
+             torch.tensor(3) if filtered else None]
+    measured, step = numbers(data, channels, of=MEASURED), torch.tensor(t)
+    config = dict(average=average, per_channel=per_channel, unsettled=2, alpha=alpha)
+    theirs_state = [tensor if tensor is None or not tensor.is_floating_point() else tensor.double()
+                    for tensor in copy.deepcopy(state)]
+    theirs = reference.advance(measured.double(), step, *theirs_state, **config)
+    ours = native.advance(measured, step, *state, **config)
+    assert_same((*ours, *state), (*theirs, *theirs_state))
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), channels=st.integers(1, 9), window=st.integers(1, 9),
+       average=st.sampled_from(['current', 'am', 'nu']), momentum=st.booleans(),
+       outlier=st.sampled_from([None, False, True]), settled=st.booleans(), alpha=ALPHAS)
+def test_a_step_backward_equals_the_reference(data, channels, window, average, momentum, outlier, settled,
+                                              alpha):
+    finite = st.floats(-10, 10, width=32)
+    psi = numbers(data, channels, of=finite)
+    record = numbers(data, window, channels, of=finite) if average == 'am' else None
+    g = numbers(data, channels, of=GRADIENTS)
+    s, var_hat = (numbers(data, channels, of=st.floats(0, 10, width=32)) for _ in range(2))
+    averaged = torch.tensor(settled and not outlier)
+    outlier = None if outlier is None else torch.tensor(outlier)
+    config = dict(average=average, momentum=momentum, alpha=alpha, eps=1e-5)
+    theirs_state = double(psi, record)
+    theirs = reference.average_gradient(g.double(), *theirs_state, outlier, averaged, *double(s, var_hat),
+                                        **config)
+    ours = native.average_gradient(g, psi, record, outlier, averaged, s, var_hat, **config)
+    assert_same((ours, psi, record), (theirs, *theirs_state))
+
+
+def numbers(data, *shape, of=NUMBERS):
+    count = torch.Size(shape).numel()
+    return torch.tensor(data.draw(st.lists(of, min_size=count, max_size=count))).view(shape)
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and a.is_floating_point():
+            size = float(b.abs().max())
+            torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6 * min(size, 1))
+        elif a is not None:
+            assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_trains_like_the_operators_of_torch(monkeypatch):
+    """UN and TokenBN, over steps with an outlier, NaN and a half-precision step between."""
+    for norm in (UN(16, warmup_iters=2), TokenBN(16)):
+        other = copy.deepcopy(norm)
+        for step in range(12):
+            x = draw(4, 30, 16, seed=step) * (50 if step == 8 else 1)
+            x[0, 0, 0] = float('nan') if step == 9 else 1
+            x = x.bfloat16() if step == 10 else x
+            results = []
+            for own, library in ((norm, native.library), (other, lambda: None)):
+                with monkeypatch.context() as patch:
+                    patch.setattr(native, 'library', library)
+                    leaf = x.clone().requires_grad_()
+                    y = own(leaf)
+                    y.backward(draw(*x.shape, seed=99).to(y.dtype))
+                results.append([y.detach(), leaf.grad, *(p.grad for p in own.parameters())])
+            for a, b in zip(*results, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_takes_only_what_it_can_read():
+    x = draw(4, 6)
+    assert native.takes(x, None, torch.nn.Parameter(x))
+    for other in (x.double(), x.bfloat16(), x.t(), x.to('meta'), torch.nn.Buffer(x).as_subclass(Tagged)):
+        assert not native.takes(x, other)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_a_changed_state_is_seen_by_autograd():
+    """Which refuses to differentiate with a tensor that has changed since."""
+    norm = UN(4, warmup_iters=0)
+    state = (norm.running_var, norm.activation_record, norm.num_outliers, norm.psi, norm.gradient_record)
+    before = [tensor._version for tensor in state]
+    norm(draw(5, 4).requires_grad_()).sum().backward()
+    assert all(tensor._version > version for tensor, version in zip(state, before, strict=True))
+
+
+def test_goes_without_a_library_of_another_version(monkeypatch):
+    native.library.cache_clear()
+    monkeypatch.setattr(native, '_VERSION', 0)
+    with pytest.warns(UserWarning, match='install it again'):
+        assert native.library() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(native, 'library', lambda: None)
+        assert kernels._kernels(draw(3, 3)) is cpu
+        assert kernels._step_kernels(draw(3)) is reference
+    native.library.cache_clear()
+
+
+def test_the_compiler_has_no_complaint(tmp_path):
+    command = ['gcc', '-std=gnu11', '-O1', '-fopenmp', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC',
+               '-o', str(tmp_path / 'native.so'), str(ROOT / 'mmunorm/norms/kernels/native.c'), '-lm']
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip('no gcc')
+    assert result.returncode == 0, result.stderr
