@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..curves import COLOURS
 from .models import LN
 
 COLUMNS = ('row', 'images/s (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M', 'GFLOPs/image',
            'norm calls', 'largest difference')
-# Okabe and Ito's, told apart by colour-blind readers.
-COLORS = ('#999999', '#E69F00', '#56B4E9', '#009E73')
 
 
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
@@ -106,7 +105,7 @@ def chart(result: dict) -> Figure:
         if key == 'throughput':
             errors = [[value['median'] - value['low'] for value in values],
                       [value['high'] - value['median'] for value in values]]
-        colors = [COLORS[i % len(COLORS)] for i in range(len(rows))]
+        colors = [COLOURS[i % len(COLOURS)] for i in range(len(rows))]
         axes.bar([row['name'] for row in rows], medians, yerr=errors, capsize=4, color=colors)
         for i, value in enumerate(medians):
             axes.annotate(f'{value:.3f}' if relative else f'{value:.4g}', (i, 0), (0, 4),
