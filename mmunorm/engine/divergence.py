@@ -17,8 +17,10 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from ..fusion import is_norm
+from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.kernels import statistics_dtype
+from ..norms.steps import Step, in_backward_pass
 from .errors import RunError
 from .hooks import saves_after_this_step
 
@@ -27,6 +29,9 @@ LAST_GOOD = 'last_good.pth'
 
 # What is watched of a norm layer.
 WATCHED = OUTPUT, SQUARE, GRADIENT = range(3)
+# A larger output counts as infinite: an estimate is a root mean square, and a single number may be larger by
+# the root of the number of tokens.
+LARGEST_OUTPUT = 1e35
 
 
 class DivergenceError(RunError):
@@ -41,9 +46,9 @@ class DivergenceHook(Hook):
 
     - a loss that is not finite or, with `factor`, exceeds that many times the starting loss, the median of
       the first `patience` good ones;
-    - a norm layer whose output is not finite;
+    - a norm layer whose output is not finite, or beyond 1e35;
     - a norm layer whose input is too large to be squared, so that the mean square `s`, or the variance, is
-      not finite, though the norm makes do with its running statistics;
+      not finite, though the norm makes do with its running statistics; an infinite input is one;
     - a norm layer whose `weight` has a gradient `sum(dy * z)` that is not finite, and `g` with it. Under a
       loss scale that happens now and then, and does no harm: the step is skipped.
 
@@ -63,6 +68,11 @@ class DivergenceHook(Hook):
     at the first bad step. A run that ends well removes the name. In a distributed run the mean over the
     processes decides. A model whose `train_step` returns no `loss` is not watched, and of a compiled one
     (`torch.compile`) only the loss and the gradients are.
+
+    The input and the output of a norm layer are read once each. Of an offline norm (UN and its family, but
+    PN with `layer_scale` and PRepBN, and without a `pad_mask`) the statistics that it has measured are read
+    instead, and of its output only a float16 one. Its largest output is then an estimate: the largest root
+    mean square of a channel, `sqrt(weight^2 * s / (var_hat + eps) + bias^2)`.
 
     Args:
         patience (int): bad steps in a row that end the run. Defaults to 10.
@@ -89,6 +99,7 @@ class DivergenceHook(Hook):
             Path(runner.work_dir, RECORD).unlink(missing_ok=True)
         self._first_losses = list(_info(runner, 'divergence_first_losses', []))
         self._peaks: dict[tuple[int, str], Tensor] = {}  # of the current step
+        self._steps: dict[str, Step | None] = {}  # the newest of each offline norm that has been looked at
         self._rows: list[Tensor] = []  # loss and peaks of the steps since the last look
         self._saved: list[str | None] = []  # the checkpoint that came last before each of them
         self._good: list[float] | None = None  # the row of the last good step
@@ -104,28 +115,50 @@ class DivergenceHook(Hook):
         for name, module in model.named_modules():
             if is_norm(module):
                 self._names.append(name)
+                # Before FSDP's own hook, which may take a norm's weights away.
                 self._handles.append(
-                    module.register_forward_hook(partial(self._watch, name), with_kwargs=True))
+                    module.register_forward_hook(partial(self._watch, name), prepend=True, with_kwargs=True))
                 weight = getattr(module, 'weight', None)
                 if isinstance(weight, Tensor) and weight.requires_grad:
-                    self._handles.append(weight.register_hook(partial(self._note, GRADIENT, name)))
+                    self._handles.append(weight.register_hook(partial(self._watch_gradient, name)))
 
     def _watch(self, name: str, module: nn.Module, args, kwargs, output) -> None:
-        if torch.compiler.is_compiling():  # a graph has no place for what is only looked at
+        # A graph has no place for what is only looked at; what is recomputed has been looked at before.
+        if torch.compiler.is_compiling() or in_backward_pass():
             return
-        if module.training and isinstance(output, Tensor) and output.numel():
-            self._order.setdefault(name, len(self._order))
-            self._note(OUTPUT, name, output)
-            x = args[0] if args else next(iter(kwargs.values()))
-            self._note(SQUARE, name, x)
-
-    def _note(self, what: int, name: str, values: Tensor) -> None:
+        if not (module.training and isinstance(output, Tensor) and output.numel()):
+            return
+        self._order.setdefault(name, len(self._order))
         with torch.no_grad():
-            peak = torch.linalg.vector_norm(values.detach(), torch.inf)
-            if what == SQUARE:
-                peak = peak.to(statistics_dtype(peak.dtype)).square()
-            peak, key = peak.float(), (what, name)
-            self._peaks[key] = torch.maximum(self._peaks[key], peak) if key in self._peaks else peak
+            step = self._new_step(name, module, args, kwargs)
+            if step is None:
+                x = args[0] if args else next(iter(kwargs.values()))
+                size, square = _largest(output), _largest_square(x)
+            else:
+                square = _mean_square(step)
+                # In float16 an output overflows long before any statistic does.
+                size = (_largest(output) if output.dtype == torch.float16 else
+                        _output_size(module, step, square))
+                square = square.amax()
+            self._note(OUTPUT, name, size)
+            self._note(SQUARE, name, square)
+
+    def _new_step(self, name: str, module: nn.Module, args, kwargs) -> Step | None:
+        """What an offline norm has recorded of this forward pass, if that tells of all its tokens."""
+        if not isinstance(module, OfflineNorm):
+            return None
+        step, before = module.newest_step, self._steps.get(name)
+        self._steps[name] = step
+        padded = kwargs.get('pad_mask', args[1] if len(args) > 1 else None) is not None
+        return None if step is before or padded else step
+
+    def _watch_gradient(self, name: str, gradient: Tensor) -> None:
+        with torch.no_grad():
+            self._note(GRADIENT, name, torch.linalg.vector_norm(gradient, torch.inf))
+
+    def _note(self, what: int, name: str, peak: Tensor) -> None:
+        peak, key = peak.float(), (what, name)
+        self._peaks[key] = torch.maximum(self._peaks[key], peak) if key in self._peaks else peak
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         peaks, self._peaks = self._peaks, {}
@@ -157,6 +190,8 @@ class DivergenceHook(Hook):
         rows = torch.stack(self._rows)
         saved, self._rows, self._saved = self._saved, [], []
         all_reduce(rows, op='mean')
+        outputs = rows[:, 1 + OUTPUT * len(self._names):1 + (OUTPUT + 1) * len(self._names)]
+        outputs.masked_fill_(outputs > LARGEST_OUTPUT, math.inf)
         last_step = runner.iter + 1 if last_step is None else last_step
         first_step = last_step - len(rows) + 1
         for step, (row, checkpoint) in enumerate(zip(rows.tolist(), saved, strict=True), start=first_step):
@@ -251,10 +286,11 @@ class DivergenceHook(Hook):
         peaks = self._by_layer(self._bad)
         names = sorted(self._names, key=lambda name: self._order.get(name, len(self._order)))
         for name in names:
-            if not math.isfinite(peaks[name][OUTPUT]):
-                return name, f'the first norm layer with a non-finite output is {name}'
-            if not math.isfinite(peaks[name][SQUARE]):
+            # Of an offline norm's, the square tells both: infinity of large input, NaN of NaN.
+            if math.isinf(peaks[name][SQUARE]):
                 return name, f'the first norm layer whose input is too large for its statistics is {name}'
+            if not all(map(math.isfinite, peaks[name][:GRADIENT])):
+                return name, f'the first norm layer with a non-finite output is {name}'
         if math.isfinite(self._bad[0]):  # a loss that is not finite sends such a gradient through all layers
             for name in reversed(names):
                 if not math.isfinite(peaks[name][GRADIENT]):
@@ -274,6 +310,42 @@ class DivergenceHook(Hook):
         count = len(self._names)
         parts = (row[1 + what * count:1 + (what + 1) * count] for what in WATCHED)
         return dict(zip(self._names, zip(*parts, strict=True), strict=True))
+
+
+def _largest(values: Tensor) -> Tensor:
+    values = values.detach()
+    if not values.is_cpu:
+        return torch.linalg.vector_norm(values, torch.inf)
+    least, greatest = values.aminmax()  # on a CPU a dozen times faster
+    return torch.maximum(greatest, -least)
+
+
+def _largest_square(values: Tensor) -> Tensor:
+    largest = _largest(values)
+    return largest.to(statistics_dtype(largest.dtype)).square()
+
+
+def _mean_square(step: Step) -> Tensor:
+    """Of an offline norm's input, `(C,)` or `(1, C)`; not finite where one of its squares is not."""
+    if step.mean is None:
+        return step.measured
+    variance, mean = step.measured
+    return variance + mean.square()
+
+
+def _output_size(norm: OfflineNorm, step: Step, square: Tensor) -> Tensor:
+    """The largest root mean square of a channel of an offline norm's output, estimated from its statistics.
+
+    `square` is the mean square of the input. That of the output is exact where the mean that was taken off,
+    or 0, is the input's, and off by a factor of at most the root of 2 without `eta`.
+    """
+    deviation = square
+    if step.mean is not None:  # which is that of all ranks
+        deviation = step.measured[0] + (step.measured[1] - step.mean).square()
+    size = torch.hypot(norm.weight * (deviation / (step.var_hat + norm.eps)).sqrt(), norm.bias)
+    if norm.eta is not None:
+        size = size + norm.eta.abs() * square.sqrt()
+    return size.amax()
 
 
 def _info(runner, key: str, default=None):

@@ -162,6 +162,16 @@ class OfflineNorm(Norm):
         rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
         return scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
 
+    @property
+    def newest_step(self) -> Step | None:
+        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
+
+        Its `measured` are the statistics of this process's `x`, without padding. None before the first step,
+        in a copy, and for a method that changes `x` or `y` besides. A forward pass that is compiled,
+        recomputed, of no token or in `eval()` leaves no step; the one before then remains.
+        """
+        return self._pending.newest
+
     def restart_warmup(self) -> None:
         """Begins again at step 1, for a new task: forgets steps, outliers and gradient statistics.
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .offline import OfflineNorm
 from .rmsn import divide_by_rms
+from .steps import Step
 
 
 @MODELS.register_module()
@@ -44,6 +45,11 @@ class PN(OfflineNorm):
         self.layer_scale = layer_scale
         if layer_scale:
             self.fold_obstacle = 'divides every token by its own root mean square at inference'
+
+    @property
+    def newest_step(self) -> Step | None:
+        """As :class:`OfflineNorm`'s; None with `layer_scale`, which measures tokens that it has divided."""
+        return None if self.layer_scale else super().newest_step
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if self.layer_scale:

@@ -44,6 +44,10 @@ class PendingSteps:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def newest(self) -> Step | None:
+        return self._steps[-1] if self._steps else None
+
     def wait(self) -> bool:
         """Whether a backward pass is due: fewer have run than there are steps."""
         return self._backward_passes < len(self._steps)

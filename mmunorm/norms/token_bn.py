@@ -85,6 +85,11 @@ class PRepBN(RepBN):
             return ''
         return f'blends LayerNorm in until {self.steps} training steps are done, and has done {seen}'
 
+    @property
+    def newest_step(self) -> None:
+        """None: a step does not tell what LayerNorm has added."""
+        return None
+
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         y = super()._normalize(x, pad_mask)
         if self.training or self._is_finished:

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -12,12 +13,15 @@ import torch
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import MessageHub
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mmunorm.engine import DivergenceError, DivergenceHook
+from mmunorm.engine import DivergenceError, DivergenceHook, divergence
 from mmunorm.engine.divergence import LAST_GOOD, RECORD
-from mmunorm.norms import UN, TokenBN
+from mmunorm.norms import UN, OfflineNorm, TokenBN
 
 from .. import tiny_runs
+from ..norms.test_family import NORMS, OFFLINE
+from ..norms.test_un import NoSync
 
 TRAIN = tiny_runs.load_tool('train')
 
@@ -263,6 +267,179 @@ def test_statistics_that_are_not_finite_stop_a_run_whose_loss_is(runner, layer, 
     assert runner.iter <= 10
     # UN itself gets by, which is why nothing else tells.
     assert all(torch.isfinite(buffer).all() for buffer in runner.model.norms[0].buffers())
+
+
+class Row(nn.Module):
+    """Three linear layers with a norm behind each; `spoil` changes what the second norm gets."""
+
+    def __init__(self, name):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linears = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(6) if name == 'LN' else NORMS[name](6) for _ in range(3))
+        self.spoil = lambda x: x
+
+    def block(self, i, x):
+        x = self.linears[i](x)
+        return self.norms[i](self.spoil(x) if i == 1 else x)
+
+    def forward(self, x, run):
+        for i in range(3):
+            x = run(partial(self.block, i), x)
+        return x
+
+
+def put(value, x):
+    x = x.clone()
+    x[1, 2] = value
+    return x
+
+
+def fill(name, value, norms):
+    with torch.no_grad():
+        getattr(norms[1], name)[-3:] = value
+
+
+TROUBLES = {
+    'NaN weight': (partial(fill, 'weight', math.nan), None),
+    'infinite bias': (partial(fill, 'bias', -math.inf), None),
+    'huge weight': (partial(fill, 'weight', 3e38), None),  # overflows in the largest outputs alone
+    'NaN': (None, partial(put, math.nan)),
+    'infinity': (None, partial(put, -math.inf)),
+    'large input': (None, lambda x: x * 1e25),
+    'large mean': (None, lambda x: x + 1e25),
+}
+
+
+@pytest.mark.parametrize('mode', ['float32', 'bfloat16', 'float16', 'with_cp', 'with_cp reentrant'])
+@pytest.mark.parametrize('name', [*OFFLINE, 'LN'])
+def test_finds_step_and_layer_of_every_trouble(runner, monkeypatch, name, mode):
+    """By its statistics, and by a look at the tensors."""
+    dtype = getattr(torch, mode, torch.float32)
+
+    def run(block, x):
+        return checkpoint(block, x, use_reentrant='reentrant' in mode) if 'with_cp' in mode else block(x)
+
+    for reads in (False, True):
+        if reads:
+            monkeypatch.setattr(OfflineNorm, 'newest_step', None)
+        for spoil_norms, spoil_input in TROUBLES.values():
+            runner.model, runner.iter = Row(name), 0
+            hook = DivergenceHook(patience=2, interval=3)
+            hook.before_train(runner)
+            with pytest.raises(DivergenceError, match='at step 5: .* layer .* is norms.1. 2 steps'):
+                for step in range(1, 10):
+                    if step == 5 and spoil_norms:
+                        spoil_norms(runner.model.norms)
+                    if step == 5 and spoil_input:
+                        runner.model.spoil = spoil_input
+                    with torch.autocast('cpu', dtype, enabled=dtype != torch.float32):
+                        y = runner.model(torch.randn(2, 8, 6, requires_grad=True), run)
+                    y.float().sum().backward()
+                    hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+                    runner.iter += 1
+
+
+@pytest.mark.parametrize(('name', 'parameter', 'value', 'dtype'), [
+    ('UN', 'weight', 1e5, torch.float16), ('RepBN', 'eta', math.nan, torch.float32),
+    ('RepBN', 'eta', 3e38, torch.float32)])
+def test_an_output_that_is_not_finite_though_all_statistics_are(runner, name, parameter, value, dtype):
+    runner.model = Row(name).norms
+    fill(parameter, value, runner.model)
+    hook = DivergenceHook(patience=1, interval=1)
+    hook.before_train(runner)
+    runner.model[1](torch.randn(64, 6).to(dtype))
+    with pytest.raises(DivergenceError, match='non-finite output is 1'):
+        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize('name', [*OFFLINE, 'LN'])
+def test_how_much_an_output_has_grown(runner, name):
+    """An estimate from statistics is near enough to what the tensors say."""
+    runner.model = Row(name)
+    hook = DivergenceHook(patience=1, factor=3.0, interval=1)
+    hook.before_train(runner)
+    for i in range(15):
+        if i == 14:
+            with torch.no_grad():
+                for parameter in runner.model.norms[1].parameters():
+                    parameter *= 30
+                    parameter += 30 * ('bias' in name)
+        runner.model(torch.randn(2, 8, 6), lambda block, x: block(x))
+        if i < 14:
+            hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+            runner.iter += 1
+    with pytest.raises(DivergenceError) as error:
+        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(9.0)))
+    layer, growth = re.search('output of (.*) has grown most, (.*) times', str(error.value)).groups()
+    assert layer == 'norms.1' and 15 < float(growth) < 60
+
+
+def test_an_offline_norm_that_is_stable_is_not_blamed_for_its_input(runner):
+    """The output of PN, which lags behind, grows with its input, that of UN in its warm-up does not."""
+    runner.model = nn.Sequential(UN(4), NORMS['PN*'](4))
+    hook = DivergenceHook(patience=1, factor=3.0, interval=1)
+    hook.before_train(runner)
+    with pytest.raises(DivergenceError, match=r'output of 1 has grown most, [3-7]\d\.'):
+        for step in range(1, 20):
+            for norm in runner.model:
+                norm(torch.randn(64, 4) * (50 if step == 12 else 1))
+            hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(9.0 if step == 12 else 1.0)))
+
+
+def test_which_tensors_are_read(runner, monkeypatch):
+    """None of an offline norm's, but where statistics do not tell all."""
+    def read_by(norm, call):
+        runner.model = nn.Sequential(norm)
+        hook = DivergenceHook(interval=100)
+        hook.before_train(runner)
+        norm(torch.randn(3, 5, 6))  # what is remembered of it says nothing of the next
+        read = []
+        with monkeypatch.context() as patch:
+            patch.setattr(divergence, '_largest', lambda x: (read.append(x), largest(x))[1])
+            call(norm, torch.randn(3, 5, 6, requires_grad=True))
+        hook.after_train(runner)
+        return len(read)
+
+    def compiled(norm, x):
+        norm.forward = torch.compile(norm.forward, backend='eager')
+        norm(x)
+
+    def recomputed(norm, x):
+        checkpoint(norm, x, use_reentrant=True).sum().backward()
+
+    largest = divergence._largest
+    reads = {name: read_by(NORMS[name](6), lambda norm, x: norm(x)) for name in OFFLINE}
+    assert reads == dict.fromkeys(OFFLINE, 0) | dict(PN=2, PRepBN=2)
+    assert read_by(UN(6), lambda norm, x: norm(x.bfloat16())) == 0
+    assert read_by(UN(6), lambda norm, x: norm(x.half())) == 1  # its output
+    assert read_by(UN(6), lambda norm, x: norm(x, torch.ones(3, 5).bool())) == 2
+    assert read_by(UN(6), lambda norm, x: norm(x, pad_mask=torch.ones(3, 5).bool())) == 2
+    assert read_by(UN(6), compiled) == 2
+    assert read_by(nn.LayerNorm(6), lambda norm, x: norm(x)) == 2
+    for norm, count in ((UN(6), 0), (nn.LayerNorm(6), 2)):  # once alone
+        assert read_by(norm, recomputed) == count
+
+
+@pytest.mark.parametrize('name', [*OFFLINE, 'LN'])
+def test_watching_waits_for_no_device(runner, name):
+    runner.model = Row(name)
+    hook = DivergenceHook(interval=100)
+    hook.before_train(runner)
+    with NoSync():
+        for _ in range(4):
+            runner.model(torch.randn(2, 8, 6), lambda block, x: block(x)).sum().backward()
+            hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+
+
+def test_weights_that_are_there_for_the_forward_pass_alone(runner):
+    """As FSDP's hooks would have it."""
+    norm = runner.model = UN(4)
+    norm.register_forward_hook(lambda *_: setattr(norm, 'weight', None))
+    hook = DivergenceHook(patience=1, interval=1)
+    hook.before_train(runner)
+    norm(torch.randn(5, 4))
+    hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
 
 
 def test_a_gradient_that_overflows_under_a_loss_scale_now_and_then_is_normal(runner, tmp_path):
