@@ -17,7 +17,7 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from ..fusion import is_norm
-from ..norms import OfflineNorm
+from ..norms import UN, OfflineNorm
 from ..norms.base import check_count
 from ..norms.kernels import statistics_dtype
 from ..norms.steps import Step, in_backward_pass
@@ -361,13 +361,14 @@ def _advice(runner) -> str:
     """What to change, the likeliest first."""
     wrapper = runner.optim_wrapper
     advice = []
-    if any(getattr(module, 'outlier_filter', True) is False for module in runner.model.modules()):
+    norms = [module for module in runner.model.modules() if isinstance(module, OfflineNorm)]
+    if any(isinstance(norm, UN) and not norm.outlier_filter for norm in norms):  # no other method has one
         advice.append('turn the outlier filter on (norm_cfg=dict(outlier_filter=True))')
     if type(wrapper).__name__ == 'AmpOptimWrapper':
         advice.append('train without --amp, or with dtype bfloat16, to see whether float16 overflows')
     if not getattr(wrapper, 'clip_grad_kwargs', None):
         advice.append('clip gradients (optim_wrapper=dict(clip_grad=dict(max_norm=5.0)))')
     advice.append('lower the learning rate or lengthen its warm-up')
-    if any(hasattr(module, 'warmup_iters') for module in runner.model.modules()):
+    if any(norm.warmup_iters is not None for norm in norms):
         advice.append('raise warmup_iters in norm_cfg, so that averaging starts later')
     return f'Things to change, one at a time: {"; ".join(advice)}.'

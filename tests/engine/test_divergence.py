@@ -506,6 +506,18 @@ def test_advice_fits_the_run(runner):
         go(hook, runner, [math.nan])
 
 
+def test_no_advice_that_the_norm_cannot_take(runner):
+    """TokenBN has neither filter nor warm-up."""
+    runner.model.middle = TokenBN(4)
+    hook = DivergenceHook(patience=1, interval=1)
+    hook.before_train(runner)
+    with pytest.raises(DivergenceError) as error:
+        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(math.nan)))
+    assert 'learning rate' in str(error.value)
+    assert 'filter' not in str(error.value) and 'warmup_iters' not in str(error.value)
+
+
+
 def test_hooks_are_removed_and_evaluation_is_not_watched(runner):
     hook = DivergenceHook()
     hook.before_train(runner)

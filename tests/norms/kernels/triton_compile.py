@@ -38,5 +38,6 @@ if __name__ == '__main__':
         for average in ('am', 'nu'):
             blocks = dict(WINDOW=window, AVERAGE=average, MOMENTUM=True, BLOCK_C=1024)
             compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=record,
-                        outlier=flag, averaged=FLAGS, s=FLOAT, var_hat=FLOAT, used_out=FLOAT, alpha='fp32', eps='fp32')
+                        outlier=flag, averaged=FLAGS, s=FLOAT, var_hat=FLOAT, used_out=FLOAT, alpha='fp32',
+                        eps='fp32')
     print('all kernels compile')
