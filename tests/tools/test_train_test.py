@@ -168,6 +168,9 @@ def test_other_mistakes_are_one_line(classifier, capsys):
     assert 'yntax' in error_of(capsys, TRAIN, 'broken.py')
     assert 'no checkpoint nowhere.pth' in error_of(capsys, TEST, classifier, 'nowhere.pth')
     assert 'no checkpoint nowhere.pth' in error_of(capsys, TRAIN, classifier, '--resume', 'nowhere.pth')
+    (classifier.parent / 'w').mkdir()
+    for tool, arguments in ((TEST, ['w']), (TRAIN, ['--resume', 'w'])):
+        assert 'w is a folder: a checkpoint is a file' in error_of(capsys, tool, classifier, *arguments)
     norm = 'model.backbone.norm_cfg.type=UNX'
     assert "no norm 'UNX'" in error_of(capsys, TRAIN, classifier, '--cfg-options', norm)
 
