@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import os
+import signal
 import sys
 import traceback
 from contextlib import contextmanager
@@ -321,6 +323,7 @@ def build_runner(cfg: Config) -> Runner:
         if 'RANK' not in os.environ:
             raise PreflightError('--launcher pytorch is for processes started by torchrun: use '
                                  'tools/dist_train.sh or tools/dist_test.sh.')
+        _end_with_launcher()
         if get_device() == 'cpu':
             _distribute_on_cpu(cfg)
     with clear_build_errors():
@@ -336,6 +339,15 @@ def clear_build_errors():
         if 'registry' not in str(error):
             raise
         raise PreflightError(f'cannot build what the config describes: {_describe(error)}') from error
+
+
+def _end_with_launcher() -> None:
+    """Lets Linux end this process when torchrun is killed, which gives it a session of its own.
+
+    It would train on, beside the run that is resumed in the same work directory.
+    """
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

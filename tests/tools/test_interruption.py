@@ -56,7 +56,7 @@ class KillHook(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == int(os.environ.get('KILL_AFTER_STEP', 0)):
-            if get_world_size() > 1:  # to be killed with all others at once
+            if get_world_size() > 1:  # to be killed with its launcher
                 open(f'pid_{get_rank()}_{os.getpid()}', 'w').close()
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -121,17 +121,29 @@ def launch(config, work_dir, *arguments, **others):
 
 
 def kill_launched(config, work_dir, step, *arguments):
+    """Kills torchrun while its processes wait after a step; they end with it."""
     with launch(config, work_dir, *arguments, KILL_AFTER_STEP=str(step)) as launched:
         try:
             while len(waiting := list(Path().glob('pid_*'))) < 2:
                 assert launched.poll() is None, Path('launched.log').read_text()
                 time.sleep(0.1)
-            # torchrun gives each process a session of its own.
-            os.killpg(launched.pid, signal.SIGKILL)
-            for path in waiting:
-                os.kill(int(path.name.rpartition('_')[2]), signal.SIGKILL)
         finally:
-            launched.terminate()
+            os.killpg(launched.pid, signal.SIGKILL)
+    pids = [int(path.name.rpartition('_')[2]) for path in waiting]
+    deadline = time.monotonic() + 60
+    while left := list(filter(is_running, pids)):
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail('the processes have outlived torchrun')
+        time.sleep(0.1)
+
+
+def is_running(pid):
+    try:
+        return Path(f'/proc/{pid}/cmdline').read_bytes() != b''  # which a zombie has not
+    except OSError:
+        return False
 
 
 @pytest.mark.slow
