@@ -1,12 +1,22 @@
-"""Functions that run in several processes at once, which talk over gloo."""
+"""What runs in several processes at once, which talk over gloo."""
 import gc
 import multiprocessing
 import os
+import socket
+import sys
 import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+
+def without_a_gpu():
+    """Environment of `dist_train.sh` and `dist_test.sh`."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    return dict(PYTHON=sys.executable, PORT=str(port), CUDA_VISIBLE_DEVICES='')
 
 
 def run(function, *args, processes=2):

@@ -133,14 +133,19 @@ class Run:
     def close(self, returncode: int) -> dict | None:
         """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
 
-        A metric that was last measured before the last step is that of an interrupted validation: the run is
-        not finished then, and can be resumed.
+        Without a log, or with a metric that was last measured before the last step, which is that of an
+        interrupted validation, the run is not finished, whatever its status: it can be resumed.
         """
         if (self.work_dir / RECORD).exists():
             record = json.loads((self.work_dir / RECORD).read_text())
             result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
         elif returncode == 0:
-            scalars = read_scalars(self.work_dir)
+            try:
+                scalars = read_scalars(self.work_dir)
+            except FileNotFoundError:
+                return None
+            if not scalars:
+                return None
             last = max(int(values[-1, 0]) for values in scalars.values())
             # NormStatisticsHook's numbers are of training.
             measured = {name: values[-1] for name, values in scalars.items()

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import os
+import signal
 import sys
 import traceback
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from mmengine.runner import CheckpointLoader, Runner
 
 from ..fusion import folded_config, folded_norms
 from .errors import PreflightError, RunError
-from .preflight import check_norms, pretrained_path
+from .preflight import check_norms, folder_problem, pretrained_path
 from .resume import find_resumable
 
 
@@ -207,7 +209,7 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     has left beside it; with none in the work directory the run starts at the beginning, and says so.
 
     Raises:
-        PreflightError: the checkpoint does not exist, or cannot be read.
+        PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
     """
     if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
         source, damaged = find_resumable(cfg.work_dir)
@@ -224,11 +226,17 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     source = cfg.get('load_from')
     if source is None:
         return
-    check_checkpoint(source, folder='runner_type' in cfg)
+    check_checkpoint(source, folder=_reads_folders(cfg))
     if pretrained_path(cfg) is not None:
         cfg.model.backbone.init_cfg = None
     if cfg.get('resume') and not os.path.isdir(source):
         _take_seed(cfg, source)
+
+
+def _reads_folders(cfg: Config) -> bool:
+    """Whether the run's checkpoints may be folders, as those of sharded training are."""
+    strategy = (cfg.get('strategy') or {}).get('type')
+    return 'runner_type' in cfg and strategy not in (None, 'SingleDeviceStrategy', 'DDPStrategy')
 
 
 def _take_seed(cfg: Config, checkpoint: str) -> None:
@@ -250,9 +258,13 @@ def _is_first_process() -> bool:
 
 
 def check_checkpoint(path: str, folder: bool = False) -> None:
-    """Raises a PreflightError if a local checkpoint does not exist; `folder` lets it be one."""
-    if '://' not in path and not os.path.isfile(path) and not (folder and os.path.isdir(path)):
+    """Raises a PreflightError if a local checkpoint is no file; `folder` lets it be a folder."""
+    if '://' in path or os.path.isfile(path):
+        return
+    if not os.path.isdir(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
+    if not folder:
+        raise PreflightError(folder_problem(path))
 
 
 def match_folded(cfg: Config, checkpoint: str) -> None:
@@ -311,6 +323,7 @@ def build_runner(cfg: Config) -> Runner:
         if 'RANK' not in os.environ:
             raise PreflightError('--launcher pytorch is for processes started by torchrun: use '
                                  'tools/dist_train.sh or tools/dist_test.sh.')
+        _end_with_launcher()
         if get_device() == 'cpu':
             _distribute_on_cpu(cfg)
     with clear_build_errors():
@@ -326,6 +339,15 @@ def clear_build_errors():
         if 'registry' not in str(error):
             raise
         raise PreflightError(f'cannot build what the config describes: {_describe(error)}') from error
+
+
+def _end_with_launcher() -> None:
+    """Lets Linux end this process when torchrun is killed, which gives it a session of its own.
+
+    It would train on, beside the run that is resumed in the same work directory.
+    """
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

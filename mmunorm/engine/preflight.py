@@ -13,6 +13,7 @@ from mmpretrain.registry import DATASETS
 
 from ..norms import Norm
 from .errors import PreflightError
+from .resume import find_resumable
 
 # How to get the data, by the name of a folder that it is expected in; the first that fits.
 SOURCES = {
@@ -100,12 +101,29 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     path = pretrained_path(cfg)
     if path is None or '://' in path or os.path.isfile(path):
         return
+    if os.path.isdir(path):
+        raise PreflightError(folder_problem(path))
     # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
     maker = Path(config_path).parent / f'{Path(path).parent.name}.py'
     make = f'make it with `python tools/train.py {maker}`, ' if maker.is_file() else ''
     raise PreflightError(
         f'the backbone weights to start from are missing: no file {path}; {make}name another with '
         '`--cfg-options pretrained=PATH`, or start without with `--cfg-options pretrained=None`.')
+
+
+def folder_problem(path: str) -> str:
+    """A sentence on a folder that was named where a checkpoint has to be a file."""
+    names = os.listdir(path)
+    if '.metadata' in names:
+        return (f'{path} is a folder of torch.distributed.checkpoint, and a file is needed here: make one '
+                f'with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
+    if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
+        return (f'{path} is a folder with a part for each process, which only `--resume` of a run with the '
+                "strategy that wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole "
+                "files with state_dict_cfg='full'.")
+    latest, _ = find_resumable(path)
+    advice = f'name a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
+    return f'{path} is a folder: {advice}.'
 
 
 def pretrained_path(cfg: Config) -> str | None:

@@ -177,6 +177,9 @@ def test_differing_keys():
 
 def test_a_run_without_its_last_validation_is_not_finished(tmp_path):
     run = Run(tmp_path, 'LN', 0)
+    assert run.close(0) is None  # without a log
+    write_log(run.work_dir, '0', [])
+    assert run.close(0) is None
     write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': 20.0, 'step': 1}, train(20, 1.0)])
     assert run.close(0) is None and run.result() is None
     # The validation that the resumed run does at its end.

@@ -1,5 +1,7 @@
+import pytest
 import torch
 from mmengine.hooks import EMAHook
+from mmengine.model import ExponentialMovingAverage
 from mmengine.registry import MODELS
 from torch import nn
 
@@ -8,10 +10,13 @@ from mmunorm.engine.ema import BufferedEMA
 from mmunorm.norms import UN
 
 
-def test_weights_and_statistics_are_averaged_and_counters_copied():
+@pytest.mark.parametrize('kind', ['BufferedEMA', 'ExponentialMovingAverage'])
+def test_weights_are_averaged_and_counters_copied(kind):
+    """Statistics are averaged too; mmengine's default copies them."""
     model = nn.Sequential(nn.Linear(3, 4), UN(4, warmup_iters=1))
-    average = MODELS.build(dict(type='BufferedEMA', model=model, momentum=0.25))
-    assert isinstance(average, BufferedEMA)
+    average = MODELS.build(dict(type=kind, model=model, momentum=0.25))
+    assert isinstance(average, BufferedEMA) == (kind == 'BufferedEMA')
+    averaged = model.state_dict() if kind == 'BufferedEMA' else dict(model.named_parameters())
     expected = None
     for _ in range(6):
         model(torch.randn(5, 3)).square().sum().backward()
@@ -23,7 +28,7 @@ def test_weights_and_statistics_are_averaged_and_counters_copied():
         if expected is None:
             expected = state
         for name, tensor in state.items():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and name in averaged:
                 expected[name] = 0.75 * expected[name] + 0.25 * tensor
             else:
                 expected[name] = tensor
@@ -34,12 +39,17 @@ def test_weights_and_statistics_are_averaged_and_counters_copied():
         torch.testing.assert_close(actual[name], tensor, msg=name)
 
 
-def test_the_hook_swaps_statistics_with_weights():
+@pytest.mark.parametrize('kind', [BufferedEMA, ExponentialMovingAverage])
+def test_the_hook_swaps_statistics_with_weights(kind):
     model = UN(2)
-    hook = EMAHook(ema_type='BufferedEMA', momentum=0.5)
-    hook.src_model, hook.ema_model = model, BufferedEMA(model, momentum=0.5)
-    model.running_var.fill_(3)
+    hook = EMAHook(ema_type=kind.__name__, momentum=0.5)
+    hook.src_model, hook.ema_model = model, kind(model, momentum=0.5)
+    with torch.no_grad():
+        for tensor in (model.weight, model.running_var):
+            tensor.fill_(3)
     hook._swap_ema_parameters()
-    assert model.running_var.tolist() == [1, 1]
+    assert model.weight.tolist() == [1, 1]
+    # With mmengine's default the averaged weights are validated with the model's own statistics.
+    assert model.running_var.tolist() == ([1, 1] if kind is BufferedEMA else [3, 3])
     hook._swap_ema_parameters()
-    assert model.running_var.tolist() == [3, 3]
+    assert model.weight.tolist() == model.running_var.tolist() == [3, 3]

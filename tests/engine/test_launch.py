@@ -1,11 +1,15 @@
 import argparse
+import importlib
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from torch.distributed.checkpoint import format_utils
 
 from mmunorm.engine import (
     AverageStatisticsHook,
@@ -172,11 +176,16 @@ class TestResume:
 
     def test_a_folder_is_a_checkpoint_of_sharded_training_alone(self, tmp_path):
         (tmp_path / 'epoch_2.pth').mkdir()
-        with pytest.raises(PreflightError, match='no checkpoint .*epoch_2.pth'):
-            launch.set_resume(self.cfg(tmp_path), str(tmp_path / 'epoch_2.pth'))
+        for others in ({}, dict(runner_type='FlexibleRunner'),
+                       dict(runner_type='FlexibleRunner', strategy=dict(type='DDPStrategy'))):
+            cfg = self.cfg(tmp_path, load_from=str(tmp_path / 'epoch_2.pth'), **others)
+            with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
+                launch.set_resume(cfg, None)
         (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
         for resume in ('auto', str(tmp_path / 'epoch_2.pth')):
-            cfg = self.cfg(tmp_path, runner_type='FlexibleRunner')
+            with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
+                launch.set_resume(self.cfg(tmp_path), resume)
+            cfg = self.cfg(tmp_path, runner_type='FlexibleRunner', strategy=dict(type='FSDPStrategy'))
             launch.set_resume(cfg, resume)
             assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'epoch_2.pth'))
 
@@ -195,6 +204,18 @@ class TestResume:
         with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
             launch.set_resume(self.cfg(tmp_path), str(tmp_path / 'gone.pth'))
         launch.check_checkpoint('https://example.org/a.pth')
+
+
+def test_a_folder_of_torch_becomes_a_file_as_the_error_says(tmp_path):
+    folder, file = tmp_path / 'epoch_1', tmp_path / 'epoch_1.pth'
+    dcp.save(dict(state_dict=dict(weight=torch.arange(3.0))), checkpoint_id=folder)
+    with pytest.raises(PreflightError) as caught:
+        launch.read_checkpoint(str(folder))
+    command = re.search(r'`python -m (\S+) dcp_to_torch (\S+) FILE`', str(caught.value))
+    assert command[2] == str(folder)
+    assert importlib.import_module(command[1]) is format_utils
+    format_utils.dcp_to_torch_save(folder, file)
+    assert launch.read_checkpoint(str(file))['state_dict']['weight'].tolist() == [0, 1, 2]
 
 
 def test_one_process_prints_the_error(monkeypatch, capsys):

@@ -1,9 +1,12 @@
+import re
+
 import pytest
+import torch
 from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10, CIFAR100
 
 from mmunorm.engine.errors import PreflightError
-from mmunorm.engine.preflight import check_data, check_norms, check_pretrained
+from mmunorm.engine.preflight import check_data, check_norms, check_pretrained, folder_problem
 
 from .. import data_makers
 
@@ -138,6 +141,23 @@ def test_pretrained(tmp_path, monkeypatch):
     (tmp_path / 'work_dirs/swin_un').mkdir(parents=True)
     (tmp_path / 'work_dirs/swin_un/epoch_3.pth').write_text('')
     check_pretrained(cfg, 'configs/detector.py')
+
+    backbone['init_cfg']['checkpoint'] = 'work_dirs'
+    with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):
+        check_pretrained(Config(dict(model=dict(backbone=backbone))), 'configs/detector.py')
+
+
+@pytest.mark.parametrize('files, said', [
+    (['.metadata', '__0_0.distcp'], 'format_utils dcp_to_torch .*epoch_1.pth FILE'),
+    (['rank0.pth', 'rank1.pth'], "part for each process.*state_dict_cfg='full'"),
+    (['mp_rank_00_model_states.pt'], 'part for each process'),
+    (['epoch_3.pth', 'rank.txt'], r'such as \S+/epoch_1.pth/epoch_3.pth')])
+def test_a_folder_is_told_apart(files, said, tmp_path):
+    folder = tmp_path / 'epoch_1.pth'
+    folder.mkdir()
+    for name in files:
+        torch.save({}, folder / name) if name == 'epoch_3.pth' else (folder / name).touch()
+    assert re.fullmatch(rf'{folder} is a folder.*{said}.*\.', folder_problem(str(folder)))
 
 
 @pytest.mark.parametrize('init_cfg', [

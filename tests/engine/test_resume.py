@@ -228,3 +228,42 @@ def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop
     # A loop that would never have validated does not now.
     train(val_begin=17)
     assert 'it is validated' not in ''.join(capfd.readouterr())
+
+
+class KeepSteps(Hook):
+    """The weights and the gathered gradients after each step."""
+
+    def __init__(self):
+        self.weights, self.gradients = [], []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        weight = runner.model.layers[0].weight
+        self.weights.append(weight.detach().clone())
+        self.gradients.append(None if weight.grad is None else weight.grad.clone())
+
+
+def test_a_checkpoint_between_two_updates_loses_its_gradients_and_nothing_else(tmp_path, capfd):
+    def train(resume):
+        model, kept = Model(), KeepSteps()
+        Runner(model=model, work_dir=str(tmp_path), train_cfg=dict(by_epoch=False, max_iters=6),
+               train_dataloader=dict(batch_size=2, dataset=data, collate_fn=dict(type='default_collate'),
+                                     sampler=dict(type='InfiniteSampler', shuffle=False)),
+               optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2),
+               default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False)),
+               custom_hooks=[dict(type='RepeatableHook'), kept], resume=resume,
+               load_from=f'{tmp_path}/iter_3.pth' if resume else None, randomness=dict(seed=0),
+               experiment_name=os.urandom(4).hex()).train()
+        return model, kept
+
+    data = [dict(x=torch.randn(5, 3)) for _ in range(8)]
+    model, whole = train(resume=False)
+    capfd.readouterr()
+    resumed_model, resumed = train(resume=True)
+    assert 'the gradient of some iterations is lost' in ''.join(capfd.readouterr())
+    # It updates at the same steps, the first time without the half that step 3 had gathered.
+    assert not torch.equal(whole.weights[2], whole.weights[3])
+    assert whole.gradients[2].any()
+    torch.testing.assert_close(resumed.weights[0], whole.weights[3] + 0.1 * whole.gradients[2])
+    assert torch.equal(resumed.weights[1], resumed.weights[0])
+    assert not torch.equal(resumed.weights[2], resumed.weights[1])
+    assert resumed_model.layers[1].num_batches_tracked == model.layers[1].num_batches_tracked == 6

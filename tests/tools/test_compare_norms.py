@@ -26,6 +26,8 @@ outcome = pathlib.Path('{folder}/outcomes', work_dir.parent.name)
 outcome = outcome.read_text() if outcome.exists() else 'finishes'
 if outcome == 'sleeps':
     time.sleep(600)
+if outcome == 'ends early':
+    sys.exit()
 if outcome == 'crashes':
     sys.exit('Boom')
 if outcome == 'diverges':
@@ -148,6 +150,13 @@ def test_a_crash_is_an_error_and_the_others_go_on(config, fake, capsys):
     compare(config, '--norms', 'LN', 'UN', '--seeds', 1)
     assert fake.calls() == ['out/ln/seed_0']
     assert '| LN | 50.00 | 50.00 |' in table()
+
+
+def test_a_run_without_its_final_metrics_is_an_error(config, fake):
+    fake('ln', 'ends early')
+    compare(config, '--norms', 'LN', '--seeds', 1, status=3)
+    assert ('- error in LN seed 0: tools/train.py ended without writing its final metrics; '
+            'see out/ln/seed_0/output.log') in read('comparison.md')
 
 
 def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, monkeypatch, capsys):

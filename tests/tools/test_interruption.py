@@ -5,11 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from .. import tiny_runs
+from .. import processes, tiny_runs
 
 TRAIN = tiny_runs.load_tool('train')
 
@@ -34,9 +36,17 @@ EPOCHS = """
 train_cfg = dict(max_epochs=6)
 default_hooks = dict(logger=dict(interval=1))
 """
+DETECTOR = """
+_base_ = ['{root}/configs/digits/swin_un_maskrcnn.py']
+custom_imports = dict(imports=['mmunorm', 'killer'])
+custom_hooks = [dict(type='KillHook')]
+model = dict(backbone=dict(drop_path_rate=0.4, norm_cfg=dict(warmup_iters=1)))
+"""
 KILLER = """
 import os
 import signal
+import time
+from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -46,6 +56,9 @@ class KillHook(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == int(os.environ.get('KILL_AFTER_STEP', 0)):
+            if get_world_size() > 1:  # to be killed with its launcher
+                open(f'pid_{get_rank()}_{os.getpid()}', 'w').close()
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -75,38 +88,112 @@ def train(*arguments):
 
 
 def end_of(work_dir):
-    """Weights, averaged weights and optimizer at the end, and the validation metrics of every epoch."""
+    """Weights, averaged weights and optimizer at the end, and the metrics of every validation."""
     last = torch.load((work_dir / 'last_checkpoint').read_text(), weights_only=False)
-    metrics = [json.loads(line) for path in sorted(work_dir.glob('*/vis_data/scalars.json'))
-               for line in path.open() if 'accuracy' in line]
-    return (last['state_dict'], last['ema_state_dict'], last['optimizer'],
-            {entry['step']: entry['accuracy/top1'] for entry in metrics})
+    logged = [json.loads(line) for path in sorted(work_dir.glob('*/vis_data/scalars.json'))
+              for line in path.open()]
+    metrics = {(entry['step'], name): value for entry in logged for name, value in entry.items()
+               if '/' in name}
+    assert metrics
+    return last['state_dict'], last.get('ema_state_dict'), last['optimizer'], metrics
 
 
-def kill(config, work_dir, step, *options):
-    environment = dict(os.environ, KILL_AFTER_STEP=str(step), OMP_NUM_THREADS='1',
-                       PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(config.parent)]))
+def environment(config, **others):
+    path = os.pathsep.join([str(tiny_runs.ROOT), str(config.parent)])
+    return dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=path, **others)
+
+
+def kill(config, work_dir, step, *arguments):
     result = subprocess.run(
         [sys.executable, str(tiny_runs.ROOT / 'tools/train.py'), str(config), '--work-dir', work_dir,
-         '--cfg-options', 'train_dataloader.num_workers=0', *options],
-        env=environment, capture_output=True, text=True, timeout=300)
+         '--cfg-options', 'train_dataloader.num_workers=0', *arguments],
+        env=environment(config, KILL_AFTER_STEP=str(step)), capture_output=True, text=True, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr
 
 
+def launch(config, work_dir, *arguments, **others):
+    """Two processes, started by a third."""
+    with Path('launched.log').open('w') as log:
+        return subprocess.Popen(
+            ['bash', str(tiny_runs.ROOT / 'tools/dist_train.sh'), str(config), '2', '--work-dir', work_dir,
+             *arguments], env=environment(config, **processes.without_a_gpu(), **others), stdout=log,
+            stderr=log, start_new_session=True)
+
+
+def kill_launched(config, work_dir, step, *arguments):
+    """Kills torchrun while its processes wait after a step; they end with it."""
+    with launch(config, work_dir, *arguments, KILL_AFTER_STEP=str(step)) as launched:
+        try:
+            while len(waiting := list(Path().glob('pid_*'))) < 2:
+                assert launched.poll() is None, Path('launched.log').read_text()
+                time.sleep(0.1)
+        finally:
+            os.killpg(launched.pid, signal.SIGKILL)
+    pids = [int(path.name.rpartition('_')[2]) for path in waiting]
+    deadline = time.monotonic() + 60
+    while left := list(filter(is_running, pids)):
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail('the processes have outlived torchrun')
+        time.sleep(0.1)
+
+
+def is_running(pid):
+    try:
+        return Path(f'/proc/{pid}/cmdline').read_bytes() != b''  # which a zombie has not
+    except OSError:
+        return False
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('text, step, saved', [
-    (EPOCHS, 7, 'epoch_3'), (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4'),
-    (ITERS.format(sampler='DefaultSampler'), 10, 'iter_8')], ids=['epochs', 'infinite', 'iterations'])
-def test_killed_and_resumed_is_as_if_undisturbed(tmp_path, monkeypatch, text, step, saved):
+@pytest.mark.parametrize('text, step, saved, more', [
+    (EPOCHS, 7, 'epoch_3', []), (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', []),
+    (ITERS.format(sampler='DefaultSampler'), 10, 'iter_8', []), (EPOCHS, 7, 'epoch_3', ['--amp']),
+    # Killed with half of an update's gradients gathered.
+    (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', ['optim_wrapper.accumulative_counts=2']),
+    (EPOCHS, 7, 'epoch_3', ['custom_hooks.1.ema_type=ExponentialMovingAverage'])],
+    ids=['epochs', 'infinite', 'iterations', 'amp', 'accumulation', 'mmengines_ema'])
+def test_killed_and_resumed_is_as_if_undisturbed(tmp_path, monkeypatch, text, step, saved, more):
     monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
     config = write(tmp_path, text)
     # The data do not depend on the number of workers either.
     train(config, '--work-dir', 'whole', '--cfg-options', 'train_dataloader.num_workers=2',
-          'train_dataloader.persistent_workers=True')
-    kill(config, 'parts', step)
+          'train_dataloader.persistent_workers=True', *more)
+    kill(config, 'parts', step, *more)
     assert (tmp_path / 'parts/last_checkpoint').read_text().endswith(f'{saved}.pth')
     train(config, '--work-dir', 'parts', '--resume', '--cfg-options', 'train_dataloader.num_workers=1',
-          'train_dataloader.persistent_workers=True')
+          'train_dataloader.persistent_workers=True', *more)
+    torch.testing.assert_close(end_of(tmp_path / 'parts'), end_of(tmp_path / 'whole'), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_detector_killed_and_resumed(tmp_path):
+    config = tmp_path / 'detector.py'
+    config.write_text(DETECTOR.format(root=tiny_runs.ROOT))
+    options = ['--cfg-options', *tiny_runs.tiny_data(tiny_runs.Config.fromfile(config), tmp_path / 'data'),
+               'train_cfg.max_iters=4', 'train_cfg.val_interval=2',
+               'default_hooks.checkpoint.save_optimizer=True']
+    # In a process of its own the pictures' random numbers do not set those of the step.
+    train(config, '--work-dir', 'whole', *options, 'train_dataloader.num_workers=1')
+    kill(config, 'parts', 3, *options)
+    assert (tmp_path / 'parts/last_checkpoint').read_text().endswith('iter_2.pth')
+    train(config, '--work-dir', 'parts', '--resume', *options)
+    torch.testing.assert_close(end_of(tmp_path / 'parts'), end_of(tmp_path / 'whole'), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
+def test_two_processes_killed_and_resumed(tmp_path, norm):
+    config = write(tmp_path, EPOCHS)
+    options = ['--cfg-options', f'model.backbone.norm_cfg.type={norm}', 'train_dataloader.batch_size=1',
+               'train_cfg.max_epochs=3']  # of two steps
+    for work_dir, resume in (('whole', []), ('parts', ['--resume'])):
+        if resume:
+            kill_launched(config, work_dir, 5, *options)
+            assert (tmp_path / 'parts/last_checkpoint').read_text().endswith('epoch_2.pth')
+        with launch(config, work_dir, *resume, *options) as launched:
+            assert launched.wait(timeout=1200) == 0, Path('launched.log').read_text()
     torch.testing.assert_close(end_of(tmp_path / 'parts'), end_of(tmp_path / 'whole'), rtol=0, atol=0)
 
 

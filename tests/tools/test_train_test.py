@@ -2,7 +2,6 @@ import json
 import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from .. import tiny_runs
+from .. import processes, tiny_runs
 
 TRAIN, TEST = tiny_runs.load_tool('train'), tiny_runs.load_tool('test')
 
@@ -168,6 +167,9 @@ def test_other_mistakes_are_one_line(classifier, capsys):
     assert 'yntax' in error_of(capsys, TRAIN, 'broken.py')
     assert 'no checkpoint nowhere.pth' in error_of(capsys, TEST, classifier, 'nowhere.pth')
     assert 'no checkpoint nowhere.pth' in error_of(capsys, TRAIN, classifier, '--resume', 'nowhere.pth')
+    (classifier.parent / 'w').mkdir()
+    for tool, arguments in ((TEST, ['w']), (TRAIN, ['--resume', 'w'])):
+        assert 'w is a folder: a checkpoint is a file' in error_of(capsys, tool, classifier, *arguments)
     norm = 'model.backbone.norm_cfg.type=UNX'
     assert "no norm 'UNX'" in error_of(capsys, TRAIN, classifier, '--cfg-options', norm)
 
@@ -208,14 +210,6 @@ def test_as_a_script_an_error_leaves_no_traceback():
     assert 'Traceback' not in result.stderr
 
 
-def without_a_gpu():
-    """Environment of `dist_train.sh` and `dist_test.sh`."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    return dict(PYTHON=sys.executable, PORT=str(port), CUDA_VISIBLE_DEVICES='')
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
 def test_two_processes_train_the_digits_detector(tmp_path, norm):
@@ -227,7 +221,8 @@ def test_two_processes_train_the_digits_detector(tmp_path, norm):
     (tmp_path / 'keeping.py').write_text(KEEPING)
     result = run('bash', tiny_runs.ROOT / 'tools/dist_train.sh', config, 2, '--work-dir', 'w',
                  '--cfg-options', *options, 'train_cfg.max_iters=2', 'train_dataloader.batch_size=1',
-                 **without_a_gpu(), PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(tmp_path)]))
+                 **processes.without_a_gpu(),
+                 PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(tmp_path)]))
     assert result.returncode == 0, result.stdout + result.stderr
     saved = torch.load('w/iter_2.pth', weights_only=False)['state_dict']
     states = [torch.load(f'rank{rank}.pt') for rank in range(2)]
@@ -269,7 +264,7 @@ class KeepHook(Hook):
 
 @pytest.mark.slow
 def test_two_processes_without_a_gpu(classifier, tmp_path):
-    environment = without_a_gpu()
+    environment = processes.without_a_gpu()
     result = run('bash', tiny_runs.ROOT / 'tools/dist_train.sh', classifier, 2, '--work-dir', 'w',
                  '--auto-scale-lr', **environment)
     assert result.returncode == 0, result.stderr

@@ -245,7 +245,8 @@ def train_all(pending, args, after_each):
                 active.remove(process)
                 status = process.popen.returncode
                 if process.run.close(status) is None:
-                    errors[process.run] = f'tools/train.py ended with status {status}; see {process.run.log}'
+                    what = f'with status {status}' if status else 'without writing its final metrics'
+                    errors[process.run] = f'tools/train.py ended {what}; see {process.run.log}'
                 after_each(errors)
                 bar.update()
             progress = '; '.join(process.progress() for process in active)
