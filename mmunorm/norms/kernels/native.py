@@ -161,4 +161,3 @@ def _tokens(x: Tensor) -> tuple[int, int, int]:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
