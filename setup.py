@@ -1,5 +1,8 @@
 """Package metadata. The OpenMMLab packages are an extra, never a hard requirement: `mmcv` and `mmdet`
 exist under two distribution names, and pip would lay the second over the first."""
+import os
+import sys
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -14,11 +17,18 @@ def read_requirements(name):
 
 # Loaded with ctypes, so that it needs neither Python's headers nor torch's. Without a C compiler or OpenMP
 # the package goes without it.
+SOURCE = 'mmunorm/norms/kernels/native.c'
+OPENMP = [] if sys.platform == 'darwin' else ['-fopenmp']  # which Apple's compiler does not know
 NATIVE = Extension(
     'mmunorm.norms.kernels._native',
-    sources=['mmunorm/norms/kernels/native.c'],
-    extra_compile_args=['-std=gnu11', '-O3', '-fopenmp', '-fno-math-errno', '-fno-trapping-math'],
-    extra_link_args=['-fopenmp'],
+    sources=[SOURCE],
+    define_macros=[('SOURCE', f'{zlib.crc32((ROOT / SOURCE).read_bytes())}u')],
+    # NaN has to stay NaN, whatever CFLAGS say.
+    extra_compile_args=[
+        '-std=gnu11', '-O3', '-fno-fast-math', '-fno-math-errno', '-fno-trapping-math', *OPENMP
+    ],
+    extra_link_args=OPENMP,
+    libraries=[] if os.name == 'nt' else ['m'],
     optional=True)
 
 setup(

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import cpu, native, reference
 from .reference import statistics_dtype
@@ -40,14 +41,32 @@ def _kernels(*tensors: Tensor) -> ModuleType:
     return reference
 
 
-def _step_kernels(values: Tensor, *state: Tensor | None) -> ModuleType:
-    """The module that computes the per-channel part of a step with these `(C,)` values and this state."""
+# Triton unrolls its loops over the steps of a record.
+_LONGEST_FOR_TRITON = 32
+
+
+def _step_kernels(values: Tensor, vectors: tuple[Tensor | None, ...], record: Tensor | None,
+                  counters: tuple[Tensor | None, ...] = ()) -> ModuleType:
+    """The module that computes the per-channel part of a step with these `(C,)` values.
+
+    What it is not made for, such as state of another dtype or size, is left to the reference.
+    """
     if torch.compiler.is_compiling():
         return reference
-    if values.is_cuda and all(tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous())
-                              for tensor in (values, *state)):
-        return _triton() or reference
-    return native if native.takes(values, *state) else reference
+    for tensor in vectors:
+        if tensor is not None and tensor.shape != values.shape:
+            return reference
+    if record is not None and record.shape[1:] != values.shape:
+        return reference
+    for counter in counters:
+        if counter is not None and (counter.dtype != torch.int64 or counter.device != values.device):
+            return reference
+    if not values.is_cuda:
+        return native if native.takes(values, *vectors, record) else reference
+    fits = all(tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.is_cuda)
+               for tensor in (values, *vectors, record))
+    fits = fits and (record is None or len(record) <= _LONGEST_FOR_TRITON)
+    return fits and _triton() or reference
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -75,14 +94,24 @@ def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
 def advance(measured: Tensor, t: Tensor, running_var: Tensor, record: Tensor | None,
             num_outliers: Tensor | None, **config) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    kernels = _step_kernels(measured, running_var, record)
-    return kernels.advance(measured, t, running_var, record, num_outliers, **config)
+    kernels = _step_kernels(measured, (running_var, ), record, (t, num_outliers))
+    results = kernels.advance(measured, t, running_var, record, num_outliers, **config)
+    _mark_changed(kernels, running_var, record, num_outliers)
+    return results
 
 
 def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Tensor | None, averaged: Tensor,
                      s: Tensor | None, var_hat: Tensor, **config) -> Tensor:
-    kernels = _step_kernels(g, psi, record, s, var_hat)
-    return kernels.average_gradient(g, psi, record, outlier, averaged, s, var_hat, **config)
+    kernels = _step_kernels(g, (psi, s, var_hat), record)
+    used = kernels.average_gradient(g, psi, record, outlier, averaged, s, var_hat, **config)
+    _mark_changed(kernels, psi, record)
+    return used
+
+
+def _mark_changed(kernels: ModuleType, *state: Tensor | None) -> None:
+    """Tells autograd what a kernel has changed behind its back."""
+    if kernels is not reference:
+        increment_version([tensor for tensor in state if tensor is not None])
 
 
 for _function in (second_moment, variance_and_mean, normalize_forward, normalize_backward,

@@ -17,7 +17,7 @@ static int omp_get_num_threads(void) { return 1; }
 #endif
 
 /* The widest vectors of the machine that runs it, not of the one that built it. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((noinline, target_clones("arch=skylake-avx512", "arch=haswell", "default")))
 #else
 #define VECTORIZED
@@ -25,11 +25,11 @@ static int omp_get_num_threads(void) { return 1; }
 
 typedef ptrdiff_t size;
 
-enum { VERSION = 1 };                            /* of the functions' arguments; native.py has the same */
 enum { BLOCK = 64, LEAST_WORK = 1 << 14 };       /* tokens; elements that are worth a thread */
 enum { CURRENT, GM, AM, EMA, EARLIER_EMA, NU };  /* averages, in the order of native.py */
 
-int native_version(void) { return VERSION; }
+/* A checksum of this file, by which native.py knows a library of another version. */
+unsigned native_source(void) { return SOURCE; }
 
 static size smaller(size a, size b) { return a < b ? a : b; }
 
@@ -321,7 +321,7 @@ static void geometric_mean(const float *record, size window, size channels, doub
         gm[c] = exp(scratch[c] / window);
 }
 
-/* The unbiased variance of the roots, V of Eq. 19; NaN for one number. */
+/* The unbiased variance of the roots, V of Eq. 19; not finite for one number. */
 VECTORIZED static double root_variance(const float *record, size count, size stride)
 {
     double roots = 0, values = 0;

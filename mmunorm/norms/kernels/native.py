@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from ctypes import c_double, c_int, c_int64, c_ssize_t, c_void_p
+import zlib
+from ctypes import c_double, c_int, c_int64, c_ssize_t, c_uint, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
+from torch.autograd import forward_ad
 
 from . import cpu, reference
 
-# Of the functions' arguments; native.c has the same.
-_VERSION = 1
+_SOURCE = Path(__file__).with_name('native.c')  # beside the library in an editable installation
+# In the order of native.c.
 _AVERAGES = {name: number for number, name in enumerate(('current', 'gm', 'am', 'ema', 'earlier_ema', 'nu'))}
 
 _TOKENS = (c_ssize_t, c_ssize_t, c_int)  # how many, of how many channels, and threads
@@ -46,12 +47,14 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         loaded = ctypes.CDLL(str(path))
-    except OSError as error:
+        loaded.native_source.restype = c_uint
+        source = loaded.native_source()
+    except (OSError, AttributeError) as error:
         warnings.warn(f'training on a CPU goes without {path}: {error}', stacklevel=2)
         return None
-    if loaded.native_version() != _VERSION:
-        warnings.warn(f'training on a CPU goes without {path}, which is of another version of mmunorm: '
-                      'install it again (pip install -e .)', stacklevel=2)
+    if _SOURCE.exists() and source != zlib.crc32(_SOURCE.read_bytes()):
+        warnings.warn(f'training on a CPU goes without {path}, which was made of another {_SOURCE.name}: '
+                      'install the package again (pip install -e .)', stacklevel=2)
         return None
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
@@ -67,15 +70,29 @@ def _check_memory(failed: int) -> None:
 
 def takes(*tensors: Tensor | None) -> bool:
     """Whether these can be computed with here: contiguous float32 on a CPU, with memory of their own."""
-    if library() is None:
+    if library() is None or _is_transformed():
         return False
     for tensor in tensors:
         if tensor is not None and (tensor.dtype is not torch.float32 or not tensor.is_cpu
-                                   or not tensor.is_contiguous()
+                                   or not tensor.is_contiguous() or tensor.is_neg()
                                    # A subclass, such as a fake tensor, may have no memory.
                                    or type(tensor) not in (Tensor, nn.Parameter)):
             return False
     return True
+
+
+def _is_transformed() -> bool:
+    """Whether operators are traced or replaced: by torch.func, forward-mode AD, a dispatch mode, torch.jit.
+
+    Tensors may look like plain ones then, and what is done behind torch's back goes unseen.
+    """
+    return (torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
+            or torch.jit.is_tracing())
+
+
+def _takes_vectors(x: Tensor, *vectors: Tensor | None) -> bool:
+    return takes(*vectors) and all(vector is None or vector.shape == x.shape[-1:] for vector in vectors)
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -95,8 +112,8 @@ def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, T
 
 
 def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or torch.jit.is_tracing() or not takes(scale, shift):
-        return reference.normalize_forward(x, scale, shift)  # which can be differentiated and traced
+    if torch.is_grad_enabled() or not _takes_vectors(x, scale, shift):
+        return reference.normalize_forward(x, scale, shift)  # which can be differentiated
     y = torch.empty_like(x)
     library().affine(x.data_ptr(), scale.data_ptr(), shift.data_ptr(), *_tokens(x), y.data_ptr())
     return y
@@ -104,7 +121,7 @@ def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
                        valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    if valid is not None or not takes(weight, rstd, mean):
+    if valid is not None or not _takes_vectors(x, weight, rstd, mean):
         return cpu.normalize_backward(dy, x, weight, rstd, mean, valid)
     sums = [torch.empty_like(rstd) for _ in range(3 if mean is None else 4)]
     pointers = [tensor.data_ptr() for tensor in sums]
@@ -119,7 +136,7 @@ def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean
 def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
                              mean: Tensor | None = None, g_mean: Tensor | None = None,
                              eta: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-    if valid is not None or not takes(weight, rstd, psi, mean, g_mean, eta):
+    if valid is not None or not (_takes_vectors(x, weight, rstd, psi, mean, g_mean) and takes(eta)):
         return cpu.normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
     dx = torch.empty_like(x)
     library().normalize_input_gradient(
@@ -138,7 +155,6 @@ def advance(measured: Tensor, t: Tensor, running_var: Tensor, record: Tensor | N
         measured.data_ptr(), running_var.data_ptr(), _pointer(record), _pointer(num_outliers), t.data_ptr(),
         len(measured), 1 if record is None else len(record), _AVERAGES[average], per_channel, unsettled,
         alpha, s.data_ptr(), var_hat.data_ptr(), _pointer(outlier), averaged.data_ptr())
-    increment_version([state for state in (running_var, record, num_outliers) if state is not None])
     return s, var_hat, outlier, averaged
 
 
@@ -150,7 +166,6 @@ def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Ten
         used.data_ptr(), psi.data_ptr(), _pointer(record), _pointer(outlier), averaged.data_ptr(),
         _pointer(s), var_hat.data_ptr(), len(g), 1 if record is None else len(record), _AVERAGES[average],
         momentum, alpha, eps)
-    increment_version([state for state in (psi, record) if state is not None])
     return used
 
 

@@ -245,24 +245,23 @@ def _advance(measured, step, running_var, record, outliers, s_out, var_hat_out, 
         if not PER_CHANNEL:
             mean = tl.zeros((BLOCK_C, ), tl.float32) + tl.sum(roots, 0) / (WINDOW * channels)
             count = WINDOW * channels
-        squares = tl.zeros((BLOCK_C, ), tl.float32)
+        squares = tl.zeros((BLOCK_C, ), tl.float64)  # a sum of large statistics
         for m in tl.static_range(WINDOW):
-            deviation = tl.sqrt(tl.load(record + m * channels + c, inside, 0)) - mean
+            deviation = (tl.sqrt(tl.load(record + m * channels + c, inside, 0)) - mean).to(tl.float64)
             squares += tl.where(inside, deviation * deviation, 0)
         if not PER_CHANNEL:
-            squares = tl.zeros((BLOCK_C, ), tl.float32) + tl.sum(squares, 0)
+            squares = tl.zeros((BLOCK_C, ), tl.float64) + tl.sum(squares, 0)
         variance = squares / (count - 1)  # NaN for one number, which finds no outlier
-    am = s
+    am = s / max(WINDOW, 1)  # before the sum, which might overflow
     gm = s
     if WINDOW > 0:
         logs = tl.log(s.to(tl.float64))
         for m in tl.static_range(1, WINDOW):
             row = tl.load(record + m * channels + c, inside, 1)
-            am += row
+            am += row / WINDOW
             logs += tl.log(row.to(tl.float64))
             tl.store(record + (m - 1) * channels + c, row, inside)
         if WINDOW > 1:
-            am = am / WINDOW
             gm = tl.exp(logs / WINDOW).to(tl.float32)
     if outliers is not None:
         # A few roundings are no difference between the means.
@@ -317,13 +316,13 @@ def _average_gradient(g, psi, record, outlier, averaged, s, var_hat, used_out, c
         newest = tl.where(_is_finite(newest), newest, old)
     else:
         if WINDOW > 0:
-            mean = target
+            mean = target / WINDOW
             for m in tl.static_range(1, WINDOW):
                 row = tl.load(record + m * channels + c, inside, 0)
-                mean += row
+                mean += row / WINDOW
                 tl.store(record + (m - 1) * channels + c, row, inside & finite)
             tl.store(record + (WINDOW - 1) * channels + c, target, inside & finite)
-            target = tl.where(settled, mean / WINDOW, own)
+            target = tl.where(settled, mean, own)
         newest = target
         if MOMENTUM:
             newest = _moving_average(old, target, alpha)

@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from mmunorm.norms import UN, TokenBN, kernels
+from mmunorm.norms.averages import arithmetic_mean, finite_or, geometric_mean, push, root_variance
 from mmunorm.norms.kernels import cpu, native, reference
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason='it was installed without a C compiler')
+needs_library = pytest.mark.skipif(native.library() is None, reason='it was installed without a C compiler')
 
 SHAPES = [(1, 1), (7, ), (3, 5, 7), (2, 49, 96), (16, 784, 24), (2999, 96), (5, 2000), (131, 33)]
 
@@ -33,6 +36,7 @@ def assert_close(ours, theirs, size=1.):
             torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=2e-6 * size)
 
 
+@needs_library
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
 @pytest.mark.parametrize('centered', [False, True])
 @pytest.mark.parametrize('threads', [1, 2, 5])
@@ -57,6 +61,7 @@ def test_equals_the_reference_in_float64(shape, centered, threads, monkeypatch):
                      [reference.normalize_forward(*double(x, weight, rstd))])
 
 
+@needs_library
 def test_the_same_input_gives_the_same_bits():
     x, dy, c = draw(5000, 33), draw(5000, 33, seed=1), draw(33, seed=2)
     for _ in range(5):
@@ -72,6 +77,7 @@ ALPHAS = st.sampled_from([0., 0.5, 0.9])
 GRADIENTS = st.sampled_from([0., float('inf'), float('nan'), -1e30]) | st.floats(-10, 10, width=32)
 
 
+@needs_library
 @pytest.mark.filterwarnings('ignore:var\\(\\)')  # of one number
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), channels=st.integers(1, 9), window=st.integers(1, 9),
@@ -86,11 +92,14 @@ def test_a_step_forward_equals_the_reference(data, channels, window, average, fi
     config = dict(average=average, per_channel=per_channel, unsettled=2, alpha=alpha)
     theirs_state = [tensor if tensor is None or not tensor.is_floating_point() else tensor.double()
                     for tensor in copy.deepcopy(state)]
+    if filtered:
+        assume(not is_close_call(measured, *state, per_channel))
     theirs = reference.advance(measured.double(), step, *theirs_state, **config)
     ours = native.advance(measured, step, *state, **config)
     assert_same((*ours, *state), (*theirs, *theirs_state))
 
 
+@needs_library
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), channels=st.integers(1, 9), window=st.integers(1, 9),
        average=st.sampled_from(['current', 'am', 'nu']), momentum=st.booleans(),
@@ -112,6 +121,15 @@ def test_a_step_backward_equals_the_reference(data, channels, window, average, m
     assert_same((ours, psi, record), (theirs, *theirs_state))
 
 
+def is_close_call(measured, running_var, record, _, per_channel):
+    """Whether an outlier is one by a difference that rounding to float32 may hide."""
+    before = record.double()
+    after = push(before, finite_or(measured, running_var).double())
+    am = arithmetic_mean(after)
+    by = (am - geometric_mean(after) - len(before) * root_variance(before, per_channel)) / am
+    return bool(((by > 1e-12) & (by < 1e-5)).any())
+
+
 def numbers(data, *shape, of=NUMBERS):
     count = torch.Size(shape).numel()
     return torch.tensor(data.draw(st.lists(of, min_size=count, max_size=count))).view(shape)
@@ -127,6 +145,7 @@ def assert_same(ours, theirs):
             assert a.dtype == b.dtype and torch.equal(a, b)
 
 
+@needs_library
 def test_trains_like_the_operators_of_torch(monkeypatch):
     """UN and TokenBN, over steps with an outlier, NaN and a half-precision step between."""
     for norm in (UN(16, warmup_iters=2), TokenBN(16)):
@@ -148,6 +167,7 @@ def test_trains_like_the_operators_of_torch(monkeypatch):
         torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-6)
 
 
+@needs_library
 def test_takes_only_what_it_can_read():
     x = draw(4, 6)
     assert native.takes(x, None, torch.nn.Parameter(x))
@@ -159,6 +179,7 @@ class Tagged(torch.Tensor):
     pass
 
 
+@needs_library
 def test_a_changed_state_is_seen_by_autograd():
     """Which refuses to differentiate with a tensor that has changed since."""
     norm = UN(4, warmup_iters=0)
@@ -168,21 +189,64 @@ def test_a_changed_state_is_seen_by_autograd():
     assert all(tensor._version > version for tensor, version in zip(state, before, strict=True))
 
 
-def test_goes_without_a_library_of_another_version(monkeypatch):
+@needs_library
+def test_is_what_the_dispatcher_takes():
+    x, c, t = draw(4, 6), draw(6), torch.tensor(1)
+    assert kernels._kernels(x) is native
+    assert kernels._step_kernels(c, (c, None), draw(3, 6), (t, None)) is native
+    for arguments in (((c[:5], ), None), ((c, ), draw(3, 5)), ((c, ), None, (t.int(), )),
+                      ((c.double(), ), None)):
+        assert kernels._step_kernels(c, *arguments) is reference
+
+
+def test_state_of_another_size_is_an_error():
+    """Not a write behind its end."""
+    norm = UN(8, warmup_iters=0)
+    norm.psi = torch.zeros(4)
+    with pytest.raises(RuntimeError, match='size of tensor'):
+        norm(draw(5, 8).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize('transform', [
+    lambda norm, x: torch.func.functionalize(norm)(x),
+    lambda norm, x: make_fx(norm)(x)(x + 1) - norm(x + 1) + norm(x),
+    lambda norm, x: torch.vmap(norm)(x),
+    lambda norm, x: torch.func.jvp(norm, (x, ), (x, ))[0],
+    lambda norm, x: torch.jit.trace(norm, x)(x + 1) - norm(x + 1) + norm(x),
+    lambda norm, x: norm(torch._neg_view(-x))
+], ids=['functionalize', 'make_fx', 'vmap', 'jvp', 'trace', 'neg'])
+def test_transformed_calls_see_operators_of_torch(transform):
+    norm, x = UN(8).eval(), draw(5, 8)
+    expected = norm(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(transform(norm, x), expected)
+
+
+def test_forward_mode_derivatives():
+    norm, x = UN(8).eval(), draw(5, 8)
+    with torch.no_grad(), forward_ad.dual_level():
+        y = norm(forward_ad.make_dual(x, torch.ones_like(x)))
+        tangent = forward_ad.unpack_dual(y).tangent
+        torch.testing.assert_close(tangent, norm.affine()[0].float().expand(5, 8))
+
+
+@needs_library
+def test_goes_without_a_library_of_another_source(monkeypatch):
     native.library.cache_clear()
-    monkeypatch.setattr(native, '_VERSION', 0)
-    with pytest.warns(UserWarning, match='install it again'):
+    monkeypatch.setattr(native, '_SOURCE', Path(__file__))
+    with pytest.warns(UserWarning, match='install the package again'):
         assert native.library() is None
     with monkeypatch.context() as patch:
         patch.setattr(native, 'library', lambda: None)
         assert kernels._kernels(draw(3, 3)) is cpu
-        assert kernels._step_kernels(draw(3)) is reference
+        assert kernels._step_kernels(draw(3), (), None) is reference
     native.library.cache_clear()
 
 
 def test_the_compiler_has_no_complaint(tmp_path):
-    command = ['gcc', '-std=gnu11', '-O1', '-fopenmp', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC',
-               '-o', str(tmp_path / 'native.so'), str(ROOT / 'mmunorm/norms/kernels/native.c'), '-lm']
+    source, target = ROOT / 'mmunorm/norms/kernels/native.c', tmp_path / 'native.so'
+    command = ['gcc', '-std=gnu11', '-O3', '-fopenmp', '-DSOURCE=1u', '-Wall', '-Wextra', '-Werror',
+               '-shared', '-fPIC', '-o', str(target), str(source), '-lm']
     try:
         result = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
