@@ -374,6 +374,7 @@ int advance(const float *measured, float *running_var, float *record, int64_t *o
             int64_t unsettled, double alpha, float *s, float *var_hat, uint8_t *outlier, uint8_t *averaged)
 {
     int settled = *step > unsettled, tests = outlier && settled, found = 0;
+    int is_ema = average == EMA || average == EARLIER_EMA;
     double *am = malloc(4 * channels * sizeof(double)), *gm = am + channels, *variance = gm + channels;
     double *chosen = NULL;
     if (!am)
@@ -395,8 +396,8 @@ int advance(const float *measured, float *running_var, float *record, int64_t *o
     *averaged = settled && !found;
     if (*averaged && average != CURRENT) {
         chosen = average == GM ? gm : am;
-        for (size c = 0; (average == EMA || average == EARLIER_EMA) && c < channels; c++)
-            am[c] = average == EMA ? alpha * running_var[c] + (1 - alpha) * s[c] : running_var[c];
+        for (size c = 0; is_ema && c < channels; c++)
+            am[c] = average == EMA ? moving_average(running_var[c], s[c], alpha) : running_var[c];
     }
     if (outlier) {
         *outlier = found;
@@ -404,7 +405,7 @@ int advance(const float *measured, float *running_var, float *record, int64_t *o
         if (found)
             memcpy(record + (window - 1) * channels, running_var, channels * sizeof(float));
     }
-    conclude(s, chosen, average == EMA || average == EARLIER_EMA, alpha, channels, var_hat, running_var);
+    conclude(s, chosen, is_ema, alpha, channels, var_hat, running_var);
     free(am);
     return 0;
 }
