@@ -31,6 +31,20 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor, var_hat: Tensor, mean: Te
     return _Normalize.apply(x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient)
 
 
+def normalize_whole_step(x: Tensor, weight: Tensor, bias: Tensor, forward: Callable[..., tuple],
+                         backward: Callable[..., tuple]) -> Tensor:
+    """`normalize` where the statistics, too, are left to one call forward and one in the backward pass.
+
+    Args:
+        x: `(..., C)`, contiguous.
+        weight, bias: `(C,)`.
+        forward: called with `x`, `weight` and `bias`; returns `y`, `rstd` `(C,)` and anything.
+        backward: called once with that, `dy`, `x`, `weight`, `rstd` and whether `dx` is wanted; returns `dx`
+            or None, `dweight` and `dbias`.
+    """
+    return _NormalizeWholeStep.apply(x, weight, bias, forward, backward)
+
+
 class _Normalize(Function):
 
     @staticmethod
@@ -45,15 +59,41 @@ class _Normalize(Function):
     def backward(ctx, dy: Tensor):
         x, weight, rstd, mean, eta, valid = ctx.saved_tensors
         dy = dy.contiguous() if x.is_contiguous() else dy
-        dweight, dbias, g, g_mean = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
-        psi, g_mean = ctx.average_gradient(g, g_mean)
-        dx = deta = None
-        if ctx.needs_input_grad[0]:
-            dx = kernels.normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+        dx, dweight, dbias = gradients(dy, x, weight, rstd, mean, eta, valid, ctx.average_gradient,
+                                       ctx.needs_input_grad[0])
+        deta = None
         if eta is not None:
             products = dweight / rstd if mean is None else dweight / rstd + mean * dbias  # sum(dy * x)
             deta = products.sum().view(1).to(eta.dtype)
         return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, deta, None, None, None
+
+
+class _NormalizeWholeStep(Function):
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, forward, backward):
+        y, rstd, ctx.step = forward(x, weight, bias)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.backward_step = backward
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        grads = ctx.backward_step(ctx.step, dy.contiguous(), *ctx.saved_tensors, ctx.needs_input_grad[0])
+        return *grads, None, None
+
+
+def gradients(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None, eta: Tensor | None,
+              valid: Tensor | None, average_gradient: Callable[..., tuple[Tensor, Tensor | None]],
+              needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+    """`dx`, None unless it is needed, `dweight` and `dbias`; arguments are those of `normalize`."""
+    dweight, dbias, g, g_mean = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
+    psi, g_mean = average_gradient(g, g_mean)
+    dx = None
+    if needs_dx:
+        dx = kernels.normalize_input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+    return dx, dweight, dbias
 
 
 def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | None,

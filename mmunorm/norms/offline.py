@@ -1,7 +1,6 @@
 """The framework of spec section 2: an offline norm is a choice of statistics and of averages over steps."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from . import kernels
 from .averages import bessel_correction, finite_or, moving_average
 from .base import Norm, check_choice, check_count, check_eps
-from .normalize import normalize, scale_and_shift
+from .normalize import gradients, normalize, normalize_whole_step, scale_and_shift
 from .steps import PendingSteps, Step, in_backward_pass
 from .sync import Ranks, count_tokens
 
@@ -18,18 +17,22 @@ from .sync import Ranks, count_tokens
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
 # the result of an operator of unknown content is stored instead. In compiled code this operator is also the
 # only thing that sees a recomputed forward, before that changes anything.
-@torch.library.custom_op('mmunorm::keep_for_backward', mutates_args=())
-def _keep_for_backward(values: Sequence[Tensor]) -> list[Tensor]:
+_OPERATORS = torch.library.Library('mmunorm', 'DEF')  # a call of `torch.library.custom_op` takes twice as long
+_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
+
+
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
+def _keep_for_backward(values: Tensor) -> Tensor:
     if in_backward_pass():
         raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
                            'would count its step twice: train without checkpointing (with_cp=False), or '
                            'without torch.compile')
-    return [value.clone() for value in values]
+    return values.clone()
 
 
-@_keep_for_backward.register_fake
+@torch.library.register_fake('mmunorm::keep_for_backward', lib=_OPERATORS)
 def _(values):
-    return [torch.empty_like(value) for value in values]
+    return torch.empty_like(values)
 
 
 class OfflineNorm(Norm):
@@ -189,10 +192,44 @@ class OfflineNorm(Norm):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
         # The kernels read it four times, and those for strided input are slower than one copy.
         x = x.contiguous()
+        if self._takes_whole_step(x, pad_mask):
+            return normalize_whole_step(x, self.weight, self.bias, self._step_forward, self._step_backward)
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
         return self._apply_step(step, x, valid, self.bias)
+
+    def _takes_whole_step(self, x: Tensor, pad_mask: Tensor | None) -> bool:
+        """Whether one call computes all of a new step forward."""
+        if (pad_mask is not None or self.centered or torch.compiler.is_compiling()
+                or self._is_synchronized() or (self._pending and in_backward_pass())):
+            return False
+        state = self._buffers
+        return kernels.takes_whole_steps(
+            x, (state['running_var'], self.weight, self.bias), state.get('activation_record'),
+            (state['num_batches_tracked'], state.get('num_outliers')))
+
+    def _step_forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Step]:
+        state = self._buffers
+        y, rstd, measured, s, var_hat, outlier, averaged = kernels.step_forward(
+            x, weight, bias, state['running_var'], state.get('activation_record'), state.get('num_outliers'),
+            state['num_batches_tracked'], **self._forward_config(), eps=self.eps,
+            needs_s=self.backward_average == 'nu')
+        step = Step(var_hat, s, outlier, averaged, measured=measured)
+        self._pending.append(step)
+        return y, rstd, step
+
+    def _step_backward(self, step: Step, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor,
+                       needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+        if self._keeps_psi and self.loss_scale is None:
+            state = self._buffers
+            grads = kernels.step_backward(
+                dy, x, weight, rstd, state['psi'], state.get('gradient_record'), step.outlier, step.averaged,
+                step.s, step.var_hat, needs_dx, **self._backward_config())
+            if grads is not None:
+                self._pending.note_backward_pass()
+                return grads
+        return gradients(dy, x, weight, rstd, None, None, None, partial(self._average_gradient, step), needs_dx)
 
     def _is_synchronized(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1
@@ -203,9 +240,8 @@ class OfflineNorm(Norm):
 
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
         if torch.compiler.is_compiling():
-            step = self._new_step(x, valid)._replace(measured=None)
-            kept = iter(_keep_for_backward([value for value in step if value is not None]))
-            return Step(*(None if value is None else next(kept) for value in step))
+            return self._new_step(x, valid)._replace(measured=None).map_at_once(
+                torch.ops.mmunorm.keep_for_backward)
         if self._pending and in_backward_pass():
             return self._pending.recall(partial(self._measure, x, valid))
         step = self._new_step(x, valid)
@@ -229,9 +265,8 @@ class OfflineNorm(Norm):
             merged, tokens = self.ranks.merge(measured, own)
             share = own / tokens
         self.num_batches_tracked.add_(1)
-        t = self.num_batches_tracked.clone()
         if not self.centered:
-            return self._advance(merged[0], t)._replace(share=share, measured=measured)
+            return self._advance(merged[0])._replace(share=share, measured=measured)
 
         s = finite_or(merged[0], self.running_var)
         mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
@@ -239,15 +274,22 @@ class OfflineNorm(Norm):
         # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
         newest = finite_or(merged[0] * bessel_correction(tokens), self.running_var)
         self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
-        return Step(s, t, mean=mean, share=share, measured=measured)
+        return Step(s, share=share, mean=mean, t=self.num_batches_tracked.clone(), measured=measured)
 
-    def _advance(self, measured: Tensor, t: Tensor) -> Step:
-        """Updates the state with the mean square `(C,)` of step `t`."""
+    def _advance(self, measured: Tensor) -> Step:
+        """Updates the state with the step's mean square `(C,)`."""
         s, var_hat, outlier, averaged = kernels.advance(
-            measured, t, self.running_var, getattr(self, 'activation_record', None),
-            getattr(self, 'num_outliers', None), average=self.forward_average,
-            per_channel=self.outlier_variance == 'channel', unsettled=self._unsettled_steps, alpha=self.alpha)
-        return Step(var_hat, t, s if self.backward_average == 'nu' else None, outlier, averaged)
+            measured, self.num_batches_tracked, self.running_var, getattr(self, 'activation_record', None),
+            getattr(self, 'num_outliers', None), **self._forward_config())
+        return Step(var_hat, s if self.backward_average == 'nu' else None, outlier, averaged)
+
+    def _forward_config(self) -> dict:
+        return dict(average=self.forward_average, per_channel=self.outlier_variance == 'channel',
+                    unsettled=self._unsettled_steps, alpha=self.alpha)
+
+    def _backward_config(self) -> dict:
+        return dict(average=self.backward_average, momentum=self.backward_momentum, alpha=self.alpha,
+                    eps=self.eps)
 
     def _average_gradient(self, step: Step, g: Tensor,
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -266,8 +308,7 @@ class OfflineNorm(Norm):
             return g, g_mean
         psi = kernels.average_gradient(
             g if scale is None else g / scale, self.psi, getattr(self, 'gradient_record', None), step.outlier,
-            step.averaged, step.s, step.var_hat, average=self.backward_average,
-            momentum=self.backward_momentum, alpha=self.alpha, eps=self.eps)
+            step.averaged, step.s, step.var_hat, **self._backward_config())
         return (psi if scale is None else psi * scale), g_mean
 
     def extra_repr(self) -> str:

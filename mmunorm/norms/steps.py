@@ -24,13 +24,20 @@ def in_backward_pass() -> bool:
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; tensors of shape `(C,)` or `()`."""
     var_hat: Tensor  # (C,)
-    t: Tensor  # () number of the step, from 1
     s: Tensor | None = None  # (C,) the mean square, finite; of backward_average='nu'
     outlier: Tensor | None = None  # () bool: every average is dropped for this step; with the filter
     averaged: Tensor | None = None  # () bool: settled, and no outlier; None where nothing is averaged
     share: Tensor | None = None  # () this rank's part of all ranks' tokens; of a synchronized norm
     mean: Tensor | None = None  # (C,); of a centered norm
+    t: Tensor | None = None  # () number of the step, from 1; of a centered norm
     measured: Tensor | None = None  # (1, C) this rank's mean square, or (2, C) variance and mean, as they are
+
+    def map_at_once(self, function: Callable[[Tensor], Tensor]) -> Step:
+        """The step with all values passed through a function in one vector, in the dtype of `var_hat`."""
+        values = [value for value in self if value is not None]
+        packed = function(torch.cat([value.to(self.var_hat.dtype).flatten() for value in values]))
+        parts = iter(packed.split([value.numel() for value in values]))
+        return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in self))
 
 
 class PendingSteps:

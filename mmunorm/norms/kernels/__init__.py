@@ -45,28 +45,79 @@ def _kernels(*tensors: Tensor) -> ModuleType:
 _LONGEST_FOR_TRITON = 32
 
 
+def _fit(channels: torch.Size, like: Tensor, vectors: tuple[Tensor | None, ...], record: Tensor | None,
+         counters: tuple[Tensor | None, ...] = ()) -> bool:
+    """Whether vectors `(C,)`, a record `(M, C)` and counters `()`, long and where `like` is, fit together."""
+    for vector in vectors:
+        if vector is not None and vector.shape != channels:
+            return False
+    for counter in counters:
+        if counter is not None and (counter.dtype != torch.int64 or counter.device != like.device
+                                    or counter.numel() != 1):
+            return False
+    return record is None or record.shape[1:] == channels
+
+
 def _step_kernels(values: Tensor, vectors: tuple[Tensor | None, ...], record: Tensor | None,
                   counters: tuple[Tensor | None, ...] = ()) -> ModuleType:
     """The module that computes the per-channel part of a step with these `(C,)` values.
 
     What it is not made for, such as state of another dtype or size, is left to the reference.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _fit(values.shape, values, vectors, record, counters):
         return reference
-    for tensor in vectors:
-        if tensor is not None and tensor.shape != values.shape:
-            return reference
-    if record is not None and record.shape[1:] != values.shape:
-        return reference
-    for counter in counters:
-        if counter is not None and (counter.dtype != torch.int64 or counter.device != values.device):
-            return reference
     if not values.is_cuda:
         return native if native.takes(values, *vectors, record) else reference
     fits = all(tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.is_cuda)
                for tensor in (values, *vectors, record))
     fits = fits and (record is None or len(record) <= _LONGEST_FOR_TRITON)
     return fits and _triton() or reference
+
+
+def takes_whole_steps(x: Tensor, vectors: tuple[Tensor, ...], record: Tensor | None,
+                      counters: tuple[Tensor | None, ...]) -> bool:
+    """Whether `step_forward` computes with these: input, `(C,)` parameters and state, record and counts."""
+    return (x.is_cpu and x.numel() > 0 and _fit(x.shape[-1:], x, vectors, record, counters)
+            and native.takes(x, *vectors, record))
+
+
+def step_forward(x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, record: Tensor | None,
+                 num_outliers: Tensor | None, num_batches_tracked: Tensor, **config):
+    """`second_moment`, `advance` and `normalize_forward` of the next training step, by `native`.
+
+    Args:
+        num_batches_tracked: `()` long, steps before this one; changed in place.
+        config: that of `advance`, `eps`, and `needs_s`, whether `advance`'s first result is wanted.
+
+    Returns:
+        `y`, `rstd` `(C,)`, the mean square as it was measured, `(1, C)`, and what `advance` returns.
+    """
+    results = native.step_forward(x, weight, bias, running_var, record, num_outliers, num_batches_tracked,
+                                  **config)
+    _mark_changed(native, num_batches_tracked, running_var, record, num_outliers)
+    return results
+
+
+def step_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor, record: Tensor | None,
+                  outlier: Tensor | None, averaged: Tensor, s: Tensor | None, var_hat: Tensor, needs_dx: bool,
+                  **config):
+    """`normalize_backward`, `average_gradient` and `normalize_input_gradient`, by `native`; None if it cannot.
+
+    Args:
+        needs_dx: whether `dx` is wanted.
+        config: that of `average_gradient`.
+
+    Returns:
+        `dx`, None if it is not wanted, `dweight` and `dbias`.
+    """
+    # The others come from `step_forward`.
+    if dy.shape != x.shape or not (_fit(rstd.shape, x, (weight, psi), record)
+                                   and native.takes(dy, weight, psi, record)):
+        return None
+    results = native.step_backward(dy, x, weight, rstd, psi, record, outlier, averaged, s, var_hat,
+                                   needs_dx=needs_dx, **config)
+    _mark_changed(native, psi, record)
+    return results
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -120,5 +171,6 @@ for _function in (second_moment, variance_and_mean, normalize_forward, normalize
 
 __all__ = [
     'advance', 'average_gradient', 'normalize_backward', 'normalize_forward', 'normalize_input_gradient',
-    'second_moment', 'statistics_dtype', 'variance_and_mean'
+    'second_moment', 'statistics_dtype', 'step_backward', 'step_forward', 'takes_whole_steps',
+    'variance_and_mean'
 ]

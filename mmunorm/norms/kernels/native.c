@@ -16,6 +16,10 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 
+#ifdef __ELF__
+#pragma GCC visibility push(protected) /* libc has an `advance` too, which calls from here must not reach */
+#endif
+
 /* The widest vectors of the machine that runs it, not of the one that built it. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((noinline, target_clones("arch=skylake-avx512", "arch=haswell", "default")))
@@ -327,9 +331,9 @@ VECTORIZED static double root_variance(const float *record, size count, size str
     double roots = 0, values = 0;
     #pragma omp simd reduction(+ : roots, values)
     for (size i = 0; i < count; i++) {
-        double value = record[i * stride];
-        roots += sqrt(value);
-        values += value;
+        double root = sqrtf(record[i * stride]);
+        roots += root;
+        values += root * root;
     }
     double variance = (values - roots * roots / count) / (count - 1);
     return variance < 0 ? 0 : variance;
@@ -354,6 +358,16 @@ VECTORIZED static void take_finite(const float *restrict measured, const float *
 {
     for (size c = 0; c < channels; c++)
         s[c] = is_finite(measured[c]) ? measured[c] : otherwise[c];
+}
+
+/* Eq. 18; equal statistics have AM = GM and V = 0, and rounding must not decide there. */
+VECTORIZED static int is_outlier(const double *restrict am, const double *restrict gm,
+                                 const double *restrict variance, size window, size channels)
+{
+    int found = 0;
+    for (size c = 0; c < channels; c++)
+        found |= am[c] * (1 - 16 * 0x1p-23) > gm[c] + window * variance[c];
+    return found;
 }
 
 /* The last step of advance; `average` is NULL for a step that is not averaged. */
@@ -391,8 +405,8 @@ int advance(const float *measured, float *running_var, float *record, int64_t *o
         geometric_mean(record, window, channels, gm, am);
     if (settled && (tests || average == AM))
         arithmetic_mean(record, s, window - 1, channels, am);
-    for (size c = 0; tests && c < channels; c++)
-        found |= am[c] * (1 - 16 * 0x1p-23) > gm[c] + window * variance[c];
+    if (tests)
+        found = is_outlier(am, gm, variance, window, channels);
     *averaged = settled && !found;
     if (*averaged && average != CURRENT) {
         chosen = average == GM ? gm : am;
@@ -460,5 +474,49 @@ int average_gradient(float *g, float *psi, float *record, const uint8_t *outlier
     }
     free(mean);
     free(target);
+    return failed;
+}
+
+/* ---- a whole training step of a norm without a mean, each pass in one call ---- */
+
+/* second_moment, advance for the next of `steps`, and affine. `s`, `rstd` and `y` are outputs too; `s` may be
+   NULL. */
+int step_forward(const float *x, const float *weight, const float *bias, size tokens, size channels,
+                 int threads, double eps, float *running_var, float *record, int64_t *outliers,
+                 int64_t *steps, size window, int average, int per_channel, int64_t unsettled, double alpha,
+                 float *measured, float *s, float *var_hat, uint8_t *outlier, uint8_t *averaged, float *rstd,
+                 float *y)
+{
+    int64_t step = *steps + 1;
+    float *scratch = malloc(channels * sizeof(float));
+    int failed = !scratch || second_moment(x, tokens, channels, threads, measured)
+        || advance(measured, running_var, record, outliers, &step, channels, window, average, per_channel,
+                   unsettled, alpha, s ? s : scratch, var_hat, outlier, averaged);
+    if (!failed) {
+        *steps = step;
+        for (size c = 0; c < channels; c++) {
+            rstd[c] = 1 / sqrtf(var_hat[c] + (float)eps);
+            scratch[c] = weight[c] * rstd[c];
+        }
+        affine(x, scratch, bias, tokens, channels, threads, y);
+    }
+    free(scratch);
+    return failed;
+}
+
+/* normalize_backward, average_gradient and, where `dx` is not NULL, normalize_input_gradient. */
+int step_backward(const float *dy, const float *x, const float *weight, const float *rstd, size tokens,
+                  size channels, int threads, double eps, float *psi, float *record, const uint8_t *outlier,
+                  const uint8_t *averaged, const float *s, const float *var_hat, size window, int average,
+                  int momentum, double alpha, float *dweight, float *dbias, float *dx)
+{
+    float *g = malloc(channels * sizeof(float));
+    int failed = !g || normalize_backward(dy, x, weight, rstd, NULL, tokens, channels, threads, dweight,
+                                          dbias, g, NULL)
+        || average_gradient(g, psi, record, outlier, averaged, s, var_hat, channels, window, average,
+                            momentum, alpha, eps)
+        || (dx && normalize_input_gradient(dy, x, weight, rstd, g, NULL, NULL, NULL, tokens, channels,
+                                           threads, dx));
+    free(g);
     return failed;
 }

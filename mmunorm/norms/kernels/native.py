@@ -33,6 +33,10 @@ _ARGUMENTS = dict(
     normalize_input_gradient=(*[c_void_p] * 8, *_TOKENS, c_void_p),
     advance=(*[c_void_p] * 5, c_ssize_t, c_ssize_t, c_int, c_int, c_int64, c_double, *[c_void_p] * 4),
     average_gradient=(*[c_void_p] * 7, c_ssize_t, c_ssize_t, c_int, c_int, c_double, c_double),
+    step_forward=(*[c_void_p] * 3, *_TOKENS, c_double, *[c_void_p] * 4, c_ssize_t, c_int, c_int, c_int64,
+                  c_double, *[c_void_p] * 7),
+    step_backward=(*[c_void_p] * 4, *_TOKENS, c_double, *[c_void_p] * 6, c_ssize_t, c_int, c_int, c_double,
+                   *[c_void_p] * 3),
 )
 
 
@@ -167,6 +171,37 @@ def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Ten
         _pointer(s), var_hat.data_ptr(), len(g), 1 if record is None else len(record), _AVERAGES[average],
         momentum, alpha, eps)
     return used
+
+
+def step_forward(x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, record: Tensor | None,
+                 num_outliers: Tensor | None, num_batches_tracked: Tensor, average: str, per_channel: bool,
+                 unsettled: int, alpha: float, eps: float, needs_s: bool) -> tuple[Tensor | None, ...]:
+    y, measured = torch.empty_like(x), x.new_empty(1, x.shape[-1])
+    var_hat, rstd = torch.empty_like(running_var), torch.empty_like(running_var)
+    s = torch.empty_like(running_var) if needs_s else None
+    averaged = x.new_empty((), dtype=torch.bool)
+    outlier = None if num_outliers is None else torch.empty_like(averaged)
+    library().step_forward(
+        x.data_ptr(), weight.data_ptr(), bias.data_ptr(), *_tokens(x), eps, running_var.data_ptr(),
+        _pointer(record), _pointer(num_outliers), num_batches_tracked.data_ptr(),
+        1 if record is None else len(record), _AVERAGES[average], per_channel, unsettled, alpha,
+        measured.data_ptr(), _pointer(s), var_hat.data_ptr(), _pointer(outlier), averaged.data_ptr(),
+        rstd.data_ptr(), y.data_ptr())
+    return y, rstd, measured, s, var_hat, outlier, averaged
+
+
+def step_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor, record: Tensor | None,
+                  outlier: Tensor | None, averaged: Tensor, s: Tensor | None, var_hat: Tensor, average: str,
+                  momentum: bool, alpha: float, eps: float,
+                  needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+    dx = torch.empty_like(x) if needs_dx else None
+    dweight, dbias = torch.empty_like(rstd), torch.empty_like(rstd)
+    library().step_backward(
+        dy.data_ptr(), x.data_ptr(), weight.data_ptr(), rstd.data_ptr(), *_tokens(x), eps, psi.data_ptr(),
+        _pointer(record), _pointer(outlier), averaged.data_ptr(), _pointer(s), var_hat.data_ptr(),
+        1 if record is None else len(record), _AVERAGES[average], momentum, alpha, dweight.data_ptr(),
+        dbias.data_ptr(), _pointer(dx))
+    return dx, dweight, dbias
 
 
 def _tokens(x: Tensor) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mmunorm.norms import UN, TokenBN, kernels
+from mmunorm.norms import MABN, PN, UN, TokenBN, kernels
 from mmunorm.norms.averages import arithmetic_mean, finite_or, geometric_mean, push, root_variance
 from mmunorm.norms.kernels import cpu, native, reference
 
@@ -167,6 +167,114 @@ def test_trains_like_the_operators_of_torch(monkeypatch):
         torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-6)
 
 
+NORMS = {
+    'UN': lambda: UN(16, warmup_iters=2),
+    'UN without filter': lambda: UN(16, warmup_iters=2, outlier_filter=False, window=(3, 5)),
+    'UN of the current step': lambda: UN(16, warmup_iters=0, outlier_filter=False, forward_average='current',
+                                         backward_average='current', backward_momentum=False),
+    'MABN': lambda: MABN(16, window=3, warmup_iters=2),
+    'PN': lambda: PN(16, warmup_iters=2),
+    'PN*': lambda: PN(16, layer_scale=False, warmup_iters=2),
+}
+
+
+@needs_library
+@pytest.mark.parametrize('name', NORMS)
+@pytest.mark.parametrize('loss_scale', [None, torch.tensor(8.)], ids=['', 'scaled'])
+def test_a_whole_step_is_its_parts(name, loss_scale, monkeypatch):
+    """To the last bit, so that a recomputed forward pass, which goes by parts, gives the same."""
+    whole = NORMS[name]()
+    whole.weight.data.copy_(draw(16))
+    whole.loss_scale = loss_scale
+    parts, calls = copy.deepcopy(whole), []
+    monkeypatch.setattr(native, 'step_forward', noting(calls, native.step_forward))
+    monkeypatch.setattr(native, 'step_backward', noting(calls, native.step_backward))
+    for step in range(12):
+        x = draw(4, 30, 16, seed=step) * (50 if step == 8 else 1)
+        x[0, 0, 0] = float('nan') if step == 9 else 1
+        dy = draw(4, 30, 16, seed=99 + step)
+        dy[0, 0, 1] = float('inf') if step == 10 else 1
+        results = []
+        for norm, takes in ((whole, kernels.takes_whole_steps), (parts, lambda *args: False)):
+            with monkeypatch.context() as patch:
+                patch.setattr(kernels, 'takes_whole_steps', takes)
+                leaf = x.clone().requires_grad_()
+                y = norm(leaf)
+                y.backward(dy)
+            results.append([y.detach(), leaf.grad, *(p.grad for p in norm.parameters())])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(whole.state_dict(), parts.state_dict(), rtol=0, atol=0)
+        # PN with layer_scale does not show its steps.
+        steps = (norm._pending.newest for norm in (whole, parts))
+        for a, b in zip(*steps, strict=True):
+            assert (a is None) == (b is None)
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    backward = loss_scale is None and hasattr(whole, 'psi')
+    assert calls.count('step_forward') == 12 and calls.count('step_backward') == 12 * backward
+
+
+def noting(calls, function):
+    def noted(*args, **kwargs):
+        calls.append(function.__name__)
+        return function(*args, **kwargs)
+    return noted
+
+
+@needs_library
+def test_a_whole_step_without_the_gradient_of_its_input():
+    norm, x = UN(8, warmup_iters=0), draw(5, 8)
+    other = copy.deepcopy(norm)
+    norm(x).sum().backward()
+    other(x.requires_grad_()).sum().backward()
+    torch.testing.assert_close(norm.weight.grad, other.weight.grad, rtol=0, atol=0)
+    torch.testing.assert_close(norm.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('change', [
+    lambda norm: setattr(norm, 'psi', torch.zeros(3)),
+    lambda norm: setattr(norm, 'gradient_record', torch.zeros(4, 3)),
+    lambda norm: setattr(norm.weight, 'data', torch.zeros(3))
+], ids=['psi', 'record', 'weight'])
+def test_a_norm_that_changes_before_its_backward_pass_is_an_error(change):
+    """Not a read or write behind the end of a tensor."""
+    norm, x = UN(8, warmup_iters=0), draw(5, 8).requires_grad_()
+    y = norm(x)
+    change(norm)
+    with pytest.raises(RuntimeError):
+        y.sum().backward()
+
+
+@needs_library
+def test_a_norm_that_becomes_half_precision_before_its_backward_pass(monkeypatch):
+    norm, x, calls = UN(8, warmup_iters=0), draw(5, 8).requires_grad_(), []
+    monkeypatch.setattr(native, 'step_backward', noting(calls, native.step_backward))
+    y = norm(x)
+    norm.half()
+    y.sum().backward()
+    assert not calls and x.grad.isfinite().all()
+
+
+@needs_library
+@pytest.mark.parametrize('default', [torch.float64, torch.device('meta')], ids=str)
+def test_defaults_of_torch_do_not_reach_the_library(default):
+    norm, x, dy = UN(8, warmup_iters=0), draw(5, 8), draw(5, 8, seed=1)
+    other = copy.deepcopy(norm)
+    leaf = x.clone().requires_grad_()
+    expected = norm(leaf)
+    expected.backward(dy)
+    set_default = torch.set_default_dtype if default == torch.float64 else torch.set_default_device
+    set_default(default)
+    try:
+        y = other(x.requires_grad_())
+        y.backward(dy)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.equal(y, expected) and torch.equal(x.grad, leaf.grad)
+    torch.testing.assert_close(other.state_dict(), norm.state_dict(), rtol=0, atol=0)
+
+
 @needs_library
 def test_takes_only_what_it_can_read():
     x = draw(4, 6)
@@ -195,8 +303,9 @@ def test_is_what_the_dispatcher_takes():
     assert kernels._kernels(x) is native
     assert kernels._step_kernels(c, (c, None), draw(3, 6), (t, None)) is native
     for arguments in (((c[:5], ), None), ((c, ), draw(3, 5)), ((c, ), None, (t.int(), )),
-                      ((c.double(), ), None)):
+                      ((c, ), None, (torch.empty(0, dtype=torch.long), )), ((c.double(), ), None)):
         assert kernels._step_kernels(c, *arguments) is reference
+        assert not kernels.takes_whole_steps(x, (c, *arguments[0]), arguments[1], *arguments[2:] or ((), ))
 
 
 def test_state_of_another_size_is_an_error():
