@@ -13,11 +13,10 @@ from .normalize import gradients, normalize, normalize_whole_step, scale_and_shi
 from .steps import PendingSteps, Step, in_backward_pass
 from .sync import Ranks, count_tokens
 
-
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
 # the result of an operator of unknown content is stored instead. In compiled code this operator is also the
 # only thing that sees a recomputed forward, before that changes anything.
-_OPERATORS = torch.library.Library('mmunorm', 'DEF')  # a call of `torch.library.custom_op` takes twice as long
+_OPERATORS = torch.library.Library('mmunorm', 'DEF')  # `torch.library.custom_op` takes twice as long a call
 _OPERATORS.define('keep_for_backward(Tensor values) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
 
 
@@ -229,7 +228,8 @@ class OfflineNorm(Norm):
             if grads is not None:
                 self._pending.note_backward_pass()
                 return grads
-        return gradients(dy, x, weight, rstd, None, None, None, partial(self._average_gradient, step), needs_dx)
+        return gradients(dy, x, weight, rstd, None, None, None, partial(self._average_gradient, step),
+                         needs_dx)
 
     def _is_synchronized(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1

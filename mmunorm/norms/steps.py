@@ -33,11 +33,12 @@ class Step(NamedTuple):
     measured: Tensor | None = None  # (1, C) this rank's mean square, or (2, C) variance and mean, as they are
 
     def map_at_once(self, function: Callable[[Tensor], Tensor]) -> Step:
-        """The step with all values passed through a function in one vector, in the dtype of `var_hat`."""
+        """The step with its values passed through a function as one vector, in the dtype of `var_hat`."""
         values = [value for value in self if value is not None]
         packed = function(torch.cat([value.to(self.var_hat.dtype).flatten() for value in values]))
         parts = iter(packed.split([value.numel() for value in values]))
-        return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in self))
+        return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype)
+                      for value in self))
 
 
 class PendingSteps:

@@ -101,7 +101,7 @@ def step_forward(x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, r
 def step_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor, record: Tensor | None,
                   outlier: Tensor | None, averaged: Tensor, s: Tensor | None, var_hat: Tensor, needs_dx: bool,
                   **config):
-    """`normalize_backward`, `average_gradient` and `normalize_input_gradient`, by `native`; None if it cannot.
+    """`normalize_backward`, `average_gradient` and `normalize_input_gradient` by `native`; None if it cannot.
 
     Args:
         needs_dx: whether `dx` is wanted.
