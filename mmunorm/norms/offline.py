@@ -16,7 +16,8 @@ from .sync import Ranks, count_tokens
 # A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
 # the result of an operator of unknown content is stored instead. In compiled code this operator is also the
 # only thing that sees a recomputed forward, before that changes anything.
-_OPERATORS = torch.library.Library('mmunorm', 'DEF')  # `torch.library.custom_op` takes twice as long a call
+# A call through torch.library.custom_op takes twice as long.
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
 _OPERATORS.define('keep_for_backward(Tensor values) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
 
 
@@ -199,21 +200,19 @@ class OfflineNorm(Norm):
         return self._apply_step(step, x, valid, self.bias)
 
     def _takes_whole_step(self, x: Tensor, pad_mask: Tensor | None) -> bool:
-        """Whether one call computes all of a new step forward."""
-        if (pad_mask is not None or self.centered or torch.compiler.is_compiling()
+        """Whether a new step is one call forward: what else `_step` and `_apply_step` know is not in it."""
+        if (pad_mask is not None or self.centered or self.eta is not None or torch.compiler.is_compiling()
                 or self._is_synchronized() or (self._pending and in_backward_pass())):
             return False
-        state = self._buffers
         return kernels.takes_whole_steps(
-            x, (state['running_var'], self.weight, self.bias), state.get('activation_record'),
-            (state['num_batches_tracked'], state.get('num_outliers')))
+            x, (self.running_var, self.weight, self.bias), getattr(self, 'activation_record', None),
+            (self.num_batches_tracked, getattr(self, 'num_outliers', None)))
 
     def _step_forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Step]:
-        state = self._buffers
         y, rstd, measured, s, var_hat, outlier, averaged = kernels.step_forward(
-            x, weight, bias, state['running_var'], state.get('activation_record'), state.get('num_outliers'),
-            state['num_batches_tracked'], **self._forward_config(), eps=self.eps,
-            needs_s=self.backward_average == 'nu')
+            x, weight, bias, self.running_var, getattr(self, 'activation_record', None),
+            getattr(self, 'num_outliers', None), self.num_batches_tracked, **self._forward_config(),
+            eps=self.eps, needs_s=self.backward_average == 'nu')
         step = Step(var_hat, s, outlier, averaged, measured=measured)
         self._pending.append(step)
         return y, rstd, step
@@ -221,15 +220,14 @@ class OfflineNorm(Norm):
     def _step_backward(self, step: Step, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor,
                        needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor]:
         if self._keeps_psi and self.loss_scale is None:
-            state = self._buffers
             grads = kernels.step_backward(
-                dy, x, weight, rstd, state['psi'], state.get('gradient_record'), step.outlier, step.averaged,
-                step.s, step.var_hat, needs_dx, **self._backward_config())
-            if grads is not None:
+                dy, x, weight, rstd, self.psi, getattr(self, 'gradient_record', None), step.outlier,
+                step.averaged, step.s, step.var_hat, needs_dx, **self._backward_config())
+            if grads is not None:  # None where something that it cannot read has come since the forward pass
                 self._pending.note_backward_pass()
                 return grads
-        return gradients(dy, x, weight, rstd, None, None, None, partial(self._average_gradient, step),
-                         needs_dx)
+        return gradients(dy, x, weight, rstd, mean=None, eta=None, valid=None,
+                         average_gradient=partial(self._average_gradient, step), needs_dx=needs_dx)
 
     def _is_synchronized(self) -> bool:
         return self.ranks is not None and self.ranks.size > 1

@@ -2,7 +2,8 @@
 
 The functions of :mod:`.reference`, by the fastest module that takes the input: `triton` for a GPU, `native`
 in C or `cpu` out of fused operators of torch for a CPU, or the reference itself. Under `torch.compile` it
-is always the reference, which the compiler fuses.
+is always the reference, which the compiler fuses. Where `native` takes all of a step without a mean, that
+is one call of it forward and one backward: `step_forward` and `step_backward`.
 """
 from __future__ import annotations
 
@@ -110,9 +111,9 @@ def step_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tens
     Returns:
         `dx`, None if it is not wanted, `dweight` and `dbias`.
     """
-    # The others come from `step_forward`.
-    if dy.shape != x.shape or not (_fit(rstd.shape, x, (weight, psi), record)
-                                   and native.takes(dy, weight, psi, record)):
+    if (torch.compiler.is_compiling() or dy.shape != x.shape
+            or not _fit(x.shape[-1:], x, (weight, rstd, psi), record)
+            or not native.takes(dy, x, weight, rstd, psi, record)):
         return None
     results = native.step_backward(dy, x, weight, rstd, psi, record, outlier, averaged, s, var_hat,
                                    needs_dx=needs_dx, **config)

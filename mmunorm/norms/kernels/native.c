@@ -479,8 +479,8 @@ int average_gradient(float *g, float *psi, float *record, const uint8_t *outlier
 
 /* ---- a whole training step of a norm without a mean, each pass in one call ---- */
 
-/* second_moment, advance for the next of `steps`, and affine. `s`, `rstd` and `y` are outputs too; `s` may be
-   NULL. */
+/* second_moment, advance for the next of `steps`, which it counts, and affine. The outputs are `measured`, those
+   of advance, of which `s` may be NULL, `rstd` and `y`; in place change `steps` and what advance changes. */
 int step_forward(const float *x, const float *weight, const float *bias, size tokens, size channels,
                  int threads, double eps, float *running_var, float *record, int64_t *outliers,
                  int64_t *steps, size window, int average, int per_channel, int64_t unsettled, double alpha,

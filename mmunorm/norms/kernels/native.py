@@ -1,5 +1,5 @@
-"""The reference's functions in C for a CPU (native.c): one pass over tokens each, and a step's per-channel
-part in one call.
+"""The reference's functions in C for a CPU (native.c): one pass over tokens each, a step's per-channel part
+in one call, and a whole step forward or backward in one call.
 
 setup.py builds the library where it finds a C compiler; without it `cpu` computes. Tokens are contiguous
 float32, and so is every per-channel tensor that is changed in place.
@@ -78,7 +78,7 @@ def takes(*tensors: Tensor | None) -> bool:
         return False
     for tensor in tensors:
         if tensor is not None and (tensor.dtype is not torch.float32 or not tensor.is_cpu
-                                   or not tensor.is_contiguous() or tensor.is_neg()
+                                   or not tensor.is_contiguous() or tensor.is_neg() or tensor._is_zerotensor()
                                    # A subclass, such as a fake tensor, may have no memory.
                                    or type(tensor) not in (Tensor, nn.Parameter)):
             return False

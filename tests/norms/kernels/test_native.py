@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mmunorm.norms import MABN, PN, UN, TokenBN, kernels
+from mmunorm.norms import MABN, PN, UN, OfflineNorm, TokenBN, kernels
 from mmunorm.norms.averages import arithmetic_mean, finite_or, geometric_mean, push, root_variance
 from mmunorm.norms.kernels import cpu, native, reference
 
@@ -243,6 +243,56 @@ def test_a_norm_that_changes_before_its_backward_pass_is_an_error(change):
     change(norm)
     with pytest.raises(RuntimeError):
         y.sum().backward()
+
+
+@needs_library
+def test_hooks_may_change_what_is_saved():
+    """Another layout is the same tensor, another dtype an error, not a read or write behind its end."""
+    norm, x = UN(8, warmup_iters=0), draw(2000, 8).requires_grad_()
+    other, leaf = copy.deepcopy(norm), x.detach().clone().requires_grad_()
+    norm(x).square().sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().contiguous() if t.dim() == 2 else t,
+                                                  lambda t: t.t() if t.dim() == 2 else t):
+        y = other(leaf)
+    y.square().sum().backward()
+    torch.testing.assert_close(x.grad, leaf.grad)
+    torch.testing.assert_close(norm.weight.grad, other.weight.grad, rtol=1e-4, atol=1e-3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half() if t.dim() == 2 else t, lambda t: t):
+        y = norm(x)
+    with pytest.raises(RuntimeError, match='Half'):
+        y.square().sum().backward()
+
+
+@needs_library
+def test_a_gradient_without_memory():
+    norm, x = UN(8, warmup_iters=0), draw(2000, 8).requires_grad_()
+    norm(x).backward(torch._efficientzerotensor(2000, 8))
+    assert not x.grad.any()
+
+
+@needs_library
+def test_a_whole_step_leaves_eta_to_the_parts():
+    class Norm(OfflineNorm):
+        def __init__(self):
+            super().__init__(8)
+            self.eta = torch.nn.Parameter(torch.ones(1))
+
+    norm, x = Norm(), draw(5, 8)
+    y = norm(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, x + x / (x.square().mean(0) + 1e-5).sqrt())
+    assert norm.eta.grad == pytest.approx(x.sum().item(), abs=1e-4)
+
+
+def test_an_eager_step_has_a_compiled_backward_pass():
+    norm, x = UN(8, warmup_iters=0), draw(5, 8).requires_grad_()
+    other, leaf = copy.deepcopy(norm), x.detach().clone().requires_grad_()
+    norm(x).square().sum().backward()
+    y = other(leaf).square().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend='eager', fullgraph=True)):
+        y.backward()
+    torch.testing.assert_close(x.grad, leaf.grad)
+    torch.testing.assert_close(norm.state_dict(), other.state_dict())
 
 
 @needs_library
