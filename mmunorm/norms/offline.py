@@ -192,27 +192,30 @@ class OfflineNorm(Norm):
             return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
         # The kernels read it four times, and those for strided input are slower than one copy.
         x = x.contiguous()
-        if self._takes_whole_step(x, pad_mask):
-            return normalize_whole_step(x, self.weight, self.bias, self._step_forward, self._step_backward)
+        if (y := self._normalize_whole_step(x, pad_mask)) is not None:
+            return y
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
         return self._apply_step(step, x, valid, self.bias)
 
-    def _takes_whole_step(self, x: Tensor, pad_mask: Tensor | None) -> bool:
-        """Whether a new step is one call forward: what else `_step` and `_apply_step` know is not in it."""
+    def _normalize_whole_step(self, x: Tensor, pad_mask: Tensor | None) -> Tensor | None:
+        """A new step by one call forward and one backward; None where it has more to it, or other input."""
         if (pad_mask is not None or self.centered or self.eta is not None or torch.compiler.is_compiling()
                 or self._is_synchronized() or (self._pending and in_backward_pass())):
-            return False
-        return kernels.takes_whole_steps(
-            x, (self.running_var, self.weight, self.bias), getattr(self, 'activation_record', None),
-            (self.num_batches_tracked, getattr(self, 'num_outliers', None)))
+            return None
+        weight, bias = self.weight, self.bias  # each a search in a module's dictionaries
+        state = (self.running_var, getattr(self, 'activation_record', None),
+                 getattr(self, 'num_outliers', None), self.num_batches_tracked)
+        if not kernels.takes_whole_steps(x, weight, bias, *state):
+            return None
+        return normalize_whole_step(x, weight, bias, partial(self._step_forward, state), self._step_backward)
 
-    def _step_forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Step]:
+    def _step_forward(self, state: tuple[Tensor | None, ...], x: Tensor, weight: Tensor,
+                      bias: Tensor) -> tuple[Tensor, Tensor, Step]:
         y, rstd, measured, s, var_hat, outlier, averaged = kernels.step_forward(
-            x, weight, bias, self.running_var, getattr(self, 'activation_record', None),
-            getattr(self, 'num_outliers', None), self.num_batches_tracked, **self._forward_config(),
-            eps=self.eps, needs_s=self.backward_average == 'nu')
+            x, weight, bias, *state, **self._forward_config(), eps=self.eps,
+            needs_s=self.backward_average == 'nu')
         step = Step(var_hat, s, outlier, averaged, measured=measured)
         self._pending.append(step)
         return y, rstd, step

@@ -63,9 +63,15 @@ def test_shared_storage_counts_once():
 def test_the_order_rotates_and_each_round_has_every_run():
     calls = []
     race = measure.Race({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU)
-    seconds = race.time(4)
-    assert ''.join(calls) == 'abcbcacababc'
-    assert {name: len(values) for name, values in seconds.items()} == dict(a=4, b=4, c=4)
+    seconds = race.time(30)
+    rounds = [''.join(calls[i:i + 3]) for i in range(0, 90, 3)]
+    assert rounds[:3] == ['abc', 'bca', 'cab']
+    for first in range(0, 30, 3):  # each is once the first, the second and the third
+        assert all(sorted(names) == ['a', 'b', 'c'] for names in zip(*rounds[first:first + 3], strict=True))
+    # None always follows the same other one.
+    pairs = {''.join(pair) for names in rounds for pair in zip(names, names[1:])}
+    assert pairs == {'ab', 'bc', 'ca', 'ba', 'cb', 'ac'}
+    assert {name: len(values) for name, values in seconds.items()} == dict(a=30, b=30, c=30)
     assert all(value >= 0 for values in seconds.values() for value in values)
 
 

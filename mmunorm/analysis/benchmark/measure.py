@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,9 @@ class Race:
 
     def time(self, repeat: int, least: int | None = None, budget: float = 0.0,
              after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
-        """Times each run `repeat` times, in an order that rotates, so that noise hits all alike.
+        """Times each run `repeat` times, in an order that rotates and is drawn anew after each turn.
+
+        So noise hits all alike, and none always has the memory and caches that the same other one leaves.
 
         Args:
             repeat (int): rounds.
@@ -79,11 +82,14 @@ class Race:
             Seconds by name, of those that never failed.
         """
         seconds = {name: [] for name in self.runs}
+        order, generator = list(self.runs), random.Random(0)
         start = time.perf_counter()
         for i in range(repeat):
             if least is not None and i >= least and time.perf_counter() - start > budget:
                 break
-            for name, value in self.each(self.seconds, rotated(list(self.runs), i)).items():
+            if i and i % len(order) == 0:
+                generator.shuffle(order)
+            for name, value in self.each(self.seconds, rotated(order, i)).items():
                 seconds[name].append(value)
             after_each()
         return {name: values for name, values in seconds.items() if name not in self.failed}

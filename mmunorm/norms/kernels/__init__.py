@@ -75,9 +75,10 @@ def _step_kernels(values: Tensor, vectors: tuple[Tensor | None, ...], record: Te
     return fits and _triton() or reference
 
 
-def takes_whole_steps(x: Tensor, vectors: tuple[Tensor, ...], record: Tensor | None,
-                      counters: tuple[Tensor | None, ...]) -> bool:
-    """Whether `step_forward` computes with these: input, `(C,)` parameters and state, record and counts."""
+def takes_whole_steps(x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, record: Tensor | None,
+                      num_outliers: Tensor | None, num_batches_tracked: Tensor) -> bool:
+    """Whether `step_forward` computes with these."""
+    vectors, counters = (weight, bias, running_var), (num_outliers, num_batches_tracked)
     return (x.is_cpu and x.numel() > 0 and _fit(x.shape[-1:], x, vectors, record, counters)
             and native.takes(x, *vectors, record))
 

@@ -355,7 +355,13 @@ def test_is_what_the_dispatcher_takes():
     for arguments in (((c[:5], ), None), ((c, ), draw(3, 5)), ((c, ), None, (t.int(), )),
                       ((c, ), None, (torch.empty(0, dtype=torch.long), )), ((c.double(), ), None)):
         assert kernels._step_kernels(c, *arguments) is reference
-        assert not kernels.takes_whole_steps(x, (c, *arguments[0]), arguments[1], *arguments[2:] or ((), ))
+    state = dict(weight=c, bias=c, running_var=c, record=draw(3, 6), num_outliers=t, num_batches_tracked=t)
+    assert kernels.takes_whole_steps(x, **state)
+    for changed in (dict(weight=c[:5]), dict(bias=c[None]), dict(running_var=c.double()),
+                    dict(record=draw(3, 5)), dict(num_outliers=t.int()),
+                    dict(num_batches_tracked=torch.empty(0, dtype=torch.long))):
+        assert not kernels.takes_whole_steps(x, **{**state, **changed})
+    assert not kernels.takes_whole_steps(x[:0], **state)
 
 
 def test_state_of_another_size_is_an_error():
