@@ -26,10 +26,12 @@ static int omp_get_num_threads(void) { return 1; }
 #else
 #define VECTORIZED
 #endif
+#define ALWAYS __attribute__((always_inline))
 
 typedef ptrdiff_t size;
 
-enum { BLOCK = 64, LEAST_WORK = 1 << 14 };       /* tokens; elements that are worth a thread */
+enum { BLOCK = 64, ROWS = 8 };                   /* tokens: in float32, and at once */
+enum { LEAST_WORK = 1 << 14 };                   /* elements that are worth a thread */
 enum { CURRENT, GM, AM, EMA, EARLIER_EMA, NU };  /* averages, in the order of native.py */
 
 /* A checksum of this file, by which native.py knows a library of another version. */
@@ -48,53 +50,83 @@ static int useful(int threads, size elements)
 /* Where a thread's share of the tokens ends, and the next one's begins. */
 static size share_end(size tokens, size thread) { return tokens * (thread + 1) / omp_get_num_threads(); }
 
-/* ---- sums over tokens ---- */
-
-VECTORIZED static void add_squares(const float *restrict x, size tokens, size channels, float *restrict sum)
-{
-    size t = 0;
-    for (; t + 4 <= tokens; t += 4, x += 4 * channels) {
-        const float *a = x + channels, *b = a + channels, *d = b + channels;
-        for (size c = 0; c < channels; c++)
-            sum[c] += (x[c] * x[c] + a[c] * a[c]) + (b[c] * b[c] + d[c] * d[c]);
-    }
-    for (; t < tokens; t++, x += channels)
-        for (size c = 0; c < channels; c++)
-            sum[c] += x[c] * x[c];
-}
+/* ---- sums over tokens, of several at once: more memory is under way, and sums are written less often ---- */
 
 VECTORIZED static void add_values(const float *restrict x, size tokens, size channels, float *restrict sum)
 {
-    for (size t = 0; t < tokens; t++, x += channels)
+    size t = 0;
+    for (; t + ROWS <= tokens; t += ROWS, x += ROWS * channels)
+        for (size c = 0; c < channels; c++) {
+            float values = 0;
+            #pragma GCC unroll 8
+            for (size row = 0; row < ROWS; row++)
+                values += x[row * channels + c];
+            sum[c] += values;
+        }
+    for (; t < tokens; t++, x += channels)
         for (size c = 0; c < channels; c++)
             sum[c] += x[c];
 }
 
-VECTORIZED static void add_deviations(const float *restrict x, const float *restrict mean, size tokens,
-                                      size channels, float *restrict sum)
-{
-    for (size t = 0; t < tokens; t++, x += channels)
-        for (size c = 0; c < channels; c++)
-            sum[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
-}
+static inline float square(float value) { return value * value; }
 
-VECTORIZED static void add_products(const float *restrict dy, const float *restrict x,
-                                    const float *restrict mean, size tokens, size channels,
-                                    float *restrict products, float *restrict sum)
+/* Made twice each below, with a mean and without, as the compiler does not vectorize one loop for both. */
+static inline ALWAYS void sum_squares(const float *restrict x, const float *restrict mean, int centered,
+                                      size tokens, size channels, float *restrict sum)
 {
     size t = 0;
-    for (; t + 2 <= tokens; t += 2, x += 2 * channels, dy += 2 * channels) {
-        const float *x2 = x + channels, *dy2 = dy + channels;
+    for (; t + ROWS <= tokens; t += ROWS, x += ROWS * channels)
         for (size c = 0; c < channels; c++) {
-            products[c] += dy[c] * (x[c] - mean[c]) + dy2[c] * (x2[c] - mean[c]);
-            sum[c] += dy[c] + dy2[c];
+            float squares = 0;
+            #pragma GCC unroll 8
+            for (size row = 0; row < ROWS; row++)
+                squares += square(x[row * channels + c] - (centered ? mean[c] : 0));
+            sum[c] += squares;
         }
-    }
+    for (; t < tokens; t++, x += channels)
+        for (size c = 0; c < channels; c++)
+            sum[c] += square(x[c] - (centered ? mean[c] : 0));
+}
+
+static inline ALWAYS void sum_products(const float *restrict dy, const float *restrict x,
+                                       const float *restrict mean, int centered, size tokens, size channels,
+                                       float *restrict products, float *restrict sum)
+{
+    size t = 0;
+    for (; t + ROWS <= tokens; t += ROWS, x += ROWS * channels, dy += ROWS * channels)
+        for (size c = 0; c < channels; c++) {
+            float product = 0, values = 0;
+            #pragma GCC unroll 8
+            for (size row = 0; row < ROWS; row++) {
+                product += dy[row * channels + c] * (x[row * channels + c] - (centered ? mean[c] : 0));
+                values += dy[row * channels + c];
+            }
+            products[c] += product;
+            sum[c] += values;
+        }
     for (; t < tokens; t++, x += channels, dy += channels)
         for (size c = 0; c < channels; c++) {
-            products[c] += dy[c] * (x[c] - mean[c]);
+            products[c] += dy[c] * (x[c] - (centered ? mean[c] : 0));
             sum[c] += dy[c];
         }
+}
+
+/* `mean` may be NULL. */
+VECTORIZED static void add_squares(const float *x, const float *mean, size tokens, size channels, float *sum)
+{
+    if (mean)
+        sum_squares(x, mean, 1, tokens, channels, sum);
+    else
+        sum_squares(x, NULL, 0, tokens, channels, sum);
+}
+
+VECTORIZED static void add_products(const float *dy, const float *x, const float *mean, size tokens,
+                                    size channels, float *products, float *sum)
+{
+    if (mean)
+        sum_products(dy, x, mean, 1, tokens, channels, products, sum);
+    else
+        sum_products(dy, x, NULL, 0, tokens, channels, products, sum);
 }
 
 /* Moves what a block has summed into the sum over blocks. */
@@ -140,19 +172,14 @@ static int reduce(summand *add, const work *job, size count, int threads, double
     return failed;
 }
 
-static void squares_of(const work *job, size first, size tokens, float *part)
-{
-    add_squares(job->x + first * job->channels, tokens, job->channels, part);
-}
-
 static void values_of(const work *job, size first, size tokens, float *part)
 {
     add_values(job->x + first * job->channels, tokens, job->channels, part);
 }
 
-static void deviations_of(const work *job, size first, size tokens, float *part)
+static void squares_of(const work *job, size first, size tokens, float *part)
 {
-    add_deviations(job->x + first * job->channels, job->mean, tokens, job->channels, part);
+    add_squares(job->x + first * job->channels, job->mean, tokens, job->channels, part);
 }
 
 static void products_of(const work *job, size first, size tokens, float *part)
@@ -180,7 +207,7 @@ int variance_and_mean(const float *x, size tokens, size channels, int threads, f
     int failed = !sums || reduce(values_of, &job, channels, threads, sums);
     for (size c = 0; !failed && c < channels; c++)
         mean[c] = (float)(sums[c] / tokens);
-    failed = failed || reduce(deviations_of, &job, channels, threads, sums);
+    failed = failed || reduce(squares_of, &job, channels, threads, sums);
     for (size c = 0; !failed && c < channels; c++)
         variance[c] = (float)(sums[c] / tokens);
     free(sums);
@@ -193,9 +220,8 @@ int normalize_backward(const float *dy, const float *x, const float *weight, con
                        float *dbias, float *g, float *g_mean)
 {
     double *sums = malloc(2 * channels * sizeof(double));
-    float *zero = mean ? NULL : calloc(channels, sizeof(float));
-    work job = {.x = x, .dy = dy, .mean = mean ? mean : zero, .tokens = tokens, .channels = channels};
-    int failed = !sums || !job.mean || reduce(products_of, &job, 2 * channels, threads, sums);
+    work job = {.x = x, .dy = dy, .mean = mean, .tokens = tokens, .channels = channels};
+    int failed = !sums || reduce(products_of, &job, 2 * channels, threads, sums);
     for (size c = 0; !failed && c < channels; c++) {
         double share = (double)weight[c] / tokens, products = sums[c] * rstd[c], sum = sums[channels + c];
         dweight[c] = (float)products;
@@ -205,7 +231,6 @@ int normalize_backward(const float *dy, const float *x, const float *weight, con
             g_mean[c] = (float)(sum * share);
     }
     free(sums);
-    free(zero);
     return failed;
 }
 
@@ -304,18 +329,18 @@ VECTORIZED static void fourth_root(double *restrict values, size channels)
 /* Of four rows, the usual window, without a logarithm. `scratch` is as long as `gm`. */
 static void geometric_mean(const float *record, size window, size channels, double *gm, double *scratch)
 {
-    enum { ROWS = 4 };  /* so many floats neither overflow nor underflow a double */
+    enum { FACTORS = 4 };  /* so many floats neither overflow nor underflow a double */
     for (size c = 0; c < channels; c++)
         gm[c] = 1;
-    if (window == 1 || window == ROWS) {
+    if (window == 1 || window == FACTORS) {
         multiply(record, window, channels, gm);
-        if (window == ROWS)
+        if (window == FACTORS)
             fourth_root(gm, channels);
         return;
     }
     memset(scratch, 0, channels * sizeof(double));
-    for (size m = 0; m < window; m += ROWS) {
-        multiply(record + m * channels, smaller(ROWS, window - m), channels, gm);
+    for (size m = 0; m < window; m += FACTORS) {
+        multiply(record + m * channels, smaller(FACTORS, window - m), channels, gm);
         for (size c = 0; c < channels; c++) {
             scratch[c] += log(gm[c]);
             gm[c] = 1;

@@ -25,9 +25,19 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+# The compiler's code for a CPU goes down the column of a few channels, which is in no cache if it is long.
+_COMPILED_ROWS = 32
+
+
 def _sum_over_tokens(values: Tensor) -> Tensor:
-    # torch reads an empty `dim` as all dimensions; `(C,)` is a single token.
-    return values.sum(dim=tuple(range(values.dim() - 1))) if values.dim() > 1 else values
+    if values.dim() == 1:  # a single token
+        return values
+    if not (torch.compiler.is_compiling() and values.is_cpu):
+        return values.sum(dim=tuple(range(values.dim() - 1)))
+    values = values.flatten(0, -2)
+    rest = len(values) % _COMPILED_ROWS
+    total = values[:len(values) - rest].unflatten(0, (-1, _COMPILED_ROWS)).sum(dim=1).sum(dim=0)
+    return total + values[len(values) - rest:].sum(dim=0) if rest else total
 
 
 def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:

@@ -102,3 +102,16 @@ def test_no_tokens():
     assert kernels.second_moment(x).isnan().all()
     assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
     assert kernels.normalize_input_gradient(x, x, c, c, c).shape == (0, 5)
+
+
+@pytest.mark.parametrize('shape', [(5, ), (1, 5), (31, 5), (2, 32, 5), (2, 7, 7, 5), (0, 5)], ids=str)
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_compiled_sums_over_any_number_of_tokens(shape, dynamic):
+    torch._dynamo.reset()
+    x, dy, c = draw(shape, torch.float64), draw(shape, torch.float64, seed=1), draw(5, torch.float64)
+
+    def sums(x, dy):
+        return reference.second_moment(x), reference.normalize_backward(dy, x, c, c)
+
+    compiled = torch.compile(sums, backend='aot_eager', fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(compiled(x, dy), sums(x, dy), equal_nan=True)
