@@ -154,8 +154,9 @@ def test_an_epochs_checkpoint_is_every_processs_state(runs):
 def test_synchronized_norms_agree_without_it(runs):
     _, a, b = runs
     torch.testing.assert_close(a['synchronized']['saved'], b['synchronized']['saved'], rtol=0, atol=0)
-    assert not torch.equal(a['synchronized']['saved'][0]['norms.0.running_var'],
-                           a['averaged']['saved'][0]['norms.0.running_var'])
+    # The variance over all tokens is not the mean of the processes' variances; of mean squares it is.
+    key = 'norms.1.running_var'
+    assert (a['synchronized']['saved'][0][key] - a['averaged']['saved'][0][key]).abs().max() > 1e-3
 
 
 def test_one_process_is_left_alone():
