@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/test.txt
 OPENCV := requirements/opencv.txt
-NATIVE := mmunorm/norms/kernels/native.c
 JOBS ?= 2
 
 .PHONY: help install test lint demo
@@ -20,7 +19,7 @@ install: $(STAMP)
 
 # Two packages that are needed bring one OpenCV each, into one folder; the ordinary one wants libGL, which
 # servers lack. The package comes last and without its dependencies: they are pinned.
-$(STAMP): setup.py $(REQUIREMENTS) $(OPENCV) $(NATIVE)
+$(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else \
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
 	@echo 'Installing into $(VENV), 6 GB: a few minutes.'
@@ -29,8 +28,6 @@ $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV) $(NATIVE)
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(OPENCV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@ls $(NATIVE:native.c=_native.*.so) > /dev/null 2>&1 || echo 'No C compiler with OpenMP: training on' \
-	  'a CPU goes with operators of torch, more slowly. Results are the same.'
 	@touch $@
 
 lint: $(STAMP)

@@ -16,8 +16,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 from mmengine.device import get_device
 
-from mmunorm.analysis.benchmark import Settings, markdown, run_benchmark
-from mmunorm.engine import launch
+from mmunorm.benchmark import Settings, markdown, run_benchmark
+from mmunorm.cli.arguments import add_config_arguments, command, load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')
@@ -40,7 +40,7 @@ def parse_args(argv=None):
     parser.add_argument('--shape', type=int, nargs=2)
     parser.add_argument('--repeat', type=int)
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
-    launch.add_config_arguments(parser)
+    add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     args.amp = args.amp or (['none'] if torch.device(args.device).type == 'cpu' else ['none', 'fp16'])
     return args
@@ -86,14 +86,14 @@ def write_lines(path, lines):
     path.write_text(''.join(json.dumps(line) + '\n' for line in [*kept, *lines]))
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
     table, path = [], None
     for config in map(Path, args.configs):
         for amp in args.amp:
             for mode in args.modes:
-                cfg = launch.load_config(str(config), args.cfg_options)
+                cfg = load_config(str(config), args.cfg_options)
                 chosen = dict(
                     batch_size=args.batch_size, shape=args.shape, device=args.device, repeat=args.repeat,
                     amp=None if amp == 'none' else amp, compile=mode == 'compiled')

@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-from mmunorm.analysis.benchmark import measure
-from mmunorm.analysis.benchmark.run import device_name, environment
+from mmunorm.benchmark import measure
+from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
-from mmunorm.norms.kernels import native
 
 ROOT = Path(__file__).parent.parent
 SHAPES = ((3136, 96), (784, 192), (196, 384), (49, 768))
@@ -119,8 +118,7 @@ def measure_norms(names, shape, dtype, device, mode, args):
         yield dict(
             norm=name, shape=list(shape), dtype=str(dtype).removeprefix('torch.'), mode=mode,
             **ratio(seconds[name], seconds[LN], times), peak_memory=memory[name],
-            peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds,
-            native=native.library() is not None)
+            peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds)
 
 
 def ratio(seconds, of_ln, steps=1):

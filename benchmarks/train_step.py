@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-from mmunorm.analysis.benchmark import measure
-from mmunorm.analysis.benchmark.run import environment, precision
 from mmunorm.backbones import UNSwinTransformer
+from mmunorm.benchmark import measure
+from mmunorm.benchmark.environment import environment
+from mmunorm.benchmark.run import precision
 
 # isort: split
 from norm_layers import ROOT, ratio, result_file

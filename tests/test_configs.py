@@ -10,6 +10,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mmunorm.config.presets import NORMS, slug
 from mmunorm.norms import Norm
 
 from . import tiny_runs
@@ -18,37 +19,13 @@ FOLDER = tiny_runs.ROOT / 'configs'
 CONFIGS = sorted(path.relative_to(FOLDER).with_suffix('').as_posix()
                  for path in FOLDER.rglob('*.py') if '_base_' not in path.parts)
 
-# The norm that a config's name stands for; a digits config has a warm-up of its own beside.
-NORMS = {
-    'ln': dict(type='LN'),
-    'bn': dict(type='TokenBN'),
-    'mabn': dict(type='MABN'),
-    'pnstar': dict(type='PN', layer_scale=False),
-    'un': dict(type='UN', window=4),
-    'rmsn': dict(type='RMSN'),
-    'prepbn': dict(type='PRepBN'),
-    'dyt': dict(type='DyT'),
-}
-MASK_RCNN = 'swin_t_un_maskrcnn_1x'
-# The rows of Tables 5, 6, 7 and 10 that are not UN as it is: base config, and what is different.
-ABLATIONS = {
-    'no_gm': (MASK_RCNN, dict(forward_average='current')),
-    'no_am': (MASK_RCNN, dict(backward_average='current')),
-    'no_alpha': (MASK_RCNN, dict(backward_momentum=False)),
-    'gm_only': (MASK_RCNN, dict(backward_average='current', backward_momentum=False)),
-    **{f'window{window}': (MASK_RCNN, dict(window=window)) for window in (2, 6, 8, 10)},
-    **{f'alpha0{tenths}': (MASK_RCNN, dict(alpha=tenths / 10)) for tenths in (6, 7, 8)},
-}
-ABLATIONS = {f'ablations/{base}_{name}': (base, change) for name, (base, change) in ABLATIONS.items()}
-for base in ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_fasterrcnn_1x', MASK_RCNN):
-    ABLATIONS[f'ablations/{base}_no_filter'] = base, dict(outlier_filter=False)
 # Configs that record the norms' statistics, and are their base in all else.
 RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
 
 
 def norm_of(name):
     """The part of a config's name that tells its norm."""
-    return next(norm for norm in NORMS if f'_{norm}_' in name)
+    return next(norm for norm in ('ln', 'un') if f'_{norm}_' in name)
 
 
 def load(name):
@@ -67,26 +44,12 @@ def tools():
     return tiny_runs.load_tool('train'), tiny_runs.load_tool('test')
 
 
-def test_the_configs_that_are_promised():
-    promised = {f'{backbone}_{norm}_{task}'
-                for norm in NORMS
-                for backbone, tasks in (('swin_t', ('maskrcnn_3x', 'fasterrcnn_3x', 'imagenet')),
-                                        ('t2t_vit_14', ('imagenet', 'cifar10', 'cifar100')))
-                for task in tasks}
-    assert promised <= set(CONFIGS)
-    assert {name for name in CONFIGS if name.startswith('ablations/')} == set(ABLATIONS)
-
-
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
     model = build(cfg)
-    wanted = {**NORMS[norm_of(name)], **ABLATIONS.get(name, (None, {}))[1]}
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
-    assert len(norms) > 10 and {type(norm) for norm in norms} == {MODELS.get(wanted.pop('type'))}
-    if 'window' in wanted:
-        wanted['window'] = (wanted['window'], ) * 2
-    assert all(getattr(norm, argument) == value for norm in norms for argument, value in wanted.items())
+    assert len(norms) > 10 and {type(norm) for norm in norms} == {MODELS.get(norm_of(name).upper())}
 
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
@@ -107,8 +70,7 @@ def recipe(cfg):
     return cfg
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS
-                                  if norm_of(name) != 'ln' and name not in [*ABLATIONS, *RECORDED]])
+@pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) != 'ln' and name not in RECORDED])
 def test_a_norm_changes_the_norm_and_nothing_else(name):
     cfg, ln = load(name), load(name.replace(f'_{norm_of(name)}_', '_ln_'))
     assert recipe(cfg) == recipe(ln)
@@ -116,15 +78,6 @@ def test_a_norm_changes_the_norm_and_nothing_else(name):
         for config, norm in ((cfg, norm_of(name)), (ln, 'ln')):
             assert f'_{norm}_' in config.pretrained
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
-
-
-@pytest.mark.parametrize('name', ABLATIONS)
-def test_an_ablation_changes_one_thing(name):
-    base, change = ABLATIONS[name]
-    cfg, base = load(name), load(base)
-    assert cfg.pretrained == base.pretrained if 'rcnn' in name else 'pretrained' not in cfg
-    assert cfg.model.backbone.norm_cfg == {**base.model.backbone.norm_cfg, **change}
-    assert recipe(cfg) == recipe(base)
 
 
 @pytest.mark.parametrize('name', RECORDED)
@@ -147,33 +100,22 @@ def test_1x_is_a_third_of_3x(detector):
         assert short[key] == long[key]
 
 
-@pytest.mark.parametrize(('task', 'pictures', 'batch'), [
-    ('swin_t_prepbn_imagenet', 1_281_167, 1024), ('t2t_vit_14_prepbn_imagenet', 1_281_167, 512),
-    ('t2t_vit_14_prepbn_cifar10', 50_000, 128), ('t2t_vit_14_prepbn_cifar100', 50_000, 128),
-    # COCO's train2017 without the pictures that show nothing.
-    ('swin_t_prepbn_maskrcnn_3x', 117_266, 16), ('swin_t_prepbn_fasterrcnn_3x', 117_266, 16)])
-def test_prepbn_fades_layer_norm_out_over_half_the_run(task, pictures, batch):
-    cfg = load(task)
-    assert cfg.auto_scale_lr.base_batch_size == batch
-    steps = cfg.train_cfg.max_epochs * math.ceil(pictures / batch)
-    assert cfg.model.backbone.norm_cfg.steps == steps // 2
-
-
-@pytest.mark.parametrize('norm_cfg', NORMS.values(), ids=NORMS)
-def test_every_norm_trains_and_tests_in_a_small_model(norm_cfg, tools, tmp_path, monkeypatch):
+@pytest.mark.parametrize('norm', NORMS)
+def test_every_norm_trains_and_tests_in_a_small_model(norm, tools, tmp_path, monkeypatch):
     train, test = tools
     tiny_runs.skip_config_formatting(monkeypatch)
+    monkeypatch.chdir(tmp_path)
     config = tiny_runs.write_classifier(tmp_path)
-    norm_cfg = {**norm_cfg, **(dict(steps=1) if norm_cfg['type'] == 'PRepBN' else {})}
-    config.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", repr(norm_cfg)))
-    tiny_runs.call(train, config, '--work-dir', tmp_path / 'work')
-    checkpoint = tmp_path / 'work/epoch_1.pth'
+    tiny_runs.call(train, config, '--norm', norm)
+    folder = f'classifier_{slug(norm)}' if norm != 'UN' else 'classifier'
+    checkpoint = tmp_path / 'work_dirs' / folder / 'epoch_1.pth'
     state = torch.load(checkpoint, weights_only=False)['state_dict']
     assert all(tensor.isfinite().all() for tensor in state.values())
     # No norm parameter is where it began.
-    norms = [name for name in state if name.endswith(('norm1.weight', 'ln1.weight'))]
-    assert norms and not any(torch.equal(state[name], torch.ones_like(state[name])) for name in norms)
-    assert tiny_runs.call(test, config, checkpoint, '--work-dir', tmp_path / 'work')['accuracy/top1'] >= 0
+    norms = [name for name in state if name.endswith('norm1.weight')]
+    assert bool(norms) == (norm != 'NoNorm')
+    assert not any(torch.equal(state[name], torch.ones_like(state[name])) for name in norms)
+    assert tiny_runs.call(test, config, checkpoint, '--norm', norm)['accuracy/top1'] >= 0
 
 
 # Section 6 of the specification: optimizer, learning rate, weight decay, epochs, total batch.
@@ -253,9 +195,8 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
 
 
-# The other norms share these recipes, as the tests above say.
 @pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) in ('ln', 'un')
-                                  and name not in ABLATIONS and not name.endswith('_1x')])
+                                  and not name.endswith('_1x')])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     train, test = tools
     monkeypatch.chdir(tmp_path)

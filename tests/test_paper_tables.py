@@ -1,47 +1,71 @@
-"""docs/paper_tables.md names every config of the paper's tables, and only configs that exist."""
+"""Every row of docs/paper_tables.md has a command, and each command builds its model."""
 import re
+import shlex
 
-from .tiny_runs import ROOT
+import pytest
+from mmengine.registry import MODELS
+from torch import nn
 
-FOLDER = ROOT / 'configs'
-LINES = (ROOT / 'docs/paper_tables.md').read_text().splitlines()
+from mmunorm.cli.arguments import load_config
+from mmunorm.config import presets
+from mmunorm.config.models import build_model
+from mmunorm.norms import Norm
+
+from . import tiny_runs
+
+LINES = (tiny_runs.ROOT / 'docs/paper_tables.md').read_text().splitlines()
 ROWS = [[cell.strip() for cell in line[1:-1].split('|')] for line in LINES if line.startswith('|')]
-# The 1x schedule of the ablations, with LN: their base, and in no table.
-BASES = {'swin_t_ln_maskrcnn_1x', 'swin_t_ln_fasterrcnn_1x'}
+ROWS = [row for row in ROWS if row[-1] != 'measured' and set(row[-1]) != {'-'}]
+COMMANDS = sorted({row[-2].strip('`') for row in ROWS})
+TRAIN = tiny_runs.load_tool('train')
 
 
-def config_of(row):
-    return re.fullmatch(r'\[(\w+)\]\(\.\./configs/((?:ablations/)?\w+)\.py\)', row[-2])
+def load(command):
+    """The config of a command, and the arguments that go to tools/train.py."""
+    bash, script, config, gpus, *options = shlex.split(command)
+    assert (bash, script) == ('bash', 'tools/dist_train.sh') and gpus.isdigit()
+    args = TRAIN.parse_args([str(tiny_runs.ROOT / config), *options])
+    return load_config(args.config, args.cfg_options, args.norm), args
 
 
-def test_every_row_links_a_config_under_its_name():
-    rows = [row for row in ROWS if row[-1] != 'measured' and set(row[-1]) != {'-'}]
-    assert len(rows) == 6 * 8 + 5 + 5 + 8 + 4
-    for row in rows:
-        match = config_of(row)
-        assert match and match[2].endswith(match[1]), row
-        assert (FOLDER / f'{match[2]}.py').is_file(), row
-        # The paper's number, and room for one measured here.
+def test_every_row_has_the_papers_number_and_a_command():
+    assert len(ROWS) == 6 * 8 + 5 + 5 + 8 + 4
+    for row in ROWS:
         assert re.fullmatch(r'\d\d\.\d( / \d\d\.\d)?|FAIL|/|-', row[-3]), row
+        assert re.fullmatch(r'`bash tools/dist_train.sh configs/\w+\.py \d+( --.*)?`', row[-2]), row
         assert re.fullmatch(r'(\d\d\.\d.*|FAIL.*)?', row[-1]), row
 
 
-def test_every_config_of_the_tables_has_a_row():
-    named = {config_of(row)[2] for row in ROWS if config_of(row)}
-    there = {path.relative_to(FOLDER).with_suffix('').as_posix()
-             for folder in (FOLDER, FOLDER / 'ablations') for path in folder.glob('*.py')}
-    assert named == there - BASES
+@pytest.mark.slow
+@pytest.mark.parametrize('command', COMMANDS)
+def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
+    monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
+    cfg, args = load(command)
+    norm = args.norm or ('LN' if '_ln_' in args.config else 'UN')
+    expected = presets.parse_norm(norm)[1]
+    norms = [module for module in build_model(cfg).modules() if isinstance(module, (Norm, nn.LayerNorm))]
+    assert len(norms) > 10 and {type(module) for module in norms} == {MODELS.get(expected.pop('type'))}
+    if 'window' in expected:
+        expected['window'] = (expected['window'], ) * 2
+    assert all(getattr(module, key) == value for module in norms for key, value in expected.items())
+    if 'pretrained' in cfg:
+        kind = type(norms[0]).__name__
+        folder = 'ln' if norm == 'LN' else 'un' if kind == 'UN' else presets.slug(norm)
+        assert f'_{folder}_imagenet/epoch_300.pth' in cfg.pretrained
+        assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained
+        # That config exists, under the same or another norm.
+        base = re.sub(f'_{folder}_imagenet.*', '_un_imagenet.py', cfg.pretrained.split('/')[1])
+        assert (tiny_runs.ROOT / 'configs' / base).is_file()
 
 
-def test_a_row_has_the_norm_of_its_config():
-    norms = dict(LN='ln', BN='bn', MABN='mabn', UN='un', RMSN='rmsn', PRepBN='prepbn', DyT='dyt')
-    norms['PN*'] = 'pnstar'
-    rows = [row for row in ROWS if row[0] in norms]
-    assert len(rows) == 6 * 8
-    assert all(f'_{norms[row[0]]}_' in row[-2] for row in rows)
+def test_every_command_has_a_work_directory_of_its_own(monkeypatch):
+    monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
+    folders = [cfg.get('work_dir') or args.config for cfg, args in map(load, COMMANDS)]
+    assert len(set(folders)) == len(folders)
 
 
-def test_commands_name_what_exists():
-    text = '\n'.join(LINES)
-    for path in re.findall(r'(?:tools|configs)/[\w/]+\.(?:py|sh)', text):
-        assert (ROOT / path.replace('NORM', 'bn')).is_file(), path
+def test_a_row_has_the_norm_that_it_names():
+    for row in ROWS:
+        if row[0] in presets.NORMS:
+            named = re.search(r"--norm '?([^' `]+)", row[-2])
+            assert named and named[1] == row[0] or f'_{row[0].lower()}_' in row[-2], row

@@ -11,8 +11,9 @@ import torch
 from mmengine.device import get_device
 from tqdm import tqdm
 
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
+from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.config.models import clear_build_errors, match_folded
+from mmunorm.errors import PreflightError
 
 SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 # The visualizers' lines and letters have a fixed size: a smaller picture is enlarged to be readable.
@@ -28,7 +29,7 @@ def parse_args(argv=None):
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects from this score on')
     parser.add_argument('--limit', type=int, help='draw only the first so many pictures of a folder')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
-    launch.add_config_arguments(parser)
+    add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.limit is not None and args.limit < 1:
         parser.error(f'--limit must be at least 1, got {args.limit}')
@@ -122,7 +123,7 @@ class Classifier:
 
 def build_artist(cfg, args):
     """The model of the config with the visualizer of its library."""
-    with launch.clear_build_errors():
+    with clear_build_errors():
         if cfg.get('default_scope') == 'mmdet':
             return Detector(cfg, args.checkpoint, args.device, args.score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
@@ -131,12 +132,12 @@ def build_artist(cfg, args):
                          f"{cfg.get('default_scope')!r}.")
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
     images = find_images(args.images, args.out_dir, args.limit)
-    cfg = launch.load_config(args.config, args.cfg_options)
-    launch.match_folded(cfg, args.checkpoint)
+    cfg = load_config(args.config, args.cfg_options, args.norm)
+    match_folded(cfg, args.checkpoint)
     artist = build_artist(cfg, args)
     unreadable = []
     for path, out_file in tqdm(images, desc='drawing', unit='picture'):

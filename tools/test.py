@@ -6,10 +6,12 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.registry import METRICS
 
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
-from mmunorm.engine.fusing import fuse_before_test
-from mmunorm.engine.preflight import check_data
+from mmunorm.cli import training
+from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
+from mmunorm.cli.preflight import check_data
+from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.models import match_folded
+from mmunorm.errors import PreflightError
 
 
 def parse_args(argv=None):
@@ -21,7 +23,7 @@ def parse_args(argv=None):
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write pictures with predictions to this folder')
     parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show shows a picture')
-    launch.add_runner_arguments(parser)
+    add_runner_arguments(parser)
     args = parser.parse_args(argv)
     if args.out and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out takes a .pkl file, got {args.out}')
@@ -40,20 +42,20 @@ def enable_drawing(cfg, args):
     hook.update(settings, show=args.show, wait_time=args.wait_time)
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
-    cfg = launch.load_config(args.config, args.cfg_options)
-    launch.prepare(cfg, args)
-    launch.check_checkpoint(args.checkpoint)
+    cfg = load_config(args.config, args.cfg_options, args.norm)
+    prepare(cfg, args)
+    check_checkpoint(args.checkpoint)
     cfg.load_from = args.checkpoint
     if args.show or args.show_dir:
         enable_drawing(cfg, args)
     if args.fuse:
-        fuse_before_test(cfg)
+        training.fuse_before_test(cfg)
     check_data(cfg, ['test'])
-    launch.match_folded(cfg, args.checkpoint)
-    runner = launch.build_runner(cfg)
+    match_folded(cfg, args.checkpoint)
+    runner = training.build_runner(cfg)
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
         runner.test_evaluator.metrics.append(METRICS.build(dict(type=dump, out_file_path=args.out)))

@@ -2,8 +2,10 @@
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-from mmunorm.engine import launch
-from mmunorm.engine.preflight import check_data, check_pretrained
+from mmunorm.cli import training
+from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
+from mmunorm.cli.preflight import check_data, check_pretrained
+from mmunorm.cli.resume import set_resume
 
 
 def parse_args(argv=None):
@@ -23,25 +25,25 @@ def parse_args(argv=None):
         '--auto-scale-lr',
         action='store_true',
         help='scale the learning rate by the batch size')
-    launch.add_runner_arguments(parser)
+    add_runner_arguments(parser)
     return parser.parse_args(argv)
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
-    cfg = launch.load_config(args.config, args.cfg_options)
-    launch.prepare(cfg, args)
-    launch.set_resume(cfg, args.resume)
-    launch.add_training_hooks(cfg)
-    launch.keep_two_checkpoints(cfg)
+    cfg = load_config(args.config, args.cfg_options, args.norm)
+    prepare(cfg, args)
+    set_resume(cfg, args.resume)
+    training.add_training_hooks(cfg)
+    training.keep_two_checkpoints(cfg)
     if args.amp:
-        launch.enable_amp(cfg)
+        training.enable_amp(cfg)
     if args.auto_scale_lr:
-        launch.enable_auto_scale_lr(cfg)
+        training.enable_auto_scale_lr(cfg)
     check_data(cfg, ['train', 'val'])
     check_pretrained(cfg, args.config)
-    launch.train(launch.build_runner(cfg))
+    training.train(training.build_runner(cfg))
 
 
 if __name__ == '__main__':

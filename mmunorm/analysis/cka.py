@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .layers import norm_layers
+from ..norms.layers import norm_layers
 
 # Features that are in float64 at a time, per example.
 _CHUNK = 2**16

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .layout import fit_height, legend_below, panel_handles, set_title
+from .layout import finish
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
@@ -141,7 +141,5 @@ def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: 
         for axes, name in zip(row, names, strict=True):
             draw_curves(axes, runs, name)
             axes.set_title(': '.join(filter(None, (panel, METRICS.get(name, name)))))
-    set_title(figure, title, below)
-    legend_below(figure, panel_handles(grid.flat))
-    fit_height(figure, grid[0, 0], 3.4)
+    finish(figure, list(grid.flat), 3.4, title, below)
     return figure

@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .curves import COLOURS, METRICS, Scalars, draw_curves
-from .layout import fit_height, legend_below, panel_handles, set_title, wrapped
+from .layout import finish, wrapped
 from .measures import FIELDS, ChannelHistory, PNACOverTraining, finite_mean
 from .normality import density
 from .sources import short_name
 
 WIDTH = 4.5  # inches
-DPI = 200
 NAMES = {'activation': 'activation statistic', 'gradient': 'gradient statistic'}
 STYLES = dict(zip(FIELDS, ('-', '--'), strict=True))
 MARKERS = '.x^s'
@@ -127,7 +126,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         else:
             axes.ticklabel_format(axis='y', scilimits=(-2, 4))
         # Above the power of ten at the axis, which it would cover.
-        name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns, 'small')
+        name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
         axes.set_xlabel('training step', fontsize='small')
@@ -191,9 +190,7 @@ def _figure() -> tuple[Figure, Axes]:
 def _finish(figure: Figure, panels: Sequence[Axes], height: float, title: str, runs: Collection[str] = (),
             handles: Mapping[str, Artist] | None = None) -> None:
     """Title, with the names of one or two runs, legend, and panels of a height in inches."""
-    set_title(figure, title, list(runs) if len(runs) < 3 else [])
-    legend_below(figure, panel_handles(panels) if handles is None else handles)
-    fit_height(figure, panels[0], height)
+    finish(figure, list(panels), height, title, list(runs) if len(runs) < 3 else [], handles)
 
 
 def _layer_ticks(axes: Axes, layers: Sequence[str], most: int = 40) -> None:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from ..recording.record import Record, RecordError
 from .normality import PNAC, pnac, spans
-from .record import Record, RecordError
-from .windows import peak, rolling_means
+from .rolling import peak, rolling_means
 
 FIELDS = ('activation', 'gradient')
 # Steps of a span, where there are as many. The paper does not say; the test is sharper with more.

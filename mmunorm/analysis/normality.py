@@ -4,7 +4,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import gaussian_kde, normaltest
 
 # The test's kurtosis part is reliable from here on.
 LEAST_STEPS = 20
@@ -41,6 +40,7 @@ def pnac(statistics: np.ndarray, significance: float = SIGNIFICANCE) -> PNAC:
     Raises:
         ValueError: the span has fewer than 20 steps.
     """
+    from scipy.stats import normaltest  # which nobody waits for who records nothing
     statistics = np.asarray(statistics, dtype=np.float64)
     if len(statistics) < LEAST_STEPS:
         raise ValueError(f'statistics: the test of normality needs at least {LEAST_STEPS} steps, got '
@@ -88,6 +88,7 @@ def density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     Returns:
         `(G,)`, or NaN if there are fewer than two values or all are alike: those have no density.
     """
+    from scipy.stats import gaussian_kde
     values = np.asarray(values, dtype=np.float64)
     values = values[np.isfinite(values)]
     if len(values) < 2 or np.ptp(values) == 0:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .record import Record, RecordError
+from ..recording.record import Record, RecordError
 
 
 def accumulated_outliers(record: Record, points: int = 4) -> tuple[list[str], np.ndarray, np.ndarray]:

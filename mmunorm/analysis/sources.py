@@ -4,14 +4,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .record import FILENAME, Record, RecordError
+from ..recording.record import FOLDER, Record, RecordError
 
 
 def find_record(source: str | Path) -> Record:
     """The record that `source` means.
 
     Args:
-        source: the record's file; or a work directory; or a config file `NAME.py`, whose work directory is
+        source: the record's folder; or a work directory; or a config file `NAME.py`, whose work directory is
             `work_dirs/NAME`.
 
     Raises:
@@ -20,13 +20,11 @@ def find_record(source: str | Path) -> Record:
     path = Path(source)
     if path.suffix == '.py':
         path = Path('work_dirs', path.stem)
-    if path.suffix != '.npy':
-        if not path.is_dir():
-            raise RecordError(f'{source}: there is no folder {path}.')
-        path = path / FILENAME
-    record = Record(path)
+    if not path.is_dir():
+        raise RecordError(f'{source}: there is no folder {path}.')
+    record = Record(path if (path / 'record.json').is_file() else path / FOLDER)
     if not len(record.steps):
-        raise RecordError(f'{path} holds no step yet: steps are written a hundred at a time, and with each '
+        raise RecordError(f'{record.path} holds no step yet: steps are written a hundred at a time, and with each '
                           'checkpoint.')
     return record
 
@@ -55,7 +53,7 @@ def run_names(records: Sequence[Record]) -> list[str]:
     A record that has another name than it was given, such as an older one of the folder, goes by that name.
     """
     paths = [record.path for record in records]
-    names = distinct_names([path.parent if path.name == FILENAME else path.with_suffix('') for path in paths])
+    names = distinct_names([path.parent if path.name == FOLDER else path for path in paths])
     norms = [', '.join(dict.fromkeys(layer.norm for layer in record.layers)) for record in records]
     return [f'{name} ({norm})' for name, norm in zip(names, norms, strict=True)]
 

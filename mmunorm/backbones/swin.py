@@ -14,7 +14,8 @@ from mmengine.registry import MODELS
 from mmpretrain.models import SwinTransformer
 from torch import nn
 
-from .norm_cfg import DEFAULT_NORM_CFG, check_norm_cfg
+from ..norms.base import check_norm_cfg
+from .norm_cfg import DEFAULT_NORM_CFG
 
 # As in mmpretrain's Swin configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)

@@ -11,7 +11,8 @@ from mmpretrain.models.backbones.t2t_vit import T2TModule as StockT2TModule
 from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer, get_sinusoid_encoding
 from mmpretrain.models.utils import to_2tuple
 
-from .norm_cfg import DEFAULT_NORM_CFG, check_norm_cfg
+from ..norms.base import check_norm_cfg
+from .norm_cfg import DEFAULT_NORM_CFG
 from .performer import PerformerLayer
 
 # As in mmpretrain's T2T-ViT configs.

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from mmengine.dist import all_reduce, broadcast_object_list, is_main_process
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
-from ..fusion import is_norm
+from ..errors import RunError
 from ..norms import UN, OfflineNorm
+from ..norms.algorithm import Step
 from ..norms.base import check_count
 from ..norms.kernels import statistics_dtype
-from ..norms.steps import Step, in_backward_pass
-from .errors import RunError
-from .hooks import saves_after_this_step
+from ..norms.layers import input_of, is_norm
+from ..norms.recompute import in_backward_pass
+from .runner import saves_after_this_step, unwrapped_model
 
 RECORD = 'divergence.json'
 LAST_GOOD = 'last_good.pth'
@@ -111,8 +111,7 @@ class DivergenceHook(Hook):
         self._order: dict[str, int] = {}
         self._handles = []
         self._names = []
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        for name, module in model.named_modules():
+        for name, module in unwrapped_model(runner).named_modules():
             if is_norm(module):
                 self._names.append(name)
                 # Before FSDP's own hook, which may take a norm's weights away.
@@ -129,10 +128,10 @@ class DivergenceHook(Hook):
         if not (module.training and isinstance(output, Tensor) and output.numel()):
             return
         self._order.setdefault(name, len(self._order))
+        x, pad_mask = input_of(args, kwargs)
         with torch.no_grad():
-            step = self._new_step(name, module, args, kwargs)
+            step = self._new_step(name, module, pad_mask)
             if step is None:
-                x = args[0] if args else next(iter(kwargs.values()))
                 size, square = _largest(output), _largest_square(x)
             else:
                 square = _mean_square(step)
@@ -143,14 +142,13 @@ class DivergenceHook(Hook):
             self._note(OUTPUT, name, size)
             self._note(SQUARE, name, square)
 
-    def _new_step(self, name: str, module: nn.Module, args, kwargs) -> Step | None:
+    def _new_step(self, name: str, module: nn.Module, pad_mask: Tensor | None) -> Step | None:
         """What an offline norm has recorded of this forward pass, if that tells of all its tokens."""
         if not isinstance(module, OfflineNorm):
             return None
         step, before = module.newest_step, self._steps.get(name)
         self._steps[name] = step
-        padded = kwargs.get('pad_mask', args[1] if len(args) > 1 else None) is not None
-        return None if step is before or padded else step
+        return None if step is before or pad_mask is not None else step
 
     def _watch_gradient(self, name: str, gradient: Tensor) -> None:
         with torch.no_grad():
@@ -337,14 +335,14 @@ def _output_size(norm: OfflineNorm, step: Step, square: Tensor) -> Tensor:
     """The largest root mean square of a channel of an offline norm's output, estimated from its statistics.
 
     `square` is the mean square of the input. That of the output is exact where the mean that was taken off,
-    or 0, is the input's, and off by a factor of at most the root of 2 without `eta`.
+    or 0, is the input's, and off by a factor of at most the root of 2 without `skip`.
     """
     deviation = square
     if step.mean is not None:  # which is that of all ranks
         deviation = step.measured[0] + (step.measured[1] - step.mean).square()
     size = torch.hypot(norm.weight * (deviation / (step.var_hat + norm.eps)).sqrt(), norm.bias)
-    if norm.eta is not None:
-        size = size + norm.eta.abs() * square.sqrt()
+    if norm.skip is not None:
+        size = size + norm.skip.abs() * square.sqrt()
     return size.amax()
 
 

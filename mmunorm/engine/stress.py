@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
+
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()
@@ -49,8 +50,7 @@ class InputStressHook(Hook):
         return math.exp(rng.uniform(*map(math.log, self.scale)))
 
     def before_train(self, runner) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        self._handle = model.data_preprocessor.register_forward_hook(self._disturb)
+        self._handle = unwrapped_model(runner).data_preprocessor.register_forward_hook(self._disturb)
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         self._factor = self.factor(runner.iter)

@@ -1,22 +1,19 @@
 """The algebra of folding (Algorithm 1, spec section 4) on single layers, in float64, and what forbids it."""
 from __future__ import annotations
 
-import re
-
-import mmcv.cnn
 import torch
 from mmcv.cnn.bricks import wrappers
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils import parametrize
 
+from ..norms import Norm
+from ..norms.layers import ONLINE_NORMS
 from .padding import Fill
 
 _LINEAR = (nn.Linear.forward, wrappers.Linear.forward)
 _CONV = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
          wrappers.Conv3d.forward)
-# timm's RmsNorm, torchvision's FrozenBatchNorm2d; not torch's parametrizations, such as _WeightNorm.
-_NORM_NAME = re.compile(r'[^_].*Norm(?!al)')
 _BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
@@ -43,13 +40,9 @@ class FoldedNorm(nn.Identity):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
-    if isinstance(module, FoldedNorm):
-        return False
-    return (mmcv.cnn.is_norm(module) or callable(getattr(module, 'affine', None))
-            or hasattr(module, 'fold_obstacle')
-            or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
+Norm.refused_state['folded'] = (
+    'this checkpoint is of a folded model, and this one has norms. Fold it first with '
+    "mmunorm.fuse_norms(model.eval()), or build it from the checkpoint's own config, checkpoint['meta']['cfg'].")
 
 
 def norm_obstacle(norm: nn.Module) -> str:
@@ -58,7 +51,7 @@ def norm_obstacle(norm: nn.Module) -> str:
         return f'{type(norm).__name__} {norm.fold_obstacle}'
     if not callable(getattr(norm, 'affine', None)):
         if not isinstance(norm, _BatchNorm):
-            online = mmcv.cnn.is_norm(norm) or isinstance(norm, nn.RMSNorm)
+            online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
             what = 'computes its statistics at inference' if online else 'has no affine() to fold'
             return f'{type(norm).__name__} {what}'
         if type(norm).forward not in _BATCH_NORM:

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ..norms.layers import is_norm
 from .algebra import (
     FoldedNorm,
     absorb_before,
     absorb_behind,
     affine_of,
     call_obstacle,
-    is_norm,
     norm_obstacle,
     num_channels,
     reader_obstacle,
     source_obstacle,
 )
 from .padding import zero_token
-from .registry import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, facts
+from .registry import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, check_names, facts
 
 
 @dataclass
@@ -91,6 +91,7 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
 
     Raises:
         ValueError: `model` or a part of it is in training mode.
+        NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
     """
     for name, module in model.named_modules():
@@ -131,6 +132,7 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
 
 def plan(model: nn.Module) -> list[Fold]:
     """What :func:`fuse_norms` would do with each norm of `model`, in the order of its modules."""
+    check_names()
     names = [name for name, module in model.named_modules(remove_duplicate=False) if is_norm(module)]
     modules = dict(model.named_modules(remove_duplicate=False))
     claims = defaultdict(list)

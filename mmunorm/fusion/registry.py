@@ -6,8 +6,10 @@ names, and only then changes the model.
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 
 from torch import nn
 
@@ -102,6 +104,7 @@ Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {}
+_KNOWN: set[str] = set()  # names that are known to be those of classes
 
 
 def fold_rule(*classes: type[nn.Module] | str,
@@ -124,7 +127,8 @@ def fold_rule(*classes: type[nn.Module] | str,
         methods: the methods that the rule describes. Defaults to `('forward', )`.
 
     Raises:
-        TypeError: one of `classes` is neither a class of modules nor a full name.
+        TypeError: one of `classes` is neither a class of modules nor a full name. A full name of no class is an
+            error of :func:`mmunorm.fuse_norms`, once the package that it names is imported.
     """
     for cls in classes:
         is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -133,10 +137,35 @@ def fold_rule(*classes: type[nn.Module] | str,
 
     def register(rule: Rule) -> Rule:
         for cls in classes:
-            _RULES[cls if isinstance(cls, str) else full_name(cls)] = rule, methods
+            name = cls if isinstance(cls, str) else full_name(cls)
+            _RULES[name] = rule, methods
+            if not isinstance(cls, str):
+                _KNOWN.add(name)
         return rule
 
     return register
+
+
+def check_names() -> None:
+    """Looks whether each class that a rule names exists, where its package is imported.
+
+    Raises:
+        NameError: it does not; names the rule.
+    """
+    for name, (rule, _) in _RULES.items():
+        if name in _KNOWN or name.partition('.')[0] not in sys.modules:
+            continue
+        module, _, cls = name.rpartition('.')
+        try:
+            found = getattr(import_module(module), cls, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):  # something that the package needs
+                continue
+            found = None
+        if found is None:
+            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
+                            'class')
+        _KNOWN.add(name)
 
 
 def facts(module: nn.Module) -> Iterator[Fact]:

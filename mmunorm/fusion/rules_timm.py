@@ -1,7 +1,7 @@
 """The fold rules of timm's Swin, ViT and DeiT, for models whose norms `mmunorm.replace_norms` replaced."""
 from __future__ import annotations
 
-from .algebra import is_norm
+from ..norms.layers import is_norm
 from .padding import become
 from .registry import Behind, Into, Reads, Stays, fold_rule
 

@@ -5,10 +5,12 @@ from .mabn import MABN
 from .no_norm import NoNorm
 from .offline import OfflineNorm
 from .pn import PN
+from .prep_bn import PRepBN
+from .rep_bn import RepBN
 from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
-from .token_bn import PRepBN, RepBN, TokenBN
+from .token_bn import TokenBN
 from .un import UN, SyncUN, UN2d
 
 __all__ = [

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ class Norm(nn.Module):
     # mmcv names layers by this; LN's name lets a model load an LN checkpoint's affine part.
     _abbr_ = 'ln'
     fold_obstacle: str = ''
+    # Entries of a state_dict that only another kind of layer has, and what to do about them.
+    refused_state: ClassVar[dict[str, str]] = {}
 
     def __init__(self, num_features: int):
         super().__init__()
@@ -66,12 +69,22 @@ class Norm(nn.Module):
                             f'got {pad_mask.dtype}')
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        if prefix + 'folded' in state_dict:  # left by mmunorm.fusion.FoldedNorm
-            raise RuntimeError(
-                f'{prefix[:-1]}: this checkpoint is of a folded model, and this one has norms. Fold '
-                "it first with mmunorm.fuse_norms(model.eval()), or build it from the checkpoint's own "
-                "config, checkpoint['meta']['cfg'].")
+        for key, why in self.refused_state.items():
+            if prefix + key in state_dict:
+                raise RuntimeError(f'{prefix[:-1]}: {why}')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def start_run(self, resumed: bool, steps: int) -> str:
+        """What the norm has to do when a training run begins.
+
+        Args:
+            resumed: whether the run goes on from a checkpoint of its own.
+            steps: training steps that it has left.
+
+        Returns:
+            A warning for the user, or ''.
+        """
+        return ''
 
     def extra_repr(self) -> str:
         return str(self.num_features)
@@ -96,3 +109,10 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f'{name} must be one of {", ".join(map(repr, choices))}, got {value!r}')
     return value
+
+
+def check_norm_cfg(norm_cfg: dict) -> dict:
+    """`norm_cfg` if it is a dict with a `type`; a TypeError if not."""
+    if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
+        raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+    return norm_cfg

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .base import Norm
-from .kernels import normalize_forward, statistics_dtype
+from .kernels import affine, statistics_dtype
 
 
 @MODELS.register_module()
@@ -34,4 +34,4 @@ class DyT(Norm):
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         dtype = statistics_dtype(x.dtype)
         squashed = torch.tanh(self.alpha.to(dtype) * x.to(dtype))
-        return normalize_forward(squashed, self.weight.to(dtype), self.bias.to(dtype)).to(x.dtype)
+        return affine(squashed, self.weight.to(dtype), self.bias.to(dtype)).to(x.dtype)

@@ -5,8 +5,8 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from . import kernels
 from .base import Norm
-from .kernels import normalize_forward
 
 
 @MODELS.register_module()
@@ -37,7 +37,7 @@ class NoNorm(Norm):
         return self.weight.detach().double(), self.bias.detach().double()
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        return x if self.weight is None else normalize_forward(x, self.weight, self.bias)
+        return x if self.weight is None else kernels.affine(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, affine={self.weight is not None}'

@@ -1,4 +1,4 @@
-"""The framework of spec section 2: an offline norm is a choice of statistics and of averages over steps."""
+"""The framework of the paper's section 3: an offline norm is a choice of statistics and of averages over steps."""
 from __future__ import annotations
 
 from functools import partial
@@ -6,59 +6,33 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from . import kernels
-from .averages import bessel_correction, finite_or, moving_average
+from . import algorithm, compiled, kernels
+from .algorithm import Step
 from .base import Norm, check_choice, check_count, check_eps
-from .normalize import gradients, normalize, normalize_whole_step, scale_and_shift
-from .steps import PendingSteps, Step, in_backward_pass
-from .sync import Ranks, count_tokens
-
-# A compiled backward pass may compute a value again from a buffer that the forward pass has changed since;
-# the result of an operator of unknown content is stored instead. In compiled code this operator is also the
-# only thing that sees a recomputed forward, before that changes anything.
-# A call through torch.library.custom_op takes twice as long.
-_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
-_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
-
-
-@torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
-def _keep_for_backward(values: Tensor) -> Tensor:
-    if in_backward_pass():
-        raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
-                           'would count its step twice: train without checkpointing (with_cp=False), or '
-                           'without torch.compile')
-    return values.clone()
-
-
-@torch.library.register_fake('mmunorm::keep_for_backward', lib=_OPERATORS)
-def _(values):
-    return torch.empty_like(values)
+from .recompute import PendingSteps
+from .sync import Ranks, is_synchronized, merge_backward, merge_forward
 
 
 class OfflineNorm(Norm):
     """A norm with fixed statistics at inference: `y = gamma * (x - mu) / sqrt(var + eps) + beta` (Eq. 1).
 
-    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps; which ones is what tells the methods
-    apart, and all of them are arguments here. For the first `warmup_iters` steps, and until the records are
-    full, a step uses its own statistics with the exact gradient. A channel whose statistic is not
-    finite takes the running one in its place, and a step whose gradient is not finite anywhere leaves the
-    gradient statistics as they are, so that inf and NaN never stay in the state.
+    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps. Which ones is what tells the methods
+    apart, and all of them are arguments here; :mod:`.algorithm` computes a step. For the first `warmup_iters`
+    steps, and until the records are full, a step uses its own statistics with the exact gradient. A channel whose
+    statistic is not finite takes the running one in its place. A step whose gradient is not finite anywhere
+    leaves the gradient statistics as they are. So inf and NaN never stay in the state.
 
-    Activation checkpointing is seen: a recomputed forward is the SAME step, nothing is recorded twice. A
-    layer that runs several times before the backward pass knows its last 64 steps by their statistics; of
-    those with the same, the newest is taken to come first. Of compiled code a recomputed forward is an error.
-
-    `ranks`, which `convert_sync` sets, are the processes whose tokens count as one batch, however many each
-    has; a step without any token takes the running statistics. The gradient statistics are those of
-    the mean of the ranks' losses, which DistributedDataParallel minimizes. `loss_scale`, None or `()`, is
-    what the loss is multiplied with before the backward pass; the state does not depend on it.
+    What training adds stands in small modules: :mod:`.recompute` for activation checkpointing, where a recomputed
+    forward is the SAME step, and a layer that runs several times knows its last 64 steps by their statistics;
+    :mod:`.compiled` for torch.compile, where a recomputed forward is an error; :mod:`.sync` for statistics over
+    all processes.
 
     State: parameters `weight` (gamma) and `bias` (beta), buffers `running_var` and `num_batches_tracked`
     (training steps seen); with `centered` also `running_mean`, and as the averages need them
     `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps).
 
     Args:
-        num_features (int): channels C of the `(..., C)` input.
+        num_features (int): channels C.
         centered (bool): False takes the mean square for the variance, mu = 0; True mean and variance,
             which are always the current step's. Defaults to False.
         forward_average (str): `var_hat`, over the statistics of the last M steps: 'current' (this step's
@@ -79,12 +53,23 @@ class OfflineNorm(Norm):
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
         eps (float): added to the variance. Defaults to 1e-5.
 
+    Attributes:
+        ranks (Ranks, optional): the processes whose tokens count as one batch; `convert_sync` sets it. A step
+            without any token takes the running statistics. The gradient statistics are those of the mean of the
+            processes' losses, which DistributedDataParallel minimizes.
+        loss_scale (Tensor, optional): `()`, what the loss is multiplied with before the backward pass. The state
+            does not depend on it.
+
     Raises:
         ValueError: an argument is out of its range, or `centered` meets an average over steps.
     """
 
     ranks: Ranks | None = None
     loss_scale: Tensor | None = None
+    # Whether the running variance is the unbiased one.
+    keeps_unbiased = False
+    # Whether another norm's output is in this one's, so that the gradient of `weight` tells a part alone.
+    blends_another = False
 
     def __init__(self,
                  num_features: int,
@@ -117,29 +102,31 @@ class OfflineNorm(Norm):
                          outlier_filter) != ('current', 'current', False, False):
             raise ValueError('centered=True normalizes by the current mean and variance, and takes neither '
                              'averages over steps nor the outlier filter')
-
-        self.weight = nn.Parameter(torch.ones(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
-        self.register_parameter('eta', None)  # RepBN's
-        if centered:
-            self.register_buffer('running_mean', torch.zeros(num_features))
-        self.register_buffer('running_var', torch.ones(num_features))
-        self.register_buffer('num_batches_tracked', torch.tensor(0, dtype=torch.long))
-        self._keeps_activations = outlier_filter or forward_average in ('gm', 'am')
-        keeps_gradients = backward_average == 'am'
-        if self._keeps_activations:
-            self.register_buffer('activation_record', torch.ones(self.window[0], num_features))
-        if keeps_gradients:
-            self.register_buffer('gradient_record', torch.zeros(self.window[1], num_features))
-        self._keeps_psi = backward_average != 'current' or backward_momentum
-        if self._keeps_psi:
-            self.register_buffer('psi', torch.zeros(num_features))
-        if outlier_filter:
-            self.register_buffer('num_outliers', torch.tensor(0, dtype=torch.long))
-        # A step before this one has too few statistics before it.
-        self._unsettled_steps = max(warmup_iters or 0, self._keeps_activations and self.window[0],
-                                    keeps_gradients and self.window[1])
+        self._make_state()
+        # Averaging begins after this step: when the warm-up is over, and the records are full.
+        records = [record for record in (self.activation_record, self.gradient_record) if record is not None]
+        self.unsettled = max(warmup_iters or 0, *map(len, records), 0)
+        self.has_own_kernels = (forward_average, backward_average, backward_momentum,
+                                outlier_variance) == ('gm', 'am', True, 'layer')
         self._pending = PendingSteps()
+
+    def _make_state(self) -> None:
+        channels = self.num_features
+        keeps_activations = self.outlier_filter or self.forward_average in ('gm', 'am')
+        keeps_gradients = self.backward_average == 'am'
+        keeps_psi = self.backward_average != 'current' or self.backward_momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        # A buffer that is None has no place in the state_dict.
+        for name, value in dict(
+                running_mean=torch.zeros(channels) if self.centered else None,
+                running_var=torch.ones(channels),
+                num_batches_tracked=torch.tensor(0, dtype=torch.long),
+                activation_record=torch.ones(self.window[0], channels) if keeps_activations else None,
+                gradient_record=torch.zeros(self.window[1], channels) if keeps_gradients else None,
+                psi=torch.zeros(channels) if keeps_psi else None,
+                num_outliers=torch.tensor(0, dtype=torch.long) if self.outlier_filter else None).items():
+            self.register_buffer(name, value)
 
     def __getstate__(self) -> dict:
         return {key: value for key, value in vars(self).items() if key != '_pending'}
@@ -148,8 +135,13 @@ class OfflineNorm(Norm):
         super().__setstate__(state)
         self._pending = PendingSteps()  # a copy takes no part in the passes under way
 
+    @property
+    def skip(self) -> Tensor | None:
+        """What times `x` is added to the output: `(1,)`, or None for nothing."""
+        return None
+
     def affine(self) -> tuple[Tensor, Tensor]:
-        """The norm at inference as `y = scale * x + shift` (spec section 4): two `(C,)` float64 tensors.
+        """The norm at inference as `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
 
         Raises:
             RuntimeError: the norm has a `fold_obstacle`.
@@ -160,14 +152,14 @@ class OfflineNorm(Norm):
         return scale.detach(), shift.detach()
 
     def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        mean = self.running_mean.to(dtype) if self.centered else None
-        eta = None if self.eta is None else self.eta.to(dtype)
+        mean = None if self.running_mean is None else self.running_mean.to(dtype)
+        skip = None if self.skip is None else self.skip.to(dtype)
         rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
-        return scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
+        return algorithm.scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, skip)
 
     @property
     def newest_step(self) -> Step | None:
-        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
+        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + skip * x`.
 
         Its `measured` are the statistics of this process's `x`, without padding. None before the first step,
         in a copy, and for a method that changes `x` or `y` besides. A forward pass that is compiled,
@@ -180,137 +172,68 @@ class OfflineNorm(Norm):
 
         `weight`, `bias` and the running statistics stay.
         """
-        self.num_batches_tracked.zero_()
-        if self._keeps_activations:
+        if self.activation_record is not None:
             self.activation_record.fill_(1)
-        for name in ('gradient_record', 'psi', 'num_outliers'):
-            if hasattr(self, name):
-                getattr(self, name).zero_()
+        for buffer in (self.num_batches_tracked, self.gradient_record, self.psi, self.num_outliers):
+            if buffer is not None:
+                buffer.zero_()
+
+    def start_run(self, resumed: bool, steps: int) -> str:
+        """To be called when a training run begins, with the steps that it has left; a warning, or ''.
+
+        Weights from another task bring that task's step count and gradient statistics along. A run that is not
+        resumed begins at step 1 again.
+        """
+        if self.warmup_iters is None:
+            return ''
+        if not resumed:
+            self.restart_warmup()
+        total = steps + int(self.num_batches_tracked)
+        if total > self.warmup_iters:
+            return ''
+        return (f'{type(self).__name__} never leaves its warm-up in this run: {total} training steps against '
+                f'warmup_iters={self.warmup_iters}, so that none of its averages are used. Set a shorter one in '
+                f'norm_cfg, for example warmup_iters={max(1, total // 10)}.')
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        if not self.training or (x.numel() == 0 and not self._is_synchronized()):
-            return kernels.normalize_forward(x, *self._affine(kernels.statistics_dtype(x.dtype)))
-        # The kernels read it four times, and those for strided input are slower than one copy.
+        if not self.training or (x.numel() == 0 and not is_synchronized(self.ranks)):
+            return kernels.affine(x, *self._affine(kernels.statistics_dtype(x.dtype)))
+        # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
-        if (y := self._normalize_whole_step(x, pad_mask)) is not None:
-            return y
         valid = None if pad_mask is None else ~pad_mask
         with torch.no_grad():
             step = self._step(x, valid)
         return self._apply_step(step, x, valid, self.bias)
 
-    def _normalize_whole_step(self, x: Tensor, pad_mask: Tensor | None) -> Tensor | None:
-        """A new step by one call forward and one backward; None where it has more to it, or other input."""
-        if (pad_mask is not None or self.centered or self.eta is not None or torch.compiler.is_compiling()
-                or self._is_synchronized() or (self._pending and in_backward_pass())):
-            return None
-        weight, bias = self.weight, self.bias  # each a search in a module's dictionaries
-        state = (self.running_var, getattr(self, 'activation_record', None),
-                 getattr(self, 'num_outliers', None), self.num_batches_tracked)
-        if not kernels.takes_whole_steps(x, weight, bias, *state):
-            return None
-        return normalize_whole_step(x, weight, bias, partial(self._step_forward, state), self._step_backward)
-
-    def _step_forward(self, state: tuple[Tensor | None, ...], x: Tensor, weight: Tensor,
-                      bias: Tensor) -> tuple[Tensor, Tensor, Step]:
-        y, rstd, measured, s, var_hat, outlier, averaged = kernels.step_forward(
-            x, weight, bias, *state, **self._forward_config(), eps=self.eps,
-            needs_s=self.backward_average == 'nu')
-        step = Step(var_hat, s, outlier, averaged, measured=measured)
-        self._pending.append(step)
-        return y, rstd, step
-
-    def _step_backward(self, step: Step, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor,
-                       needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor]:
-        if self._keeps_psi and self.loss_scale is None:
-            grads = kernels.step_backward(
-                dy, x, weight, rstd, self.psi, getattr(self, 'gradient_record', None), step.outlier,
-                step.averaged, step.s, step.var_hat, needs_dx, **self._backward_config())
-            if grads is not None:  # None where something that it cannot read has come since the forward pass
-                self._pending.note_backward_pass()
-                return grads
-        return gradients(dy, x, weight, rstd, mean=None, eta=None, valid=None,
-                         average_gradient=partial(self._average_gradient, step), needs_dx=needs_dx)
-
-    def _is_synchronized(self) -> bool:
-        return self.ranks is not None and self.ranks.size > 1
-
-    def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
-        return normalize(x, self.weight, bias, step.var_hat, step.mean, self.eta, valid, self.eps,
-                         partial(self._average_gradient, step))
-
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
+        """The step that this forward pass is."""
         if torch.compiler.is_compiling():
-            return self._new_step(x, valid)._replace(measured=None).map_at_once(
-                torch.ops.mmunorm.keep_for_backward)
-        if self._pending and in_backward_pass():
-            return self._pending.recall(partial(self._measure, x, valid))
-        step = self._new_step(x, valid)
-        self._pending.append(step)
-        return step
-
-    def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """This step's statistics: the mean square `(1, C)`, or variance and mean `(2, C)`."""
-        if self.centered:
-            return torch.stack(kernels.variance_and_mean(x, valid))
-        return kernels.second_moment(x, valid).unsqueeze(0)
+            return compiled.keep(self._new_step(x, valid))
+        return self._pending.step(partial(self._new_step, x, valid),
+                                  partial(algorithm.measure, x, valid, self.centered))
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
-        """Forward steps 1-3 and 5 of spec section 3, with any of the averages; updates the state."""
-        measured = merged = self._measure(x, valid)
-        share = None
-        if self.centered or self._is_synchronized():  # with a mask it is one more pass over that
-            tokens = count_tokens(x, valid)
-        if self._is_synchronized():
-            own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
-            merged, tokens = self.ranks.merge(measured, own)
-            share = own / tokens
+        measured = algorithm.measure(x, valid, self.centered)
+        merged, tokens, share = merge_forward(self.ranks, measured, x, valid)
         self.num_batches_tracked.add_(1)
-        if not self.centered:
-            return self._advance(merged[0])._replace(share=share, measured=measured)
+        step = algorithm.average_activation(self, merged, tokens)
+        return Step(*step[:5], share=share, measured=measured)
 
-        s = finite_or(merged[0], self.running_var)
-        mean = torch.where(merged[0].isfinite(), merged[1], self.running_mean)
-        self.running_mean.copy_(moving_average(self.running_mean, mean, self.alpha))
-        # As in torch's BatchNorm, the biased variance normalizes and the unbiased one is kept.
-        newest = finite_or(merged[0] * bessel_correction(tokens), self.running_var)
-        self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
-        return Step(s, share=share, mean=mean, t=self.num_batches_tracked.clone(), measured=measured)
-
-    def _advance(self, measured: Tensor) -> Step:
-        """Updates the state with the step's mean square `(C,)`."""
-        s, var_hat, outlier, averaged = kernels.advance(
-            measured, self.num_batches_tracked, self.running_var, getattr(self, 'activation_record', None),
-            getattr(self, 'num_outliers', None), **self._forward_config())
-        return Step(var_hat, s if self.backward_average == 'nu' else None, outlier, averaged)
-
-    def _forward_config(self) -> dict:
-        return dict(average=self.forward_average, per_channel=self.outlier_variance == 'channel',
-                    unsettled=self._unsettled_steps, alpha=self.alpha)
-
-    def _backward_config(self) -> dict:
-        return dict(average=self.backward_average, momentum=self.backward_momentum, alpha=self.alpha,
-                    eps=self.eps)
+    def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
+        return algorithm.normalize(x, self.weight, bias, step, self.skip, valid, self.eps,
+                                   partial(self._average_gradient, step))
 
     def _average_gradient(self, step: Step, g: Tensor,
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Records this step's gradient statistics; the `psi` and `g_mean` to use (backward steps 2-4)."""
+        """The `psi` and `g_mean` that are used in `dx`; the state is kept in units of the plain loss."""
         if not torch.compiler.is_compiling():
             self._pending.note_backward_pass()
-        scale = self.loss_scale
-        if step.share is not None:
-            if g_mean is None:
-                g = self.ranks.mean(g, step.share)
-            else:
-                g, g_mean = self.ranks.mean(torch.stack([g, g_mean]), step.share)
-            # A rank's loss is as many times its part of the mean of the ranks' losses.
-            scale = self.ranks.size if scale is None else scale * self.ranks.size
-        if not self._keeps_psi:
+        g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
+        if self.psi is None:
             return g, g_mean
-        psi = kernels.average_gradient(
-            g if scale is None else g / scale, self.psi, getattr(self, 'gradient_record', None), step.outlier,
-            step.averaged, step.s, step.var_hat, **self._backward_config())
-        return (psi if scale is None else psi * scale), g_mean
+        if scale is None:
+            return algorithm.average_gradient(self, step, g), g_mean
+        return algorithm.average_gradient(self, step, g / scale) * scale, g_mean
 
     def extra_repr(self) -> str:
         synchronized = '' if self.ranks is None else ', synchronized'

@@ -4,9 +4,9 @@ from __future__ import annotations
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from .algorithm import Step
 from .offline import OfflineNorm
 from .rmsn import divide_by_rms
-from .steps import Step
 
 
 @MODELS.register_module()

@@ -5,6 +5,9 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from .base import check_norm_cfg
+from .layers import is_channels_first
+
 
 def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     """Replaces every LayerNorm of a model, in place; for models of timm, torchvision and the like.
@@ -26,14 +29,13 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
             dimension alone, has an activation in it, or belongs to an `nn.TransformerEncoderLayer`. `model`
             is unchanged.
     """
-    if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
-        raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+    check_norm_cfg(norm_cfg)
     old = {name: norm for name, norm in model.named_modules(remove_duplicate=False)
            if isinstance(norm, nn.LayerNorm)}
     if not old:
         raise ValueError(f'model: {type(model).__name__} has no LayerNorm to replace')
     for name, norm in old.items():
-        if len(norm.normalized_shape) != 1 or _is_channels_first(norm):
+        if len(norm.normalized_shape) != 1 or is_channels_first(norm):
             raise ValueError(f'model: {name} is a {type(norm).__name__} over {tuple(norm.normalized_shape)}; '
                              'only LayerNorms over the last dimension of (..., C) can be replaced')
         if list(norm.children()):
@@ -51,10 +53,6 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new[norm])
     return model
-
-
-def _is_channels_first(norm: nn.LayerNorm) -> bool:
-    return '2d' in type(norm).__name__.lower()
 
 
 @torch.no_grad()

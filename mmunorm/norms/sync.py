@@ -65,7 +65,56 @@ class Ranks:
         return values
 
 
-def count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
+def is_synchronized(ranks: Ranks | None) -> bool:
+    """Whether there are other processes to take statistics with."""
+    return ranks is not None and ranks.size > 1
+
+
+def merge_forward(ranks: Ranks | None, measured: Tensor, x: Tensor,
+                  valid: Tensor | None) -> tuple[Tensor, int | Tensor | None, Tensor | None]:
+    """The statistics of a step over all its processes.
+
+    Args:
+        ranks: None is this process alone.
+        measured: `(1, C)` or `(2, C)`, of this process.
+        x: `(..., C)`, what was measured.
+        valid: None or bool `x.shape[:-1]`, False where a token is padding.
+
+    Returns:
+        `measured` over all processes; the number of tokens, an int or `()`, None where nobody asks for it; and
+        this process's share of them `()`, None without others.
+    """
+    if not is_synchronized(ranks):
+        return measured, _count_tokens(x, valid) if len(measured) == 2 else None, None
+    tokens = _count_tokens(x, valid)
+    own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
+    merged, tokens = ranks.merge(measured, own)
+    return merged, tokens, own / tokens
+
+
+def merge_backward(ranks: Ranks | None, share: Tensor | None, g: Tensor, g_mean: Tensor | None,
+                   loss_scale: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | float | None]:
+    """The gradient statistics of a step over all its processes.
+
+    Args:
+        ranks, share: of the same step's :func:`merge_forward`.
+        g, g_mean: `(C,)`, of this process.
+        loss_scale: `()`, what the loss was multiplied with, or None.
+
+    Returns:
+        `g` and `g_mean` over all processes, and what they are multiplied with, or None for 1.
+    """
+    if share is None:
+        return g, g_mean, loss_scale
+    if g_mean is None:
+        g = ranks.mean(g, share)
+    else:
+        g, g_mean = ranks.mean(torch.stack([g, g_mean]), share)
+    # A process differentiates its own loss; the mean over the processes has a gradient so many times smaller.
+    return g, g_mean, ranks.size if loss_scale is None else loss_scale * ranks.size
+
+
+def _count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
     """How many tokens of `x` count; with `valid` a tensor `()` in the dtype of its statistics."""
     return x.shape[:-1].numel() if valid is None else valid.sum(dtype=statistics_dtype(x.dtype))
 

@@ -1,4 +1,3 @@
-import json
 import math
 
 import numpy as np
@@ -8,18 +7,9 @@ from matplotlib.figure import Figure
 from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, latest, read_scalars
 
 from .. import tiny_runs
+from ..logs import train, write_log
 
 CURVES = tiny_runs.load_tool('analysis/curves')
-
-
-def write_log(work_dir, name, entries):
-    folder = work_dir / name / 'vis_data'
-    folder.mkdir(parents=True)
-    (folder / 'scalars.json').write_text(''.join(json.dumps(entry) + '\n' for entry in entries))
-
-
-def train(step, loss):
-    return dict(lr=0.1, loss=loss, epoch=1, iter=step, step=step)
 
 
 def test_validations_stand_at_the_last_training_step(tmp_path):

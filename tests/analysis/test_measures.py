@@ -11,15 +11,15 @@ from mmunorm.analysis.measures import (
     measure_pnac,
 )
 from mmunorm.analysis.outliers import accumulated_outliers
-from mmunorm.analysis.record import Record, RecordError
 from mmunorm.analysis.sources import distinct_names, find_record, run_names, short_name
+from mmunorm.recording.record import Record, RecordError
 
-from .records import NAMES, write_record
+from ..recording.records import NAMES, write_record
 
 
 @pytest.fixture
 def record(tmp_path):
-    return Record(write_record(tmp_path) / 'norm_statistics.npy')
+    return Record(write_record(tmp_path) / 'norm_statistics')
 
 
 def test_pnac_of_a_record_is_scipys(record):
@@ -46,15 +46,15 @@ def test_a_mean_without_what_is_not_finite():
 
 
 def test_records_that_do_not_fit_are_named(tmp_path):
-    short = Record(write_record(tmp_path / 'short', steps=10) / 'norm_statistics.npy')
+    short = Record(write_record(tmp_path / 'short', steps=10) / 'norm_statistics')
     with pytest.raises(RecordError, match='short.*at least 20'):
         measure_pnac(short)
-    frozen = Record(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics.npy')
+    frozen = Record(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics')
     measure = measure_pnac(frozen)
     assert np.isnan(measure.mean('gradient')).all()
     assert 'No layer has gradient statistics' in ' '.join(measure.remarks())
     with pytest.raises(RecordError, match='no layer with an outlier filter; its norms are LayerNorm'):
-        accumulated_outliers(Record(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics.npy'))
+        accumulated_outliers(Record(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):
         channel_history(short, 0, 30, 'activation', 4)
     with pytest.raises(RecordError, match='window=11'):
@@ -83,8 +83,8 @@ def test_the_choice_of_layers_and_channels(record):
 def test_a_record_is_found_by_file_folder_and_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_record(tmp_path / 'work_dirs' / 'swin')
-    for source in (folder, folder / 'norm_statistics.npy', 'configs/swin.py'):
-        assert find_record(source).path.samefile(folder / 'norm_statistics.npy')
+    for source in (folder, folder / 'norm_statistics', 'configs/swin.py'):
+        assert find_record(source).path.samefile(folder / 'norm_statistics')
     for source, message in (('gone', 'no folder gone'), ('x/y.py', 'work_dirs/y'), (tmp_path, 'no record')):
         with pytest.raises(RecordError, match=message):
             find_record(source)

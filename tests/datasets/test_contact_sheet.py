@@ -4,17 +4,17 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from mmunorm.datasets.contact_sheet import COLOURS, draw_contact_sheet
+from mmunorm.datasets.contact_sheet import draw_contact_sheet
 
 
-def test_outline_and_box_lie_around_the_mask(tmp_path):
+def test_mask_and_box_lie_where_the_object_is(tmp_path):
     mask = np.zeros((64, 64), dtype=np.uint8, order='F')
     mask[20:40, 10:30] = 1
     rle = coco_mask.encode(mask)
     rle['counts'] = rle['counts'].decode()
     (tmp_path / 'ann.json').write_text(json.dumps({
-        'images': [{'id': k, 'file_name': f'{k}.png'} for k in (1, 2)],
-        'annotations': [{'image_id': 2, 'category_id': 7, 'bbox': [10, 20, 20, 20],
+        'images': [{'id': k, 'file_name': f'{k}.png', 'width': 64, 'height': 64} for k in (1, 2)],
+        'annotations': [{'id': 1, 'image_id': 2, 'category_id': 7, 'bbox': [10, 20, 20, 20],
                          'segmentation': rle}],
         'categories': [{'id': 7, 'name': '6'}]
     }))  # yapf: disable
@@ -27,7 +27,8 @@ def test_outline_and_box_lie_around_the_mask(tmp_path):
     assert sheet.shape == (128, 256, 3)
     assert (sheet[:, :128] == 1).all()
     tile = sheet[:, 128:]
-    coloured = (tile == COLOURS[0]).all(axis=2)
-    assert coloured[38:40, 22:58].all() and coloured[42:78, 60:62].all()
-    assert not coloured[41:79, 21:59][1:-1, 1:-1].any()
-    assert not coloured[84:].any() and not coloured[:, 64:].any()
+    untouched = (tile == 2).all(axis=2)
+    red = (tile[..., 0] > 50) & (tile[..., 1] < 60)
+    assert red[60:76, 24:56].all() and (tile[60:76, 24:56] == tile[70, 40]).all()  # the mask, evenly tinted
+    assert (tile[40:80, 20] == (255, 80, 80)).all()  # the box
+    assert untouched[84:].all() and untouched[:, 64:].all() and untouched[:30, :16].all()

@@ -20,8 +20,7 @@ from mmunorm.engine.divergence import LAST_GOOD, RECORD
 from mmunorm.norms import UN, OfflineNorm, TokenBN
 
 from .. import tiny_runs
-from ..norms.test_family import NORMS, OFFLINE
-from ..norms.test_un import NoSync
+from ..norms.cases import NORMS, OFFLINE, NoSync
 
 TRAIN = tiny_runs.load_tool('train')
 

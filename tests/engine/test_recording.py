@@ -16,12 +16,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mmunorm
-from mmunorm.analysis.layers import norm_layers
 from mmunorm.analysis.normality import pnac
-from mmunorm.analysis.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
-from mmunorm.engine import DivergenceError, NormStatisticsHook, launch
-from mmunorm.engine.errors import PreflightError
+from mmunorm.cli import training
+from mmunorm.engine import DivergenceError, NormStatisticsHook
+from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
+from mmunorm.norms.layers import norm_layers
+from mmunorm.recording.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
 
 
 class Model(BaseModel):
@@ -82,7 +83,7 @@ def train(work_dir, model, steps=6, hook=None, run=lambda runner: runner.train()
         experiment_name=f'{work_dir.name}{os.urandom(4).hex()}',
         **options)
     run(runner)
-    return Record(work_dir / 'norm_statistics.npy')
+    return Record(work_dir / 'norm_statistics')
 
 
 def mean_square(x):
@@ -280,7 +281,7 @@ def test_resume_has_no_gap_and_nothing_twice(tmp_path):
             train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=12, resume=True, hook=hook)
     # A run that begins anew keeps the old record beside its own.
     assert len(train(tmp_path / 'parts', Model(UN(6)), steps=2).steps) == 2
-    assert len(Record(tmp_path / 'parts/norm_statistics.old.npy').steps) == 9
+    assert len(Record(tmp_path / 'parts/norm_statistics.old').steps) == 9
 
 
 class Trouble(Hook):
@@ -303,11 +304,11 @@ def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, las
     def with_trouble(runner):
         runner.register_hook(Trouble(error))
         runner.register_hook(dict(type='DivergenceHook', patience=3, interval=1))
-        launch.train(runner)
+        training.train(runner)
 
     with pytest.raises(error):
         train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_trouble)
-    record = Record(tmp_path / 'w/norm_statistics.npy')
+    record = Record(tmp_path / 'w/norm_statistics')
     assert record.steps.tolist() == list(range(1, last + 1))
     assert np.isfinite(record.activation(0)[:7]).all() and np.isfinite(record.gradient(0)[:7]).all()
     if error is DivergenceError:
@@ -320,7 +321,7 @@ def test_a_hook_that_cannot_write_does_not_hide_the_error(tmp_path, monkeypatch)
 
     def with_trouble(runner):
         runner.register_hook(Trouble(ZeroDivisionError))
-        launch.train(runner)
+        training.train(runner)
 
     monkeypatch.setattr(NormStatisticsHook, '_write', fail)
     with pytest.raises(ZeroDivisionError):
@@ -356,7 +357,7 @@ def test_a_killed_run_goes_on(tmp_path):
     code = KILLED.format(root=root, work_dir=str(tmp_path / 'w'))
     process = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True)
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    record = Record(tmp_path / 'w/norm_statistics.npy')
+    record = Record(tmp_path / 'w/norm_statistics')
     assert record.steps.tolist() == [1, 2, 3]  # as far as the checkpoint
     record = train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=9, resume=True)
     assert record.steps.tolist() == list(range(1, 10))

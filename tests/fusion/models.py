@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.fusion import is_norm
+from mmunorm.norms.layers import is_norm
 
 SWIN_ARCH = dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4])
 UN = dict(type='UN')

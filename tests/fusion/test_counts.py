@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import is_norm
+from mmunorm.norms.layers import is_norm
 
 from .. import tiny_runs
 from . import models

@@ -13,7 +13,8 @@ from torch.nn.utils import parametrizations, prune
 from torchvision.ops import FrozenBatchNorm2d
 
 from mmunorm import UN, UN2d, fuse_norms
-from mmunorm.fusion import FoldedNorm, Into, NotFoldedError, fold_rule, is_norm
+from mmunorm.fusion import FoldedNorm, Into, NotFoldedError, fold_rule
+from mmunorm.norms.layers import is_norm
 
 from . import models
 

@@ -9,7 +9,8 @@ from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import FoldedNorm, is_norm
+from mmunorm.fusion import FoldedNorm
+from mmunorm.norms.layers import is_norm
 
 from . import models
 

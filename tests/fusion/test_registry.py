@@ -1,5 +1,8 @@
 """Rules of a user's own, and the report."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -308,3 +311,33 @@ def test_the_report_reads_as_a_table():
         'that pads with zeros, which are not normalized',
     ]
     assert len(lines) == 1 + 2 + 11 + 2 + 1
+
+
+@pytest.mark.parametrize('name', ['timm.models.swin_transformer.PatchMergin', 'timm.models.swim.PatchMerging'])
+def test_a_mistyped_class_name_is_an_error_once_its_package_is_imported(name, monkeypatch):
+    @fold_rule(name)
+    def my_rule(module):
+        yield Into('norm', 'reduction')
+
+    with monkeypatch.context() as patch:
+        for module in [module for module in sys.modules if module.partition('.')[0] == 'timm']:
+            patch.delitem(sys.modules, module)
+        fuse_norms(nn.Linear(2, 2).eval())  # no model of timm can be there
+    import timm  # noqa: F401
+    with pytest.raises(NameError, match=f'my_rule .* is for {name}, and there is no such class'):
+        fuse_norms(nn.Linear(2, 2).eval())
+
+
+def test_every_name_is_that_of_a_class():
+    for package in ('mmdet', 'mmpretrain', 'timm'):
+        importlib.import_module(package)
+    registry.check_names()
+    assert set(registry._RULES) <= registry._KNOWN
+
+
+def test_a_package_that_is_not_there_is_no_error():
+    @fold_rule('no_such_package.models.Block')
+    def my_rule(module):
+        yield Into('norm', 'fc')
+
+    assert not fuse_norms(nn.Linear(2, 2).eval()).kept

@@ -7,7 +7,8 @@ from mmengine.config import ConfigDict
 from torch import nn
 
 from mmunorm import UN, fuse_norms
-from mmunorm.fusion import Into, fold_rule, is_norm
+from mmunorm.fusion import Into, fold_rule
+from mmunorm.norms.layers import is_norm
 
 from . import models
 

@@ -17,37 +17,19 @@ import mmunorm
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
 
 from . import reference_family as ref
-from .test_un import NoSync, sequence
-
-# With warm-ups that end soon, so that a short test sees both sides of them.
-NORMS = {
-    'UN': lambda c: UN(c, warmup_iters=6),
-    'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
-    'PN': lambda c: PN(c, warmup_iters=6),
-    'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),
-    'TokenBN': TokenBN,
-    'RepBN': RepBN,
-    'PRepBN': lambda c: PRepBN(c, steps=12),
-    'RMSN': RMSN,
-    'DyT': DyT,
-    'NoNorm': NoNorm,
-    'NoNorm affine': lambda c: NoNorm(c, affine=True),
-}
-OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'NoNorm', 'NoNorm affine')]
-FOLDABLE = [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')]
-
-every_norm = pytest.mark.parametrize('name', NORMS)
-every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
-
-
-def build(name, channels=6, seed=0):
-    """The norm with random parameters of both signs."""
-    norm = NORMS[name](channels)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return norm
+from .cases import (
+    FOLDABLE,
+    NORMS,
+    OFFLINE,
+    NoSync,
+    assert_finite_state,
+    assert_same_state,
+    build,
+    every_norm,
+    every_offline_norm,
+    sequence,
+    train_steps,
+)
 
 
 def reference(name, norm):
@@ -155,30 +137,6 @@ def test_rmsn_is_torch_rms_norm(dtype):
     torch.testing.assert_close(norm.weight.grad, torch_norm.weight.grad, **tol)
 
 
-def train_steps(norm, steps, start=0):
-    """Outputs and gradients over `steps` of one fixed sequence, from step `start + 1`."""
-    out = []
-    for t, x, dy in sequence(start + steps, norm.num_features):
-        if t > start:
-            tx = torch.from_numpy(x).float().requires_grad_()
-            norm.zero_grad()
-            y = norm(tx)
-            y.backward(torch.from_numpy(dy).float())
-            out += [y.detach(), tx.grad, *(p.grad.clone() for p in norm.parameters())]
-    return out
-
-
-def assert_same_state(a, b):
-    assert a.state_dict().keys() == b.state_dict().keys()
-    for key, value in a.state_dict().items():
-        assert torch.equal(value, b.state_dict()[key]), key
-
-
-def assert_finite_state(norm):
-    for key, value in norm.state_dict().items():
-        assert value.isfinite().all(), key
-
-
 STATE = {
     'UN': {'activation_record', 'gradient_record', 'psi', 'num_outliers'},
     'MABN': {'gradient_record', 'psi'},
@@ -230,9 +188,9 @@ def test_affine_is_the_norm_at_inference(name):
     x = torch.randn(3, 4, 6, dtype=torch.float64)
     y = norm(x)
     if name in STATE:
-        mean = getattr(norm, 'running_mean', 0)
+        mean = 0 if norm.running_mean is None else norm.running_mean
         expected = norm.weight * (x - mean) / (norm.running_var + 1e-5).sqrt() + norm.bias
-        expected = expected + norm.eta * x if norm.eta is not None else expected
+        expected = expected + norm.skip * x if norm.skip is not None else expected
         torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     scale, shift = norm.affine()
     assert scale.dtype == shift.dtype == torch.float64 and not scale.requires_grad
@@ -314,7 +272,7 @@ def test_the_newest_step_tells_the_output(name):
         assert norm.newest_step is step and copy.deepcopy(norm).newest_step is None
         if not tells:
             continue
-        mean, eta = 0 if step.mean is None else step.mean, 0 if norm.eta is None else norm.eta
+        mean, eta = 0 if step.mean is None else step.mean, 0 if norm.skip is None else norm.skip
         expected = norm.weight * (tx - mean) / (step.var_hat + norm.eps).sqrt() + norm.bias + eta * tx
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
         moments = [tx.var(0, correction=0), tx.mean(0)] if norm.centered else [tx.square().mean(0)]
@@ -357,7 +315,7 @@ anything = st.floats(width=32)
 def test_no_input_whatever_breaks_the_state(name, data):
     norm = NORMS[name](2)
     if name != 'PRepBN':
-        norm.warmup_iters, norm._unsettled_steps = 1, 1
+        norm.warmup_iters, norm.unsettled = 1, 1
     for _ in range(4):
         x, dy = (torch.tensor(data.draw(st.lists(st.tuples(anything, anything), min_size=1, max_size=3)))
                  for _ in range(2))
@@ -483,6 +441,7 @@ def test_prepbn_computes_no_layer_norm_when_lambda_is_0():
     norm = build('PRepBN')
     counts = []
     for _ in range(16):
+        norm.eval().train()  # as a validation does
         with CountLayerNorms() as counter:
             norm(torch.randn(5, 6)).sum().backward()
         counts.append(counter.count > 0)

@@ -14,8 +14,7 @@ from mmunorm.backbones import UNSwinTransformer
 from mmunorm.norms import UN, OfflineNorm, convert_sync
 
 from .. import processes
-from .test_family import OFFLINE, build
-from .test_un import sequence
+from .cases import OFFLINE, build, sequence
 
 every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
 

@@ -8,8 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmunorm.norms import UN
 
-from .test_family import build, every_norm, every_offline_norm
-from .test_un import sequence
+from .cases import build, every_norm, every_offline_norm, sequence
 
 both_modes = pytest.mark.parametrize('use_reentrant', [False, True])
 

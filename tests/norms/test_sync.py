@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mmunorm.norms import UN, SyncUN, UN2d, convert_sync, revert_sync
 
 from .. import processes
-from .test_family import NORMS, OFFLINE, build
-from .test_un import sequence
+from .cases import NORMS, OFFLINE, build, sequence
 
 CHANNELS, STEPS = 6, 40
 # How many of each step's 24 tokens the first process gets.

@@ -6,35 +6,16 @@ import numpy as np
 import pytest
 import torch
 from mmengine.registry import MODELS
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mmunorm.norms import UN, OfflineNorm, UN2d
 
+from .cases import (
+    NoSync,
+    random_affine,
+    sequence,
+)
 from .reference_un import ReferenceUN
-
-
-def random_affine(norm, seed=0):
-    """Gamma with both signs and a zero, beta at random."""
-    rng = np.random.default_rng(seed)
-    gamma, beta = rng.normal(size=norm.num_features), rng.normal(size=norm.num_features)
-    gamma[0] = 0
-    with torch.no_grad():
-        norm.weight.copy_(torch.from_numpy(gamma))
-        norm.bias.copy_(torch.from_numpy(beta))
-    return norm
-
-
-def sequence(steps, channels, seed=0, outlier_every=17, outlier_scale=30., tokens=23):
-    """Inputs and output gradients with a planted outlier step now and then, in one channel."""
-    rng = np.random.default_rng(seed)
-    size = rng.uniform(0.2, 3, channels)
-    for t in range(1, steps + 1):
-        x = rng.normal(size=(tokens, channels)) * size * rng.lognormal(0, 0.1)
-        if t % outlier_every == 0:
-            x[:, rng.integers(channels)] *= outlier_scale
-        yield t, x, rng.normal(size=(tokens, channels)) * rng.lognormal(0, 0.3)
-
 
 SETTINGS = [
     dict(),
@@ -310,15 +291,6 @@ def test_no_tokens():
     y.sum().backward()
     assert y.shape == (0, 4) and x.grad.shape == (0, 4)
     assert norm.num_batches_tracked == 0
-
-
-class NoSync(TorchDispatchMode):
-    """Fails on every operator that would make a host wait for a device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default,
-                            torch.ops.aten.nonzero.default, torch.ops.aten.equal.default), func
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize('masked', [False, True])

@@ -2,7 +2,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,16 +12,16 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
-from mmunorm.analysis.record import Record
-from mmunorm.engine import launch
+from mmunorm.cli.arguments import load_config
 from mmunorm.fusion import fuse_norms, save_folded
+from mmunorm.recording.record import Record
 
 from .. import data_makers, tiny_runs
-from ..analysis.records import NAMES, write_record
+from ..recording.records import NAMES, write_record
 
 FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
-PNAC, STATISTICS, OUTLIERS, CKA, REPORT = (
-    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'statistics', 'outliers', 'cka', 'report'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT = (
+    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report'))
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
             if row['layer'] == NAMES[1] and row['statistic'] == 'activation']
     assert min(normal) > 75 and max(wild) < 25
     capsys.readouterr()
-    run(PNAC, 'one', 'two/norm_statistics.npy', '--out', 'b')
+    run(PNAC, 'one', 'two/norm_statistics', '--out', 'b')
     assert 'two (LayerNorm): No layer has gradient statistics' in capsys.readouterr().out
     check_pictures(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
                                                  for i in (1, 2)))
@@ -78,32 +77,32 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
 
 def test_a_run_is_named_once(tmp_path, capsys):
     write_record(tmp_path / 'w')
-    for other in ('w', 'w/.', 'w/norm_statistics.npy'):
+    for other in ('w', 'w/.', 'w/norm_statistics'):
         assert 'is named twice' in error_of(capsys, PNAC, 'w', other, '--out', 'a')
     # The record that an earlier run has left in the folder is another.
-    shutil.copy('w/norm_statistics.npy', 'w/norm_statistics.old.npy')
-    run(PNAC, 'w', 'w/norm_statistics.old.npy', '--out', 'a')
+    shutil.copytree('w/norm_statistics', 'w/norm_statistics.old')
+    run(PNAC, 'w', 'w/norm_statistics.old', '--out', 'a')
     assert {row['run'] for row in read_csv('a/pnac.csv')} == {'w (UN)', 'norm_statistics.old (UN)'}
 
 
 def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     write_record(tmp_path / 'w')
-    run(STATISTICS, 'w', '--out', 'a')
-    assert {row['layer'] for row in read_csv('a/statistics.csv')} == set(NAMES)
-    run(STATISTICS, 'w', '--out', 'b', '--layers', NAMES[1], '--channels', '7', '--steps', '11', '20',
+    run(CHANNELS, 'w', '--out', 'a')
+    assert {row['layer'] for row in read_csv('a/channels.csv')} == set(NAMES)
+    run(CHANNELS, 'w', '--out', 'b', '--layers', NAMES[1], '--channels', '7', '--steps', '11', '20',
         '--window', '3')
-    rows = [row for row in read_csv('b/statistics.csv') if row['statistic'] == 'activation']
-    values = Record(tmp_path / 'w/norm_statistics.npy').activation(1)[:, 7].astype(float)
+    rows = [row for row in read_csv('b/channels.csv') if row['statistic'] == 'activation']
+    values = Record(tmp_path / 'w/norm_statistics').activation(1)[:, 7].astype(float)
     assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)]
     for i, row in enumerate(rows, start=10):
         assert float(row['value']) == pytest.approx(values[i], rel=1e-5)
         assert float(row['am']) == pytest.approx(values[i - 2:i + 1].mean(), rel=1e-5)
         assert float(row['gm']) == pytest.approx(np.prod(values[i - 2:i + 1]) ** (1 / 3), rel=1e-5)
-    check_pictures(tmp_path / 'b', 'statistics.png')
-    assert 'no layer' in error_of(capsys, STATISTICS, 'w', '--out', 'c', '--layers', 'gone')
-    assert '--steps' in error_of(capsys, STATISTICS, 'w', '--out', 'c', '--steps', '100', '200')
+    check_pictures(tmp_path / 'b', 'channels.png')
+    assert 'no layer' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--layers', 'gone')
+    assert '--steps' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--steps', '100', '200')
     with pytest.raises(SystemExit):
-        run(STATISTICS, 'w', '--out', 'c', '--channels', '1', '2')
+        run(CHANNELS, 'w', '--out', 'c', '--channels', '1', '2')
 
 
 def test_outliers(tmp_path, capsys):
@@ -117,7 +116,7 @@ def test_outliers(tmp_path, capsys):
     assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
 
 
-@pytest.mark.parametrize('tool', [PNAC, STATISTICS, OUTLIERS])
+@pytest.mark.parametrize('tool', [PNAC, CHANNELS, OUTLIERS])
 def test_records_that_are_not_there_are_named(tmp_path, capsys, tool):
     assert 'no folder gone' in error_of(capsys, tool, 'gone', '--out', 'a')
     (tmp_path / 'empty').mkdir()
@@ -138,7 +137,7 @@ def models(tmp_path):
     config = tiny_runs.write_classifier(tmp_path)
     (tmp_path / 'un.py').write_text(config.read_text())
     (tmp_path / 'ln.py').write_text(config.read_text().replace("type='UN', warmup_iters=1", "type='LN'"))
-    return [save_weights(launch.load_config(f'{name}.py'), f'{name}.pth') for name in ('un', 'ln')]
+    return [save_weights(load_config(f'{name}.py'), f'{name}.pth') for name in ('un', 'ln')]
 
 
 def save_weights(cfg, path):
@@ -160,7 +159,7 @@ def test_cka_refuses_weights_of_another_model(models, capsys):
 
 def test_cka_of_a_folded_model(models):
     model = models[0]
-    save_folded(model, fuse_norms(model), launch.load_config('un.py'), 'folded.pth')
+    save_folded(model, fuse_norms(model), load_config('un.py'), 'folded.pth')
     run(CKA, 'un.py', 'folded.pth', 'un.py', 'un.pth', '--out', 'a', '--images', '4', '--device', 'cpu')
     summary = json.loads(Path('a/cka.json').read_text())
     assert len(summary['layers_b']) == 11 and not any('norm' in name for name in summary['layers_a'])
@@ -194,7 +193,7 @@ def test_cka_of_detectors(tmp_path):
     other.write_text(config.read_text().replace('backbone=dict(', "backbone=dict(norm_cfg=dict("
                                                 "_delete_=True, type='LN'), ", 1))
     for path in (config, other):
-        save_weights(launch.load_config(str(path), {'pretrained': None}), path.with_suffix('.pth'))
+        save_weights(load_config(str(path), {'pretrained': None}), path.with_suffix('.pth'))
     run(CKA, config, config.with_suffix('.pth'), other, other.with_suffix('.pth'), '--out', 'a',
         '--device', 'cpu', '--cfg-options', *options)
     summary = json.loads(Path('a/cka.json').read_text())
@@ -213,7 +212,7 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
         other = tmp_path / f'{name}.py'
         other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
         run(train, other, '--cfg-options', 'train_cfg.max_epochs=15')
-    record = Record(tmp_path / 'work_dirs/un/norm_statistics.npy')
+    record = Record(tmp_path / 'work_dirs/un/norm_statistics')
     assert record.steps.tolist() == list(range(1, 31)) and record.info['config'] == 'un.py'
     assert [layer.norm for layer in record.layers] == ['UN'] * 7
 
@@ -241,20 +240,7 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
         run(CKA, *arguments[:-3], '2', '--device', 'cpu')
 
 
-@pytest.mark.slow
-def test_every_tool_starts_beside_one_called_statistics(tmp_path):
-    """A script's folder comes first on sys.path, and statistics.py there hides Python's own module."""
-    env = {**os.environ, 'PYTHONPATH': str(tiny_runs.ROOT)}
-    tools = sorted(FOLDER.glob('*.py'))
-    processes = [subprocess.Popen([sys.executable, tool, '--help'], env=env, text=True, cwd=tmp_path,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for tool in tools]
-    for tool, process in zip(tools, processes, strict=True):
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0 and f'usage: {tool.name}' in out, err
-
-
-def test_who_wants_pythons_statistics_gets_it(tmp_path):
-    code = ('import sys; sys.path.insert(0, sys.argv[1]); import statistics; from statistics import median; '
-            'print(median([1, 5, 2]), statistics.__file__)')
-    out = subprocess.run([sys.executable, '-c', code, FOLDER], stdout=subprocess.PIPE, text=True).stdout
-    assert out.startswith('2 ') and str(FOLDER) not in out
+def test_no_tool_hides_a_module_of_python():
+    """A script's folder comes first on sys.path."""
+    names = {path.stem for path in (tiny_runs.ROOT / 'tools').rglob('*.py')}
+    assert len(names) > 10 and not names & sys.stdlib_module_names

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmunorm.analysis import comparison
-from mmunorm.engine import launch
-from mmunorm.engine.preflight import pretrained_path
+from mmunorm.cli.arguments import load_config
+from mmunorm.comparison import processes
+from mmunorm.comparison.runs import config_text
+from mmunorm.config.checkpoints import pretrained_path
 
 from .. import tiny_runs
 
@@ -43,7 +44,7 @@ log.write_text(chr(10).join(map(json.dumps, entries)))
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(COMPARE.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
+    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def fake(tmp_path, monkeypatch):
     """Decides how the runs of a norm end; `calls()` are the runs that were started since the last time."""
     (tmp_path / 'outcomes').mkdir()
     (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
-    monkeypatch.setattr(COMPARE, 'TRAIN', tmp_path / 'train.py')
+    monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'train.py')
 
     class Fake:
 
@@ -161,25 +162,25 @@ def test_a_run_without_its_final_metrics_is_an_error(config, fake):
 
 def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, monkeypatch, capsys):
     fake('un', 'sleeps')
-    processes, polls = [], []
+    started, polls = [], []
 
-    class Process(COMPARE.Process):
+    class Process(processes.Process):
 
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            processes.append(self.popen)
+            started.append(self.popen)
 
     def interrupt(seconds):
         polls.append(seconds)
         time.sleep(0.02)
-        if len(processes) == 2 and os.path.exists('calls') and Path('calls').read_text().count('\n') == 2:
+        if len(started) == 2 and os.path.exists('calls') and Path('calls').read_text().count('\n') == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(COMPARE, 'Process', Process)
-    monkeypatch.setattr(COMPARE, 'time', type('time', (), dict(sleep=staticmethod(interrupt))))
+    monkeypatch.setattr(processes, 'Process', Process)
+    monkeypatch.setattr(processes, 'time', type('time', (), dict(sleep=staticmethod(interrupt))))
     compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
     assert 'the same command goes on' in capsys.readouterr().err
-    assert all(process.poll() is not None for process in processes)
+    assert all(process.poll() is not None for process in started)
     assert 'Not finished yet (1 of 2): UN seed 0' in read('comparison.md')
 
     fake('un', 'finishes')
@@ -227,7 +228,7 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
     compare(config, '--norms', 'LN', '--seeds', 1, '--pretrained', '{norm}_{seed}.pth')
     compare(config, '--norms', 'UN', '--seeds', 1)
     for norm, path in (('ln', 'ln_0.pth'), ('un', None)):
-        assert pretrained_path(launch.load_config(f'out/{norm}/seed_0.py')) == path
+        assert pretrained_path(load_config(f'out/{norm}/seed_0.py')) == path
 
 
 def test_weights_that_the_runs_would_not_get_are_refused(config, fake, capsys):
@@ -253,7 +254,7 @@ def test_an_optimizer_without_a_learning_rate(config, fake, capsys):
 def test_the_order_of_settings_does_not_matter(config, fake):
     compare(config, '--norms', 'LN', '--seeds', 1)
     path = Path('out/ln/seed_0.py')
-    path.write_text(comparison.config_text(Config(reverse(Config.fromfile(path).to_dict()))))
+    path.write_text(config_text(Config(reverse(Config.fromfile(path).to_dict()))))
     fake.calls()
     compare(config, '--norms', 'LN', '--seeds', 1)
     assert fake.calls() == []
@@ -279,7 +280,7 @@ def test_what_is_refused(config, fake, arguments, text, capsys):
 
 @pytest.mark.slow
 def test_real_runs_one_of_them_killed_and_resumed(config, tmp_path, monkeypatch):
-    real = COMPARE.TRAIN
+    real = processes.TRAIN
     (tmp_path / 'killed.py').write_text(
         'import os, runpy\n'
         'from mmengine.hooks import CheckpointHook\n'
@@ -288,11 +289,11 @@ def test_real_runs_one_of_them_killed_and_resumed(config, tmp_path, monkeypatch)
         f'runpy.run_path({str(real)!r}, run_name="__main__")\n')
     options = ['--norms', 'UN', '--seeds', 1, '--cfg-options', 'train_cfg.max_epochs=2',
                'default_hooks.logger.interval=1', 'optim_wrapper.optimizer.lr=1e-3']
-    monkeypatch.setattr(COMPARE, 'TRAIN', tmp_path / 'killed.py')
+    monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'killed.py')
     compare(config, *options, status=3)
     assert os.path.exists('out/un/seed_0/epoch_1.pth') and not os.path.exists('out/un/seed_0/epoch_2.pth')
 
-    monkeypatch.setattr(COMPARE, 'TRAIN', real)
+    monkeypatch.setattr(processes, 'TRAIN', real)
     compare(config, *options)
     log = read('un/seed_0/output.log')
     assert 'resumed epoch: 1' in log

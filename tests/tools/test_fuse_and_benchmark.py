@@ -5,8 +5,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mmunorm.analysis.benchmark import tasks
-from mmunorm.fusion import folded_norms, is_norm
+from mmunorm.benchmark import tasks
+from mmunorm.fusion import folded_norms
+from mmunorm.norms.layers import is_norm
 
 from .. import tiny_runs
 

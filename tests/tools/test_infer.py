@@ -9,7 +9,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
-from mmunorm.engine import launch
+from mmunorm.cli.arguments import load_config
 
 from .. import tiny_runs
 
@@ -133,7 +133,7 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeyp
                    tmp_path / 'a.pkl', '--cfg-options', *options)
     tested = pickle.loads((tmp_path / 'a.pkl').read_bytes())
 
-    cfg = launch.load_config(str(config))
+    cfg = load_config(str(config))
     classifier = INFER.Classifier(cfg, str(checkpoint), 'cpu')
     seen = []
     monkeypatch.setattr(classifier.visualizer, 'visualize_cls', lambda *args, **_: seen.append(args[1]))

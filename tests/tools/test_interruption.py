@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmunorm.cli.resume import set_resume
+
 from .. import processes, tiny_runs
 
 TRAIN = tiny_runs.load_tool('train')
@@ -225,7 +227,7 @@ def test_what_an_interruption_leaves_behind(tmp_path, capsys):
         else:
             (work_dir / 'last_checkpoint').write_text(pointer)
         cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
-        TRAIN.launch.set_resume(cfg, 'auto')
+        set_resume(cfg, 'auto')
         assert os.path.samefile(cfg.load_from, work_dir / 'epoch_2.pth')
 
     # Killed while a checkpoint was written.
@@ -233,7 +235,7 @@ def test_what_an_interruption_leaves_behind(tmp_path, capsys):
     for size in (0, 1000, len(whole) // 2, len(whole) - 1):
         (work_dir / 'epoch_3.pth').write_bytes(whole[:size])
         cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
-        TRAIN.launch.set_resume(cfg, 'auto')
+        set_resume(cfg, 'auto')
         assert os.path.samefile(cfg.load_from, work_dir / 'epoch_2.pth')
         assert 'epoch_3.pth was not written to its end: resuming from' in capsys.readouterr().err
     train(config, *resume, 'train_cfg.max_epochs=3')
@@ -243,5 +245,5 @@ def test_what_an_interruption_leaves_behind(tmp_path, capsys):
     shutil.copyfile(work_dir / 'epoch_3.pth', work_dir / 'epoch_9.pth')
     os.utime(work_dir / 'epoch_9.pth', (1, 1))
     cfg = tiny_runs.Config(dict(work_dir='w', resume=True, model={}))
-    TRAIN.launch.set_resume(cfg, 'auto')
+    set_resume(cfg, 'auto')
     assert os.path.samefile(cfg.load_from, work_dir / 'epoch_3.pth')

@@ -138,7 +138,7 @@ def test_a_detector_starts_from_a_classifier_and_without(tmp_path, capsys):
 def test_missing_imagenet_weights_are_told_of_before_a_model_is_built(tmp_path, monkeypatch, capsys):
     config = tiny_runs.ROOT / 'configs/swin_t_un_maskrcnn_3x.py'
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'coco')
-    monkeypatch.setattr(TRAIN.launch, 'build_runner', lambda cfg: pytest.fail('a model was built'))
+    monkeypatch.setattr(TRAIN.training, 'build_runner', lambda cfg: pytest.fail('a model was built'))
     message = error_of(capsys, TRAIN, config, '--cfg-options',
                        *(option for option in options if option != 'pretrained=None'))
     assert 'work_dirs/swin_t_un_imagenet/epoch_300.pth' in message
@@ -153,7 +153,7 @@ def test_missing_imagenet_weights_are_told_of_before_a_model_is_built(tmp_path, 
     ('digits/swin_un_maskrcnn', 'tools/dataset/make_digits.py')])
 def test_missing_data_is_told_of_before_a_model_is_built(config, source, tmp_path, monkeypatch, capsys):
     for tool in (TRAIN, TEST):
-        monkeypatch.setattr(tool.launch, 'build_runner', lambda cfg: pytest.fail('a model was built'))
+        monkeypatch.setattr(tool.training, 'build_runner', lambda cfg: pytest.fail('a model was built'))
     path = tiny_runs.ROOT / f'configs/{config}.py'
     (tmp_path / 'epoch_1.pth').write_text('')
     for arguments in ((TRAIN, path), (TEST, path, 'epoch_1.pth')):

@@ -9,19 +9,20 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import numpy as np
 from mmengine.device import get_device
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 from tqdm import tqdm
 
-from mmunorm.analysis import commands
-from mmunorm.analysis.benchmark.models import load_weights
 from mmunorm.analysis.cka import branch_layers, compare_models
 from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
+from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.sources import distinct_names
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
-from mmunorm.engine.preflight import check_data
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
+from mmunorm.cli.preflight import check_data
+from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.models import load_model
+from mmunorm.errors import PreflightError
 
 
 def parse_args(argv=None):
@@ -35,29 +36,12 @@ def parse_args(argv=None):
     parser.add_argument('--batch-size', type=int,
                         help='pictures in a batch, at least 4; 32, and 4 for detectors by default')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
-    launch.add_config_arguments(parser)
+    add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     if args.images < 4 or args.batch_size is not None and not 4 <= args.batch_size <= args.images:
         parser.error('--batch-size must be at least 4 and at most --images, got '
                      f'{args.batch_size or "none"} and {args.images}')
     return args
-
-
-def load_model(cfg, checkpoint, device):
-    """The model of a config with its trained weights, in eval mode; without norms if they are folded there.
-
-    Raises:
-        PreflightError: the checkpoint cannot be read, or is of another model.
-    """
-    launch.match_folded(cfg, checkpoint)
-    with launch.clear_build_errors():
-        init_default_scope(cfg.get('default_scope', 'mmengine'))
-        if cfg.get('data_preprocessor') is not None:
-            cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-        model = MODELS.build(cfg.model)
-    # Norms without the statistics of their training would give a number too, and a wrong one.
-    load_weights(model, checkpoint)
-    return model.to(device).eval()
 
 
 def default_batch_size(cfg):
@@ -88,17 +72,17 @@ def runner_of(model):
     return run
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
-    cfgs = [launch.load_config(path, args.cfg_options) for path in (args.config_a, args.config_b)]
+    cfgs = [load_config(path, args.cfg_options) for path in (args.config_a, args.config_b)]
     for checkpoint in (args.checkpoint_a, args.checkpoint_b):
-        launch.check_checkpoint(checkpoint)  # before the first is loaded
+        check_checkpoint(checkpoint)  # before the first is loaded
     check_data(cfgs[0], ['test'])
     named = 'config' if args.config_a != args.config_b else 'checkpoint'
     paths = [getattr(args, f'{named}_{model}') for model in 'ab']
     names = distinct_names([path.rpartition('.')[0] or path for path in paths])
-    models = [load_model(cfg, checkpoint, args.device)
+    models = [load_model(cfg, checkpoint).to(args.device)
               for cfg, checkpoint in zip(cfgs, (args.checkpoint_a, args.checkpoint_b), strict=True)]
     batch_size = args.batch_size or min(default_batch_size(cfgs[0]), args.images)
     try:
@@ -107,16 +91,16 @@ def main(argv=None):
             *map(branch_layers, models))
     except ValueError as error:
         raise PreflightError(f'no CKA: {error}.') from error
-    out = commands.out_folder(args.out)
+    out = out_folder(args.out)
     write_csv(out / 'cka.csv', (f'{names[0]} \\ {names[1]}', *layers_b),
               ((layer, *row) for layer, row in zip(layers_a, cka, strict=True)))
     summary = dict(model_a=names[0], model_b=names[1], layers_a=layers_a, layers_b=layers_b,
                    batch_size=batch_size, cka=np.round(cka, 6).tolist())
-    commands.save(cka_figure(cka, layers_a, layers_b, *names), out / 'cka.png')
+    save(cka_figure(cka, layers_a, layers_b, *names), out / 'cka.png')
     if layers_a == layers_b:
         diagonal = cka.diagonal()
         summary['mean_diagonal'] = round(float(np.nanmean(diagonal)), 6)
-        commands.save(cka_diagonal_figure({f'{names[0]} and {names[1]}': diagonal}, layers_a),
+        save(cka_diagonal_figure({f'{names[0]} and {names[1]}': diagonal}, layers_a),
                       out / 'cka_diagonal.png')
         print(f'mean CKA at equal depth: {summary["mean_diagonal"]:.3f}')
     else:

@@ -10,32 +10,26 @@ The results are OUT/comparison.md, .csv and .png, with --stress OUT/stress.md, .
 norms and seeds that the command names.
 """
 import argparse
-import fcntl
-import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
 from mmengine.config import Config
-from mmengine.registry import HOOKS, init_default_scope
-from mmengine.runner import Runner
-from tqdm import tqdm
+from mmengine.registry import HOOKS, MODELS
 
-from mmunorm.analysis import comparison
-from mmunorm.analysis.comparison import CALM, STRESSED, Run
-from mmunorm.analysis.curves import latest
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
-from mmunorm.engine.preflight import check_data, check_norms, pretrained_path
-
-TRAIN = Path(__file__).resolve().parent.parent / 'train.py'
+from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.cli.preflight import check_data, check_norms
+from mmunorm.comparison.processes import missing_weights, train_all
+from mmunorm.comparison.results import write_outputs
+from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun, config_text, differing_keys
+from mmunorm.config.checkpoints import pretrained_path, set_pretrained
+from mmunorm.config.presets import HELP, count_steps, parse_norm, set_norm, slug
+from mmunorm.errors import PreflightError, RunError
+from mmunorm.norms import Norm
 
 
 def parse_args(argv=None):
@@ -48,8 +42,7 @@ def parse_args(argv=None):
         'nothing')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
-        help=f'{", ".join(comparison.NORMS)}, or NAME=TYPE,argument=value,... (quote PN*, which is PN '
-        'without its scale of each token)')
+        help=HELP)
     parser.add_argument('--seeds', type=int, default=3,
                         help='runs of each norm, with seeds 0, 1, ... (default 3)')
     parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
@@ -74,7 +67,7 @@ def parse_args(argv=None):
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
     stress.add_argument('--stress-lr', type=float, default=1.5,
                         help='what the learning rate is multiplied by (default 1.5)')
-    launch.add_config_arguments(parser)
+    add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     for name in ('seeds', 'jobs'):
         if getattr(args, name) < 1:
@@ -86,31 +79,43 @@ def parse_args(argv=None):
 
 def plan(args):
     """The config of every run, in the order of running: seed by seed, so that a table fills evenly."""
-    base = launch.load_config(args.config, args.cfg_options)
+    base = load_config(args.config, args.cfg_options)
     if 'norm_cfg' not in (base.model.get('backbone') or {}):
         raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to put norms into.')
     refuse_other_weights(args, base)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
     check_data(base, ['train', 'val'])
-    steps = count_steps(base)
-    norm_cfgs = {}
-    for text in args.norms:
-        try:
-            name, norm_cfg = comparison.parse_norm(text)
-            norm_cfgs[name] = comparison.complete_norm_cfg(norm_cfg, base.model.backbone.norm_cfg, steps)
-        except ValueError as error:
-            raise PreflightError(f'--norms: {error}.') from error
-    if len({comparison.slug(name) for name in norm_cfgs}) < len(args.norms):
+    norm_cfgs = dict(map(parse_norm, args.norms))
+    if len({slug(name) for name in norm_cfgs}) < len(args.norms):
         raise PreflightError('--norms: two have one name, or names that give one folder.')
 
+    steps = count_steps(base)
+    recipes = {name: with_norm(base, name, norm_cfg, steps) for name, norm_cfg in norm_cfgs.items()}
     configs = {}
     for condition in (CALM, STRESSED) if args.stress else (CALM, ):
         for seed in range(args.seeds):
-            for name, norm_cfg in norm_cfgs.items():
-                run = Run(args.out, name, seed, condition)
-                configs[run] = make_config(base, run, norm_cfg, args)
+            for name, recipe in recipes.items():
+                run = ComparedRun(args.out, name, seed, condition)
+                configs[run] = make_config(recipe, run, args)
     return configs
+
+
+def with_norm(base, name, norm_cfg, steps):
+    """The recipe with another norm.
+
+    Raises:
+        PreflightError: the norm is wrong, or the run is too short for it.
+    """
+    cfg = Config(base.to_dict())
+    set_norm(cfg, norm_cfg)
+    check_norms(cfg)
+    cls = MODELS.get(norm_cfg['type'])
+    if issubclass(cls, Norm):
+        arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
+        if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
+            raise PreflightError(f'--norms {name}: {problem}')
+    return cfg
 
 
 def refuse_other_weights(args, base):
@@ -130,19 +135,8 @@ def learning_rate(cfg):
     return ((cfg.get('optim_wrapper') or {}).get('optimizer') or {}).get('lr')
 
 
-def count_steps(cfg):
-    """Training steps of a whole run."""
-    if 'max_iters' in cfg.train_cfg:
-        return cfg.train_cfg.max_iters
-    init_default_scope(cfg.default_scope)
-    loader = {**cfg.train_dataloader, 'num_workers': 0, 'persistent_workers': False}
-    return cfg.train_cfg.max_epochs * len(Runner.build_dataloader(loader))
-
-
-def make_config(base, run, norm_cfg, args):
-    cfg = Config(base.to_dict())
-    cfg.model.backbone.norm_cfg = norm_cfg
-    check_norms(cfg)
+def make_config(recipe, run, args):
+    cfg = Config(recipe.to_dict())
     cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': run.seed}
     hooks = [checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
                           patience=args.fail_patience, factor=args.fail_factor)]
@@ -155,13 +149,13 @@ def make_config(base, run, norm_cfg, args):
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
     if args.pretrained:
         try:
-            path = args.pretrained.format(norm=comparison.slug(run.norm), seed=run.seed)
+            path = args.pretrained.format(norm=slug(run.norm), seed=run.seed)
         except (KeyError, IndexError, ValueError):
             raise PreflightError('--pretrained may have {norm} and {seed} in it, and no other braces, got '
                                  f'{args.pretrained!r}.') from None
-        launch.set_pretrained(cfg, path)
+        set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
-        launch.set_pretrained(cfg, None)
+        set_pretrained(cfg, None)
     return cfg
 
 
@@ -179,89 +173,13 @@ def check_settings(configs):
     for run, cfg in configs.items():
         if not run.config.exists():
             continue
-        text = comparison.config_text(cfg)
+        text = config_text(cfg)
         if run.config.read_text() == text:
             continue
         old = Config.fromfile(run.config).to_dict()
-        if keys := comparison.differing_keys(old, Config.fromstring(text, '.py').to_dict()):
+        if keys := differing_keys(old, Config.fromstring(text, '.py').to_dict()):
             raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '
                                  'choose another --out, or remove that folder and the config beside it.')
-
-
-class Process:
-    """A run while it is trained by tools/train.py."""
-
-    def __init__(self, run, cfg, threads):
-        self.run = run
-        run.work_dir.mkdir(parents=True, exist_ok=True)
-        run.config.write_text(comparison.config_text(cfg))
-        # The child holds the lock with its copy of the file, so that one which outlives this process is seen.
-        with (run.work_dir / 'lock').open('w') as lock, run.log.open('a') as log:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            command = [sys.executable, str(TRAIN), str(run.config), '--work-dir', str(run.work_dir),
-                       '--resume']
-            # Threads that wait by spinning slow a machine down that has other work.
-            env = {'GOMP_SPINCOUNT': '20000', **os.environ}
-            if threads:
-                env['OMP_NUM_THREADS'] = str(threads)
-            log.write(f'$ {shlex.join(command)}\n')
-            log.flush()
-            self.popen = subprocess.Popen(command, env=env, stdout=log, stderr=log, pass_fds=[lock.fileno()],
-                                          start_new_session=True)
-
-    def stop(self):
-        """Ends it, with the workers that load its data."""
-        try:
-            os.killpg(self.popen.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            return
-        self.popen.wait()
-
-    def progress(self):
-        step, loss = latest(self.run.work_dir, 'loss') or (None, None)
-        return f'{self.run} starts' if step is None else f'{self.run}: step {step}, loss {loss:.3f}'
-
-
-def train_all(pending, args, after_each):
-    """Trains the runs, `args.jobs` at a time; returns what went wrong, by run."""
-    errors = {}
-    threads = max(1, len(os.sched_getaffinity(0)) // args.jobs) if args.jobs > 1 else None
-    queue, active = list(pending.items()), []
-    with tqdm(total=len(queue), desc='runs', unit='run') as bar, ExitStack() as stack:
-        stack.callback(lambda: [process.stop() for process in active])
-        while queue or active:
-            while queue and len(active) < args.jobs:
-                run, cfg = queue.pop(0)
-                problem = missing_weights(run, cfg)
-                if problem is None:
-                    try:
-                        active.append(Process(run, cfg, threads))
-                        continue
-                    except BlockingIOError:
-                        problem = 'another process is training it'
-                errors[run] = problem
-                bar.update()
-            for process in [process for process in active if process.popen.poll() is not None]:
-                active.remove(process)
-                status = process.popen.returncode
-                if process.run.close(status) is None:
-                    what = f'with status {status}' if status else 'without writing its final metrics'
-                    errors[process.run] = f'tools/train.py ended {what}; see {process.run.log}'
-                after_each(errors)
-                bar.update()
-            progress = '; '.join(process.progress() for process in active)
-            if progress != bar.postfix:
-                bar.set_postfix_str(progress)
-            if active:
-                time.sleep(1)
-    return errors
-
-
-def missing_weights(run, cfg):
-    path = pretrained_path(cfg)
-    if path is None or '://' in path or os.path.isfile(path):
-        return None
-    return f'there are no backbone weights {path}'
 
 
 def describe(args, configs):
@@ -286,36 +204,36 @@ def describe(args, configs):
     return '\n'.join(lines)
 
 
-@launch.command
+@command
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = parse_args(argv)
     args.command = ['tools/analysis/compare_norms.py', *argv]
     configs = plan(args)
     check_settings(configs)
-    if args.pretrained and all(missing_weights(run, cfg) for run, cfg in configs.items()):
-        raise PreflightError(f'--pretrained: {missing_weights(*next(iter(configs.items())))}, nor those of '
+    if args.pretrained and all(missing_weights(cfg) for cfg in configs.values()):
+        raise PreflightError(f'--pretrained: {missing_weights(next(iter(configs.values())))}, nor those of '
                              'any other run.')
     header = describe(args, configs)
     name = 'stress' if args.stress else 'comparison'
     args.out.mkdir(parents=True, exist_ok=True)
 
     def write(errors):
-        return comparison.write_outputs(args.out, name, list(configs), errors, header, args.config)
+        return write_outputs(args.out, name, list(configs), errors, header, args.config)
 
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):
         print(f'{len(configs) - len(pending)} of {len(configs)} runs are finished already.')
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        errors = train_all(pending, args, write)
+        errors = train_all(pending, args.jobs, write)
     except KeyboardInterrupt:
-        raise launch.RunError('interrupted; the same command goes on.') from None
+        raise RunError('interrupted; the same command goes on.') from None
     written = write(errors)
     print(written[0].read_text())
     print(f'written: {", ".join(map(str, written))}')
     if errors:
-        raise launch.RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
+        raise RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
                               'command tries them again.')
 
 

@@ -1,12 +1,12 @@
 """Training curves of several runs on one picture (Fig. 1), curves.png, and their numbers, curves.csv."""
 import argparse
 
-from mmunorm.analysis import commands
 from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
+from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.sources import distinct_names, refuse_twice
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.errors import PreflightError
 
 
 def parse_args(argv=None):
@@ -18,8 +18,7 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-@launch.command
-@commands.clear_record_errors
+@command
 def main(argv=None):
     args = parse_args(argv)
     try:
@@ -34,11 +33,11 @@ def main(argv=None):
     if unknown or not keys:
         raise PreflightError(f'--keys: no log has {", ".join(unknown) or "a loss"}; there are '
                              f'{", ".join(found)}.')
-    out = commands.out_folder(args.out)
+    out = out_folder(args.out)
     write_csv(out / 'curves.csv', ('run', 'scalar', 'step', 'value'),
               ((name, key, int(step), value) for name, scalars in runs.items() for key in keys
                for step, value in scalars.get(key, ())))
-    commands.save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys,
+    save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys,
                                 'Training curves'), out / 'curves.png')
     print(f'{out} has curves.csv and curves.png: {", ".join(keys)} of {len(runs)} runs.')
 

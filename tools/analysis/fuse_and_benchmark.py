@@ -8,9 +8,9 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 from mmengine.device import get_device
 
-from mmunorm.analysis.benchmark import Settings, markdown, run_benchmark, write_results
-from mmunorm.engine import launch
-from mmunorm.engine.errors import PreflightError
+from mmunorm.benchmark import Settings, markdown, run_benchmark, write_results
+from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.errors import PreflightError
 
 
 def positive(text):
@@ -42,7 +42,7 @@ def parse_args(argv=None):
                         help='rounds that are counted, one batch of each row; as many as fit in 45 s')
     parser.add_argument('--threads', type=positive, help="threads of the CPU; torch's choice")
     parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
-    launch.add_config_arguments(parser)
+    add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.save and not args.checkpoint:
         parser.error('--save needs a CHECKPOINT to fold: random weights are of no use')
@@ -62,19 +62,19 @@ def check_device(name):
         raise PreflightError(f'--device {name}: torch sees {torch.cuda.device_count()} GPUs.')
 
 
-@launch.command
+@command
 def main(argv=None):
     args = parse_args(argv)
-    cfg = launch.load_config(args.config, args.cfg_options)
+    cfg = load_config(args.config, args.cfg_options, args.norm)
     check_device(args.device)
     chosen = {name: getattr(args, name) for name in (
         'batch_size', 'shape', 'device', 'amp', 'compile', 'channels_last', 'warmup', 'repeat', 'threads',
         'task_part')}
     settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
-    name = Path(args.config).stem
-    result = run_benchmark(cfg, settings, args.checkpoint, title=name, save=args.save)
+    work_dir = Path(cfg.get('work_dir') or Path('work_dirs', Path(args.config).stem))
+    result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
     print(markdown(result))
-    for path in write_results(result, args.out or Path('work_dirs') / name / 'fuse_and_benchmark'):
+    for path in write_results(result, args.out or work_dir / 'fuse_and_benchmark'):
         print(f'written: {path}')
     if args.save:
         print(f'written: {args.save}')

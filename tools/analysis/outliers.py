@@ -1,16 +1,17 @@
 """Accumulated outlier steps of each layer at several points of training (Fig. 5), and outliers.csv."""
 import argparse
 
-from mmunorm.analysis import commands
 from mmunorm.analysis.figures import outliers_figure
+from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.outliers import accumulated_outliers
-from mmunorm.engine import launch
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.records import add_record_arguments, read_records
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    commands.add_record_arguments(parser)
+    add_record_arguments(parser)
     parser.add_argument('--points', type=int, default=4, help='points of training; 4 by default')
     args = parser.parse_args(argv)
     if args.points < 1:
@@ -18,17 +19,16 @@ def parse_args(argv=None):
     return args
 
 
-@launch.command
-@commands.clear_record_errors
+@command
 def main(argv=None):
     args = parse_args(argv)
-    (record, ), (name, ) = commands.read_records([args.record])
+    (record, ), (name, ) = read_records([args.record])
     layers, steps, counts = accumulated_outliers(record, args.points)
-    out = commands.out_folder(args.out)
+    out = out_folder(args.out)
     write_csv(out / 'outliers.csv', ('run', 'layer', 'step', 'outlier_steps'),
               ((name, layer, step, count) for step, row in zip(steps, counts, strict=True)
                for layer, count in zip(layers, row, strict=True)))
-    commands.save(outliers_figure(name, layers, steps, counts), out / 'outliers.png')
+    save(outliers_figure(name, layers, steps, counts), out / 'outliers.png')
     print(f'{out} has outliers.csv and outliers.png.')
 
 

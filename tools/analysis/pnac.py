@@ -2,34 +2,34 @@
 (Fig. 7), and the numbers as pnac.csv."""
 import argparse
 
-from mmunorm.analysis import commands
 from mmunorm.analysis.figures import pnac_density_figure, pnac_figure, pnac_layers_figure
+from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import PNAC_HEADER, measure_pnac, write_csv
-from mmunorm.engine import launch
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.records import add_record_arguments, read_records, suffixes
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    commands.add_record_arguments(parser, nargs='+')
+    add_record_arguments(parser, nargs='+')
     parser.add_argument('--span', type=int,
                         help='recorded steps of a span; 100, or all if there are fewer')
     return parser.parse_args(argv)
 
 
-@launch.command
-@commands.clear_record_errors
+@command
 def main(argv=None):
     args = parse_args(argv)
-    records, names = commands.read_records(args.record)
+    records, names = read_records(args.record)
     measures = {name: measure_pnac(record, args.span, progress=True)
                 for name, record in zip(names, records, strict=True)}
-    out = commands.out_folder(args.out)
+    out = out_folder(args.out)
     write_csv(out / 'pnac.csv', PNAC_HEADER,
               (row for name, measure in measures.items() for row in measure.rows(name)))
-    commands.save(pnac_figure(measures), out / 'pnac.png')
-    for name, measure, suffix in zip(names, measures.values(), commands.suffixes(records), strict=True):
-        commands.save(pnac_layers_figure(name, measure), out / f'pnac_layers{suffix}.png')
-        commands.save(pnac_density_figure(name, measure), out / f'pnac_density{suffix}.png')
+    save(pnac_figure(measures), out / 'pnac.png')
+    for name, measure, suffix in zip(names, measures.values(), suffixes(records), strict=True):
+        save(pnac_layers_figure(name, measure), out / f'pnac_layers{suffix}.png')
+        save(pnac_density_figure(name, measure), out / f'pnac_density{suffix}.png')
         for remark in measure.remarks():
             print(f'{name}: {remark}')
     print(f'{out} has pnac.csv and the pictures.')

@@ -3,11 +3,10 @@ curves, PNAC, single channels, outlier steps, and CKA where it is given. Their n
 import argparse
 import json
 
-from mmunorm.analysis import commands
-from mmunorm.analysis.report import build_report, read_cka
-from mmunorm.analysis.report_numbers import report_numbers
-from mmunorm.analysis.runs import measure_runs, read_runs
-from mmunorm.engine import launch
+from mmunorm.analysis.page import build_report, read_cka
+from mmunorm.analysis.page_numbers import report_numbers
+from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
+from mmunorm.cli.arguments import command, out_folder
 
 
 def parse_args(argv=None):
@@ -20,13 +19,12 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-@launch.command
-@commands.clear_record_errors
+@command
 def main(argv=None):
     args = parse_args(argv)
-    runs, cka = read_runs(args.work_dir), read_cka(args.cka)
-    measured = measure_runs(runs, args.span, progress=True)
-    out = commands.out_folder(args.out)
+    runs, cka = read_work_dirs(args.work_dir), read_cka(args.cka)
+    measured = measure_work_dirs(runs, args.span, progress=True)
+    out = out_folder(args.out)
     path = out / 'report.html'
     path.write_text(build_report(measured, cka), encoding='utf-8')
     (out / 'report.json').write_text(json.dumps(report_numbers(measured, cka), allow_nan=False))

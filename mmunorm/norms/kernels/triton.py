@@ -1,5 +1,7 @@
-"""The reference's functions as Triton kernels for a GPU: each reads its input once, and the per-channel part
-of a step is one launch.
+"""Triton kernels for a GPU.
+
+The passes of `reference`, each of which reads its input once; and the averages over steps of
+:mod:`mmunorm.norms.algorithm`, one launch each, for UN's own averages alone.
 
 Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs'
 partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
@@ -28,26 +30,26 @@ def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
     return squares / count
 
 
-def normalize_forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     if torch.is_grad_enabled():  # the reference is differentiable
-        return reference.normalize_forward(x, scale, shift)
+        return reference.affine(x, scale, shift)
     y = torch.empty_like(x)
     _each_tile(_affine, x, x, scale, shift, y)
     return y
 
 
-def normalize_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
-                       valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                        valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     sums, count = _reduce(_product_sums, 2 if valid is None else 4, valid, x, dy, mean)
     dweight, dbias = rstd * sums[0], sums[1]
     g, g_mean = weight * rstd * sums[-2] / count, weight * sums[-1] / count
     return dweight, dbias, g, None if mean is None else g_mean
 
 
-def normalize_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                             mean: Tensor | None = None, g_mean: Tensor | None = None,
-                             eta: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
+def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
+                   mean: Tensor | None = None, g_mean: Tensor | None = None, skip: Tensor | None = None,
+                   valid: Tensor | None = None) -> Tensor:
+    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, skip)
     dx = torch.empty_like(x)
     _each_tile(_input_gradient, x, x, dy, direct, slope, constant, _flags(valid), dx)
     return dx
@@ -178,29 +180,36 @@ def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels,
     tl.store(dx + place, result.to(dx.dtype.element_ty), inside)
 
 
-def advance(measured: Tensor, t: Tensor, running_var: Tensor, record: Tensor | None,
-            num_outliers: Tensor | None, average: str, per_channel: bool, unsettled: int,
-            alpha: float) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    s, var_hat = torch.empty_like(measured), torch.empty_like(measured)
+def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
+                       unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """UN's `average_activation`: `var_hat`, `averaged` and `outlier`; changes the three tensors of state.
+
+    Args:
+        s: `(C,)`, as it was measured.
+        t: `()` number of the step, from 1.
+        running_var: `(C,)`.
+        record: `(M, C)`, at most 32 steps.
+        num_outliers: `()`; None without the filter.
+        unsettled: the steps that are not averaged, from the first.
+        alpha: weight of the old value.
+    """
+    var_hat = torch.empty_like(s)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
     averaged = torch.empty_like(t, dtype=torch.bool)
-    with _on(measured):
-        _advance[(1, )](
-            measured, t, running_var, record, num_outliers, s, var_hat, _bytes(outlier), _bytes(averaged),
-            len(measured), unsettled, alpha, WINDOW=0 if record is None else len(record), AVERAGE=average,
-            PER_CHANNEL=per_channel, **_all_channels(measured))
-    return s, var_hat, outlier, averaged
+    with _on(s):
+        _average_activation[(1, )](
+            s, t, running_var, record, num_outliers, var_hat, _bytes(outlier), _bytes(averaged), len(s),
+            unsettled, alpha, WINDOW=len(record), **_all_channels(s))
+    return var_hat, averaged, outlier
 
 
-def average_gradient(g: Tensor, psi: Tensor, record: Tensor | None, outlier: Tensor | None, averaged: Tensor,
-                     s: Tensor | None, var_hat: Tensor, average: str, momentum: bool, alpha: float,
-                     eps: float) -> Tensor:
+def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | None, averaged: Tensor,
+                     alpha: float) -> Tensor:
+    """UN's `average_gradient`: the `psi` `(C,)` that is used in `dx`; changes `psi` and `record` `(M, C)`."""
     used = torch.empty_like(g)
     with _on(g):
-        _average_gradient[(1, )](
-            g, psi, record, _bytes(outlier), _bytes(averaged), s, var_hat, used, len(g), alpha, eps,
-            WINDOW=0 if record is None else len(record), AVERAGE=average, MOMENTUM=momentum,
-            **_all_channels(g))
+        _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), used, len(g), alpha,
+                                 WINDOW=len(record), **_all_channels(g))
     return used
 
 
@@ -225,10 +234,8 @@ def _is_finite(value):
 
 
 @triton.jit
-def _advance(measured, step, running_var, record, outliers, s_out, var_hat_out, outlier_out, averaged_out,
-             channels, unsettled, alpha, WINDOW: tl.constexpr, AVERAGE: tl.constexpr,
-             PER_CHANNEL: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`reference.advance`; WINDOW is 0 where there is no record."""
+def _average_activation(measured, step, running_var, record, outliers, var_hat_out, outlier_out, averaged_out,
+                        channels, unsettled, alpha, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     settled = tl.load(step) > unsettled
@@ -236,66 +243,42 @@ def _advance(measured, step, running_var, record, outliers, s_out, var_hat_out, 
     value = tl.load(measured + c, inside, 0)
     s = tl.where(_is_finite(value), value, running)
     found = settled & False
-    if outliers is not None:
+    if outliers is not None:  # V of Eq. 19, of the record as it is before this step
         roots = tl.zeros((BLOCK_C, ), tl.float32)
         for m in tl.static_range(WINDOW):
             roots += tl.sqrt(tl.load(record + m * channels + c, inside, 0))
-        mean = roots / WINDOW
-        count = WINDOW
-        if not PER_CHANNEL:
-            mean = tl.zeros((BLOCK_C, ), tl.float32) + tl.sum(roots, 0) / (WINDOW * channels)
-            count = WINDOW * channels
+        mean = tl.sum(roots, 0) / (WINDOW * channels)
         squares = tl.zeros((BLOCK_C, ), tl.float64)  # a sum of large statistics
         for m in tl.static_range(WINDOW):
             deviation = (tl.sqrt(tl.load(record + m * channels + c, inside, 0)) - mean).to(tl.float64)
             squares += tl.where(inside, deviation * deviation, 0)
-        if not PER_CHANNEL:
-            squares = tl.zeros((BLOCK_C, ), tl.float64) + tl.sum(squares, 0)
-        variance = squares / (count - 1)  # NaN for one number, which finds no outlier
-    am = s / max(WINDOW, 1)  # before the sum, which might overflow
+        variance = tl.sum(squares, 0) / (WINDOW * channels - 1)  # NaN of one number, which finds no outlier
+    am = s / WINDOW  # before the sum, which might overflow
+    logs = tl.log(s.to(tl.float64))
+    for m in tl.static_range(1, WINDOW):
+        row = tl.load(record + m * channels + c, inside, 1)
+        am += row / WINDOW
+        logs += tl.log(row.to(tl.float64))
+        tl.store(record + (m - 1) * channels + c, row, inside)
     gm = s
-    if WINDOW > 0:
-        logs = tl.log(s.to(tl.float64))
-        for m in tl.static_range(1, WINDOW):
-            row = tl.load(record + m * channels + c, inside, 1)
-            am += row / WINDOW
-            logs += tl.log(row.to(tl.float64))
-            tl.store(record + (m - 1) * channels + c, row, inside)
-        if WINDOW > 1:
-            gm = tl.exp(logs / WINDOW).to(tl.float32)
-    if outliers is not None:
-        # A few roundings are no difference between the means.
+    if WINDOW > 1:
+        gm = tl.exp(logs / WINDOW).to(tl.float32)
+    if outliers is not None:  # Eq. 18. A few roundings are no difference between the means.
         exceeds = am * (1 - 16 * 1.1920929e-07) > gm + WINDOW * variance
         found = settled & (tl.max((exceeds & inside).to(tl.int32), 0) > 0)
         tl.store(outlier_out, found.to(tl.uint8))
         tl.store(outliers, tl.load(outliers) + found.to(tl.int64))
-    if WINDOW > 0:
-        tl.store(record + (WINDOW - 1) * channels + c, tl.where(found, running, s), inside)
+    tl.store(record + (WINDOW - 1) * channels + c, tl.where(found, running, s), inside)
     averaged = settled & (found == 0)
     tl.store(averaged_out, averaged.to(tl.uint8))
-    newest = s
-    if AVERAGE == 'gm':
-        newest = gm
-    elif AVERAGE == 'am':
-        newest = am
-    elif AVERAGE == 'ema':
-        newest = _moving_average(running, s, alpha)
-    elif AVERAGE == 'earlier_ema':
-        newest = running
-    var_hat = tl.where(averaged, newest, s)
-    tl.store(s_out + c, s, inside)
+    var_hat = tl.where(averaged, gm, s)
     tl.store(var_hat_out + c, var_hat, inside)
-    if AVERAGE == 'ema' or AVERAGE == 'earlier_ema':
-        tl.store(running_var + c, _moving_average(running, s, alpha), inside)
-    else:
-        tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
+    tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
 
 
 @triton.jit
-def _average_gradient(g, psi, record, outlier, averaged, s, var_hat, used_out, channels, alpha, eps,
-                      WINDOW: tl.constexpr, AVERAGE: tl.constexpr, MOMENTUM: tl.constexpr,
+def _average_gradient(g, psi, record, outlier, averaged, used_out, channels, alpha, WINDOW: tl.constexpr,
                       BLOCK_C: tl.constexpr):
-    """`reference.average_gradient`; WINDOW is 0 where there is no record."""
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     old = tl.load(psi + c, inside, 0)
@@ -308,24 +291,13 @@ def _average_gradient(g, psi, record, outlier, averaged, s, var_hat, used_out, c
         is_outlier = tl.load(outlier) != 0
         target = tl.where(is_outlier, old, own)
         changes = finite & (is_outlier == 0)
+    mean = target / WINDOW
+    for m in tl.static_range(1, WINDOW):
+        row = tl.load(record + m * channels + c, inside, 0)
+        mean += row / WINDOW
+        tl.store(record + (m - 1) * channels + c, row, inside & finite)
+    tl.store(record + (WINDOW - 1) * channels + c, target, inside & finite)
     settled = tl.load(averaged) != 0
-    if AVERAGE == 'nu':
-        used = old
-        z_squared = tl.load(s + c, inside, 0) / (tl.load(var_hat + c, inside, 1) + eps)
-        newest = old * (1 - (1 - alpha) * z_squared) + (1 - alpha) * own
-        newest = tl.where(_is_finite(newest), newest, old)
-    else:
-        if WINDOW > 0:
-            mean = target / WINDOW
-            for m in tl.static_range(1, WINDOW):
-                row = tl.load(record + m * channels + c, inside, 0)
-                mean += row / WINDOW
-                tl.store(record + (m - 1) * channels + c, row, inside & finite)
-            tl.store(record + (WINDOW - 1) * channels + c, target, inside & finite)
-            target = tl.where(settled, mean, own)
-        newest = target
-        if MOMENTUM:
-            newest = _moving_average(old, target, alpha)
-        used = newest
+    newest = _moving_average(old, tl.where(settled, mean, own), alpha)
     tl.store(psi + c, tl.where(changes, newest, old), inside)
-    tl.store(used_out + c, tl.where(settled, used, own), inside)
+    tl.store(used_out + c, tl.where(settled, newest, own), inside)

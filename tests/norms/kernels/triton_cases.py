@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from mmunorm.norms import UN, algorithm
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
@@ -28,7 +29,7 @@ def check(shape, dtype, masked, centered):
 
     x, dy = (2 * draw(*shape) + 1).to(dtype), draw(*shape).to(dtype)
     weight, rstd, psi, shift = (draw(shape[-1]) for _ in range(4))
-    mean, g_mean, eta = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
+    mean, g_mean, skip = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
     valid = None
     if masked:
         valid = torch.rand(shape[:-1], generator=generator) < .7
@@ -39,20 +40,20 @@ def check(shape, dtype, masked, centered):
     close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
     x = clean
     with torch.no_grad():
-        close(kernels.normalize_forward(x, weight, shift),
-              reference.normalize_forward(x, weight, shift), dtype)
+        close(kernels.affine(x, weight, shift),
+              reference.affine(x, weight, shift), dtype)
     size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
-    ours = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
-    theirs = reference.normalize_backward(dy, x, weight, rstd, mean, valid)
+    ours = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
+    theirs = reference.gradient_statistics(dy, x, weight, rstd, mean, valid)
     for a, b in zip(ours, theirs, strict=True):
         if b is None:
             assert a is None
         else:
             close(a, b, scale=size)
-    again = kernels.normalize_backward(dy, x, weight, rstd, mean, valid)
+    again = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
     assert all(a is None or torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    args = dy, x, weight, rstd, psi, mean, g_mean, eta, valid
-    ours, theirs = kernels.normalize_input_gradient(*args), reference.normalize_input_gradient(*args)
+    args = dy, x, weight, rstd, psi, mean, g_mean, skip, valid
+    ours, theirs = kernels.input_gradient(*args), reference.input_gradient(*args)
     assert ours.dtype == dtype
     close(ours, theirs, dtype)
 
@@ -60,10 +61,10 @@ def check(shape, dtype, masked, centered):
 def check_empty():
     x, c = torch.zeros(0, 5), torch.ones(5)
     with torch.no_grad():
-        assert kernels.normalize_forward(x, c, c).shape == (0, 5)
-    assert kernels.normalize_input_gradient(x, x, c, c, c).shape == (0, 5)
+        assert kernels.affine(x, c, c).shape == (0, 5)
+    assert kernels.input_gradient(x, x, c, c, c).shape == (0, 5)
     assert kernels.second_moment(x).isnan().all()
-    assert (kernels.normalize_backward(x, x, c, c)[0] == 0).all()
+    assert (kernels.gradient_statistics(x, x, c, c)[0] == 0).all()
 
 
 def same_state(ours, theirs):
@@ -73,13 +74,16 @@ def same_state(ours, theirs):
             torch.testing.assert_close(a, b, rtol=5e-5, atol=1e-6)  # log of huge numbers
 
 
-def check_step(channels, window, average, filtered, per_channel, huge=False):
+def make_norm(channels, window, filtered=True):
+    return UN(channels, window=window, warmup_iters=2, outlier_filter=filtered)
+
+
+def check_step(channels, window, filtered, huge=False):
     """Six steps forward: in warm-up, averaged, not finite, and with an outlier."""
     generator = torch.Generator().manual_seed(channels)
-    records = filtered or average in ('gm', 'am')
-    ours_state = [torch.ones(channels), torch.ones(window, channels) if records else None,
-                  torch.tensor(0) if filtered else None]
-    theirs_state = copy.deepcopy(ours_state)
+    plain = make_norm(channels, window, filtered)
+    unsettled = plain.unsettled = 2
+    state = copy.deepcopy([plain.running_var, plain.activation_record, plain.num_outliers])
     found = []
     for t in range(1, 7):
         measured = torch.rand(channels, generator=generator) + .5
@@ -89,45 +93,41 @@ def check_step(channels, window, average, filtered, per_channel, huge=False):
             measured[0], measured[-1] = float('nan'), float('inf')
         if t == 6 and not huge:
             measured[0] = 1e6
-        args = dict(average=average, per_channel=per_channel, unsettled=2, alpha=.9)
-        ours = kernels.advance(measured, torch.tensor(t), *ours_state, **args)
-        theirs = reference.advance(measured, torch.tensor(t), *theirs_state, **args)
-        same_state((*ours, *ours_state), (*theirs, *theirs_state))
-        found.append(theirs[2])
-    assert ours_state[0].isfinite().all()
+        ours = kernels.average_activation(measured, torch.tensor(t), *state, unsettled, plain.alpha)
+        plain.num_batches_tracked.fill_(t)
+        step = algorithm.average_activation(plain, measured[None], None)
+        same_state((*ours, *state), (step.var_hat, step.averaged, step.outlier, plain.running_var,
+                                     plain.activation_record, plain.num_outliers))
+        found.append(step.outlier)
+    assert state[0].isfinite().all()
     if filtered and 1 < window < 9 and channels > 1 and not huge:
         assert found[-1] and not found[1]
 
 
-def check_gradient_step(channels, window, average, momentum, outlier):
+def check_gradient_step(channels, window, outlier):
     generator = torch.Generator().manual_seed(channels)
-    ours_state = [torch.randn(channels, generator=generator),
-                  torch.randn(window, channels, generator=generator) if average == 'am' else None]
-    theirs_state = copy.deepcopy(ours_state)
+    plain = make_norm(channels, window)
+    plain.psi.copy_(torch.randn(channels, generator=generator))
+    plain.gradient_record.copy_(torch.randn(window, channels, generator=generator))
+    state = copy.deepcopy([plain.psi, plain.gradient_record])
     for t in range(5):
-        g, s, var_hat = torch.randn(3, channels, generator=generator).abs()
-        if average == 'am':
-            g = g.clamp(max=3) * 1e38
+        g = torch.randn(channels, generator=generator).abs().clamp(max=3) * 1e38
         if t == 3:
             g[0] = float('inf')
         averaged = torch.tensor(t > 1 and not outlier)
         flag = None if outlier is None else torch.tensor(outlier)
-        args = flag, averaged, s, var_hat
-        options = dict(average=average, momentum=momentum, alpha=.9, eps=1e-5)
-        ours = kernels.average_gradient(g, *ours_state, *args, **options)
-        theirs = reference.average_gradient(g, *theirs_state, *args, **options)
-        same_state((ours, *ours_state), (theirs, *theirs_state))
+        ours = kernels.average_gradient(g, *state, flag, averaged, plain.alpha)
+        theirs = algorithm.average_gradient(plain, algorithm.Step(plain.running_var, averaged, flag), g)
+        same_state((ours, *state), (theirs, plain.psi, plain.gradient_record))
 
 
 def check_steps():
-    sizes = [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]
-    for (channels, window), average, filtered, per_channel in itertools.product(
-            sizes, ('current', 'gm', 'am', 'ema', 'earlier_ema'), (False, True), (False, True)):
-        check_step(channels, window, average, filtered, per_channel)
-        check_step(channels, window, average, filtered, per_channel, huge=True)
-    for (channels, window), average, momentum, outlier in itertools.product(
-            sizes, ('current', 'am', 'nu'), (False, True), (None, False, True)):
-        check_gradient_step(channels, window, average, momentum, outlier)
+    for channels, window in [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]:
+        for filtered in (False, True):
+            check_step(channels, window, filtered)
+            check_step(channels, window, filtered, huge=True)
+        for outlier in (None, False, True):
+            check_gradient_step(channels, window, outlier)
 
 
 def check_all(shapes, dtypes):

@@ -28,16 +28,11 @@ if __name__ == '__main__':
         compile_for(gpu, kernels._affine, x=half, scale=FLOAT, shift=FLOAT, y=half)
         compile_for(gpu, kernels._input_gradient, x=half, dy=half, direct=FLOAT, slope=FLOAT, constant=vector,
                     valid=flags, dx=half)
-    for gpu, window, number, flag in ((80, 4, COUNT, FLAGS), (90, 4, COUNT, FLAGS), (90, 0, None, None)):
-        record = FLOAT if window else None
-        for average, per_channel in itertools.product(('gm', 'ema'), (False, True)):
-            blocks = dict(WINDOW=window, AVERAGE=average, PER_CHANNEL=per_channel, BLOCK_C=1024)
-            compile_for(gpu, kernels._advance, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
-                        record=record, outliers=number, s_out=FLOAT, var_hat_out=FLOAT, outlier_out=flag,
-                        averaged_out=FLAGS, alpha='fp32')
-        for average in ('am', 'nu'):
-            blocks = dict(WINDOW=window, AVERAGE=average, MOMENTUM=True, BLOCK_C=1024)
-            compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=record,
-                        outlier=flag, averaged=FLAGS, s=FLOAT, var_hat=FLOAT, used_out=FLOAT, alpha='fp32',
-                        eps='fp32')
+    for gpu, number, flag in ((80, COUNT, FLAGS), (90, COUNT, FLAGS), (90, None, None)):
+        blocks = dict(WINDOW=4, BLOCK_C=1024)
+        compile_for(gpu, kernels._average_activation, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
+                    record=FLOAT, outliers=number, var_hat_out=FLOAT, outlier_out=flag, averaged_out=FLAGS,
+                    alpha='fp32')
+        compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag,
+                    averaged=FLAGS, used_out=FLOAT, alpha='fp32')
     print('all kernels compile')

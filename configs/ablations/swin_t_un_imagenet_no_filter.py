@@ -1,4 +1,0 @@
-# Table 7: the averages stay on steps with outliers.
-_base_ = ['../swin_t_un_imagenet.py']
-
-model = dict(backbone=dict(norm_cfg=dict(outlier_filter=False)))

@@ -1,7 +1,0 @@
-_base_ = ['./swin_t_ln_fasterrcnn_3x.py']
-
-pretrained = 'work_dirs/swin_t_rmsn_imagenet/epoch_300.pth'
-
-model = dict(
-    backbone=dict(
-        norm_cfg=dict(type='RMSN'), init_cfg=dict(checkpoint=pretrained)))

@@ -1,4 +1,0 @@
-# LayerNorm fades out over the first half of the run.
-_base_ = ['./t2t_vit_14_ln_imagenet.py']
-
-model = dict(backbone=dict(norm_cfg=dict(type='PRepBN', steps=375450)))

@@ -1,7 +1,0 @@
-_base_ = ['./t2t_vit_14_ln_cifar100.py']
-
-pretrained = 'work_dirs/t2t_vit_14_rmsn_imagenet/epoch_300.pth'
-
-model = dict(
-    backbone=dict(
-        norm_cfg=dict(type='RMSN'), init_cfg=dict(checkpoint=pretrained)))

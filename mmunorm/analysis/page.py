@@ -1,0 +1,193 @@
+"""One or several runs as one HTML page that opens from disk: it loads nothing and runs no script."""
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..recording.record import RecordError
+from .curves import METRICS
+from .figures import (
+    cka_diagonal_figure,
+    cka_figure,
+    outliers_figure,
+    pnac_density_figure,
+    pnac_figure,
+    pnac_layers_figure,
+    scalar_figure,
+    statistics_figure,
+)
+from .layout import DPI
+from .measures import FIELDS
+from .sources import distinct_names, refuse_twice
+from .work_dirs import WINDOW, MeasuredRun, WorkDir
+
+
+class Picture(NamedTuple):
+    """A PNG in base64, its size in pixels, and what it shows."""
+    data: str
+    width: int
+    height: int
+    text: str
+
+
+@dataclass
+class Section:
+    """A heading, text, notes and rows of pictures; without pictures and notes it is left out."""
+    title: str
+    text: str = ''
+    pictures: list[list[Picture]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
+    """The page.
+
+    Args:
+        measured: the runs, as :func:`.work_dirs.measure_work_dirs` measures them.
+        cka: summaries of CKA, as :func:`read_cka` reads them.
+    """
+    loader = jinja2.PackageLoader('mmunorm.analysis', '')
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template('report.html.jinja')
+    runs = [one.run.name for one in measured]
+    sections = [_curves([one.run for one in measured]), _pnac(measured), _channels(measured),
+                _outliers(measured), _cka(cka)]
+    return template.render(title='Norm statistics: ' + ', '.join(runs), runs=runs, rows=_rows(measured),
+                           sections=sections)
+
+
+def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
+    """The table of settings and results: a cell for each run by the label of its row."""
+    runs = [one.run for one in measured]
+    rows = {'config': [run.config_name for run in runs],
+            'norms': [run.norms for run in runs],
+            'work directory': [str(run.folder) for run in runs],
+            'last logged step': [str(run.last_step or '') for run in runs],
+            'recorded steps': [_recorded(run) for run in runs]}
+    for metric, label in METRICS.items():
+        pairs = [run.last_and_best(metric) for run in runs]
+        rows[f'{label}, last / best'] = [f'{pair[0]:.4g} / {pair[1]:.4g}' if pair else '' for pair in pairs]
+    for field_ in FIELDS:
+        rows[f'PNAC of {field_}s, start / end (%)'] = [
+            ' / '.join(f'{value:.1f}' for value in one.pnac.mean(field_)[[0, -1]]) if one.pnac else ''
+            for one in measured]
+    shares = [run.outlier_share for run in runs]
+    rows['outlier steps, share (%)'] = ['' if share is None else f'{100 * share:.1f}' for share in shares]
+    return rows
+
+
+def _recorded(run: WorkDir) -> str:
+    if run.record is None:
+        return ''
+    steps = run.record.steps
+    return f'{len(steps)}, from step {steps[0]} to {steps[-1]}, of {len(run.record.layers)} layers'
+
+
+def _curves(runs: Sequence[WorkDir]) -> Section:
+    logged = {run.name: run.scalars for run in runs if run.scalars}
+    names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
+    pictures = [_picture(scalar_figure(logged, name),
+                         f'{METRICS.get(name, name)} of {", ".join(logged)} over training') for name in names]
+    return Section('Training curves', pictures=[pictures])
+
+
+def _pnac(measured: Sequence[MeasuredRun]) -> Section:
+    found = {one.run.label: one.pnac for one in measured if one.pnac}
+    notes = [note for one in measured for note in one.missing]
+    notes += [f'{label}: {remark}' for label, measure in found.items() for remark in measure.remarks()]
+    overview = [_picture(pnac_figure(found), 'Mean PNAC over training')] if found else []
+    layers = [_picture(pnac_layers_figure(label, measure), f'PNAC by layer of {label}')
+              for label, measure in found.items()]
+    densities = [_picture(pnac_density_figure(label, measure), f'Density of PNAC of {label}')
+                 for label, measure in found.items()]
+    return Section(
+        'PNAC: how mildly statistics fluctuate',
+        'Of each layer, the percentage of channels whose statistics over a span of steps pass for normal '
+        "noise (D'Agostino and Pearson's test, p > 0.05). High is mild. A trend within a span counts "
+        'as fluctuation.', [overview, layers, densities], notes)
+
+
+def _channels(measured: Sequence[MeasuredRun]) -> Section:
+    pictures = [_picture(statistics_figure(one.run.label, one.histories, WINDOW),
+                         f'Statistics of single channels of {one.run.label}')
+                for one in measured if one.histories]
+    return Section(
+        'Single channels around their highest peak',
+        'Layers over the whole depth, and in each the channel with the highest peak against its median. AM '
+        f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps; statistics that '
+        'change their sign have no GM.', [pictures])
+
+
+def _outliers(measured: Sequence[MeasuredRun]) -> Section:
+    pictures = [_picture(outliers_figure(one.run.label, *one.outliers),
+                         f'Accumulated outlier steps of {one.run.label}')
+                for one in measured if one.outliers]
+    notes = [f'{one.run.label}: no layer has an outlier filter.'
+             for one in measured if pictures and one.run.record is not None and one.outliers is None]
+    return Section('Outlier steps', 'Steps on which a layer dropped its moving averages (Eq. 18-19).',
+                   [pictures], notes)
+
+
+def _cka(summaries: Sequence[dict]) -> Section:
+    pictures, diagonals = [], {}
+    for summary in summaries:
+        cka = np.array(summary['cka'], dtype=float)
+        layers = summary['layers_a'], summary['layers_b']
+        pictures.append(_picture(cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
+                                 f'Linear CKA between the layers of {summary["label"]}'))
+        if layers[0] == layers[1]:
+            diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
+    pictures += [_picture(cka_diagonal_figure(lines, layers), 'Linear CKA at equal depth of '
+                          + '; '.join(lines)) for layers, lines in diagonals.items()]
+    return Section('CKA: how alike two models are',
+                   'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
+                   'pictures, 1 for layers that differ by a rotation and a scale. Estimated without bias '
+                   'from small batches.', [pictures])
+
+
+def _picture(figure: Figure, text: str) -> Picture:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=DPI)
+    width, height = (round(DPI * inches) for inches in figure.get_size_inches())
+    return Picture(base64.b64encode(buffer.getvalue()).decode(), width, height, text)
+
+
+def read_cka(paths: Sequence[str | Path]) -> list[dict]:
+    """The contents of `cka.json` files, given by their paths or folders.
+
+    Each gets a `label` that no other has: the names of its models, and where several compare models of the
+    same names, the folder.
+
+    Raises:
+        RecordError: there is none, or it is something else, or one is named twice.
+    """
+    files = [Path(path, 'cka.json') if Path(path).is_dir() else Path(path) for path in paths]
+    summaries = [_read_summary(file) for file in files]
+    refuse_twice(files)
+    pairs = [f'{summary["model_a"]} and {summary["model_b"]}' for summary in summaries]
+    counts, folders = Counter(pairs), distinct_names([file.parent for file in files])
+    for summary, pair, name in zip(summaries, pairs, folders, strict=True):
+        summary['label'] = pair if counts[pair] == 1 else f'{pair} ({name})'
+    return summaries
+
+
+def _read_summary(path: Path) -> dict:
+    try:
+        summary = json.loads(path.read_text())
+        missing = {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} - set(summary)
+    except OSError as error:
+        raise RecordError(f'there is no {path}: tools/analysis/cka.py makes one.') from error
+    except (ValueError, TypeError) as error:
+        raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.') from error
+    if missing:
+        raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.')
+    return summary

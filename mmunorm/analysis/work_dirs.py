@@ -1,0 +1,166 @@
+"""Work directories of training runs with what is measured of each, for the report."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from mmengine.config import Config
+
+from ..recording.record import FOLDER, Record, RecordError
+from .curves import Scalars, read_scalars
+from .measures import (
+    FIELDS,
+    ChannelHistory,
+    PNACOverTraining,
+    around_peak,
+    channel_history,
+    interesting_channel,
+    interesting_layers,
+    measure_pnac,
+)
+from .outliers import accumulated_outliers
+from .sources import distinct_names, find_record, refuse_twice
+
+# M, the steps of the means of single channels.
+WINDOW = 4
+
+
+@dataclass(frozen=True)
+class WorkDir:
+    """What a work directory has: `record` and `config` are None where it has none, `scalars` is empty."""
+    name: str
+    folder: Path
+    record: Record | None
+    scalars: Scalars
+    config: Config | None
+
+    @property
+    def label(self) -> str:
+        """The name with the norms, for titles."""
+        return f'{self.name} ({self.norms})' if self.norms else self.name
+
+    @property
+    def norms(self) -> str:
+        """The norms that the record names."""
+        if self.record is None:
+            return ''
+        return ', '.join(dict.fromkeys(layer.norm for layer in self.record.layers))
+
+    @property
+    def config_name(self) -> str:
+        """The file name of its config, empty if it is not known."""
+        if self.record is not None and self.record.info.get('config'):
+            return self.record.info['config']
+        return Path(self.config.filename).name if self.config is not None else ''
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the log, of which there may be none."""
+        return max((int(values[-1, 0]) for values in self.scalars.values()), default=None)
+
+    def last_and_best(self, metric: str) -> tuple[float, float] | None:
+        """The last and the highest finite value of a metric, if it has one."""
+        values = self.scalars.get(metric, np.empty((0, 2)))[:, 1]
+        values = values[np.isfinite(values)]
+        return (float(values[-1]), float(values.max())) if len(values) else None
+
+    @property
+    def outlier_share(self) -> float | None:
+        """The share of outlier steps, mean of the layers with a filter; None without such."""
+        if self.record is None:
+            return None
+        last = self.record.outliers()[-1]
+        last = last[last >= 0]
+        return float(last.mean() / self.record.steps[-1]) if len(last) else None
+
+
+def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
+    """Reads work directories.
+
+    Raises:
+        RecordError: one is no folder, or has neither a record nor a log, or one of them is damaged.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise RecordError(f'there is no work directory {folder}.')
+    refuse_twice(folders)
+    runs = []
+    for name, folder in zip(distinct_names(folders), map(Path, folders), strict=True):
+        record = find_record(folder) if (folder / FOLDER).is_dir() else None
+        try:
+            scalars = read_scalars(folder)
+        except FileNotFoundError:
+            scalars = {}
+        except ValueError as error:
+            raise RecordError(f'{error}.') from error
+        if record is None and not scalars:
+            raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
+                              '(TIME/vis_data/scalars.json): it is no work directory of a training.')
+        runs.append(WorkDir(name, folder, record, scalars, _read_config(folder)))
+    return runs
+
+
+def _read_config(folder: Path) -> Config | None:
+    for path in sorted(folder.glob('*.py')):
+        try:
+            return Config.fromfile(path, import_custom_modules=False)
+        except Exception:  # a config is code; the page does without
+            continue
+    return None
+
+
+class MeasuredRun(NamedTuple):
+    """A run and its measures.
+
+    Attributes:
+        run (WorkDir): the run.
+        pnac (PNACOverTraining | None): its PNAC.
+        histories (list[ChannelHistory]): single channels, around their highest peaks.
+        outliers (tuple | None): layers, steps and counts of :func:`accumulated_outliers`.
+        missing (list[str]): what a record was too short for, as sentences.
+    """
+    run: WorkDir
+    pnac: PNACOverTraining | None
+    histories: list[ChannelHistory]
+    outliers: tuple[list[str], np.ndarray, np.ndarray] | None
+    missing: list[str]
+
+
+def measure_work_dirs(runs: Sequence[WorkDir], span: int | None = None, progress: bool = False) -> list[MeasuredRun]:
+    """Measures runs.
+
+    Args:
+        runs: work directories, as :func:`read_work_dirs` reads them.
+        span (int, optional): recorded steps of a span for PNAC. Defaults to None: 100, or all if fewer.
+        progress (bool): whether to show progress bars. Defaults to False.
+
+    Raises:
+        RecordError: `span` does not fit a record.
+    """
+    return [MeasuredRun(run, *_measure(run, span, progress)) for run in runs]
+
+
+def _measure(run: WorkDir, span: int | None, progress: bool):
+    record = run.record
+    if record is None:
+        return None, [], None, []
+    pnac, histories, outliers, missing = None, [], None, []
+    try:
+        pnac = measure_pnac(record, span, progress)
+    except RecordError as error:
+        if span is not None:
+            raise
+        missing.append(str(error))  # a record that is too short for the default is no reason to stop
+    if len(record.steps) < WINDOW:
+        missing.append(f'{run.label}: fewer than {WINDOW} steps are recorded.')
+    else:
+        for layer in interesting_layers(record, 3):
+            channel = interesting_channel(record, layer)
+            rows = around_peak(record, layer, channel)
+            histories += [channel_history(record, layer, channel, field, WINDOW, rows) for field in FIELDS]
+    if run.outlier_share is not None:
+        outliers = accumulated_outliers(record)
+    return pnac, histories, outliers, missing

@@ -1,0 +1,40 @@
+"""What measured numbers hang on. (mmengine's `collect_env` takes seconds, and does not know the CPU.)"""
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import mmcv
+import mmengine
+import mmpretrain
+import torch
+import torchvision
+
+
+def environment(device: torch.device) -> dict:
+    """Hardware, threads and versions, as plain values."""
+    packages = (torch, torchvision, mmengine, mmcv, mmpretrain)
+    return dict(
+        device=device_name(device),
+        cpu=_cpu_name(),
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cuda=torch.version.cuda if device.type == 'cuda' else None,
+        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        python=platform.python_version(),
+        system=f'{platform.system()} {platform.machine()}',
+        versions={package.__name__: package.__version__ for package in packages})
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == 'cuda' else _cpu_name()
+
+
+def _cpu_name() -> str:
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""The measures: time of several models in turn, peak of memory, norm calls, FLOPs, difference of outputs."""
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..norms.layers import norm_layers
+
+OUT_OF_MEMORY = 'out of memory'
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that a GPU or the CPU's memory did not suffice."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # What torch's CPU allocator says on Linux, and on Windows.
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("can't allocate memory", 'not enough memory'))
+
+
+class Race:
+    """Runs several things in turn and drops those that do not fit in memory.
+
+    Args:
+        runs (dict[str, Callable]): by name, what is run, without arguments.
+        device (torch.device): where.
+        clock (Callable[[], float]): tells the time in seconds. Defaults to `time.perf_counter`.
+    """
+
+    def __init__(self, runs: dict[str, Callable], device: torch.device,
+                 clock: Callable[[], float] = time.perf_counter):
+        self.runs = dict(runs)
+        self.device = device
+        self.clock = clock
+        self.failed: set[str] = set()
+
+    def each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
+        """`action(name)` for each name that has not failed, in order; those that fail now are left out."""
+        results = {}
+        for name in list(self.runs if names is None else names):
+            if name in self.failed:
+                continue
+            try:
+                results[name] = action(name)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.failed.add(name)
+            # Past the except block: until there the traceback holds the tensors.
+            if name in self.failed and self.device.type == 'cuda':
+                torch.cuda.empty_cache()
+        return results
+
+    def seconds(self, name: str) -> float:
+        """The time of one run."""
+        synchronize(self.device)
+        start = self.clock()
+        self.runs[name]()
+        synchronize(self.device)
+        return self.clock() - start
+
+    def time(self, repeat: int, least: int | None = None, budget: float = 0.0,
+             after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
+        """Times each run `repeat` times, in an order that rotates and is drawn anew after each turn.
+
+        So noise hits all alike, and none always has the memory and caches that the same other one leaves.
+
+        Args:
+            repeat (int): rounds.
+            least (int, optional): stop after so many rounds if `budget` seconds have passed.
+            budget (float): only with `least`.
+            after_each (Callable): called after each round.
+
+        Returns:
+            Seconds by name, of those that never failed.
+        """
+        seconds = {name: [] for name in self.runs}
+        order, generator = list(self.runs), random.Random(0)
+        start = time.perf_counter()
+        for i in range(repeat):
+            if least is not None and i >= least and time.perf_counter() - start > budget:
+                break
+            if i and i % len(order) == 0:
+                generator.shuffle(order)
+            for name, value in self.each(self.seconds, rotated(order, i)).items():
+                seconds[name].append(value)
+            after_each()
+        return {name: values for name, values in seconds.items() if name not in self.failed}
+
+
+def rotated(names: Sequence[str], i: int) -> list[str]:
+    """The names, beginning with the i-th, modulo their number."""
+    i %= len(names)
+    return [*names[i:], *names[:i]]
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done its work."""
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(run: Callable, device: torch.device) -> int:
+    """How many bytes `run` needs at most beyond what is allocated before it.
+
+    From torch's caching allocator on a GPU, and from torch's CPU allocator, as its profiler reports it, on a
+    CPU: every tensor, those inside of an operator and of compiled code included, but neither Python's memory
+    nor that of libraries which bring an allocator of their own.
+    """
+    if device.type == 'cuda':
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # the profiler's start and stop are no news
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiler:
+        run()
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == '[memory]':  # in the order of time; what is freed has a negative size
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def size_in_memory(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of tensors, each counted once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def weights_of(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+@contextmanager
+def counting_norm_calls(model: nn.Module):
+    """Counts the calls of norm layers; yields a list that grows by one with each."""
+    calls = []
+    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def count(model: nn.Module, run: Callable) -> tuple[int, int]:
+    """Norm calls in one run, and its FLOPs: those of matrix products and convolutions, two a multiply-add."""
+    with counting_norm_calls(model) as calls, FlopCounterMode(display=False) as flops:
+        run()
+    return len(calls), flops.get_total_flops()
+
+
+def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float]:
+    """The largest absolute difference, the largest absolute value of `expected`, and their quotient."""
+    pairs = [(a.double(), b.double()) for a, b in zip(outputs, expected, strict=True)]
+    absolute = max(float((a - b).abs().max()) for a, b in pairs)
+    largest = max(float(b.abs().max()) for _, b in pairs)
+    return dict(
+        absolute=absolute, largest_output=largest, relative=absolute / largest if largest else absolute)

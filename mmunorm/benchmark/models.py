@@ -1,0 +1,124 @@
+"""The four models that are compared: LN, the config's norm, the same folded, and norm-free."""
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from torch import nn
+
+from ..backbones.norm_cfg import DEFAULT_NORM_CFG
+from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
+from ..config.models import build_model
+from ..config.presets import replace_norm_cfgs
+from ..errors import PreflightError
+from ..fusion import FusionReport, fuse_norms
+from ..norms.layers import is_norm, norm_layers
+
+LN = 'LN'
+NORM_FREE = 'norm-free'
+
+
+def norm_name(cfg: Config) -> str:
+    """The type of the backbone's norm.
+
+    Raises:
+        PreflightError: it is LN, which is what the others are compared with and cannot be folded.
+    """
+    if 'backbone' not in cfg.model:
+        raise PreflightError('the model of the config has no backbone whose norms could be folded.')
+    name = (cfg.model.backbone.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
+    if name == LN:
+        raise PreflightError("norm_cfg=dict(type='LN') computes its statistics for every token and cannot be "
+                             "folded: name a config with an offline norm, such as dict(type='UN'). LN is "
+                             'measured beside it.')
+    return name
+
+
+class Models(NamedTuple):
+    """What is compared, by the name of its row; what folding did; and the `meta` of the checkpoint."""
+    rows: dict[str, nn.Module]
+    fusion: FusionReport
+    meta: dict
+
+
+def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
+    """Builds the models that are compared, in eval mode, on the CPU, with the same weights between norms.
+
+    Args:
+        cfg (Config): of a classifier or a detector whose backbone has an offline norm.
+        checkpoint (str, optional): weights of that model. Without, weights are drawn as at the start of
+            training, and every norm gets random statistics and a random affine part.
+        seed (int): of what is drawn. Defaults to 0.
+
+    Returns:
+        Models: the rows 'LN', the config's norm, that name with ' folded', and 'norm-free', where every
+        norm is an Identity.
+
+    Raises:
+        PreflightError: the config cannot be built, its norm is LN, or the checkpoint does not fit.
+    """
+    name = norm_name(cfg)
+    cfg = copy.deepcopy(cfg)
+    if pretrained_path(cfg) is not None:
+        set_pretrained(cfg, None)
+    torch.manual_seed(seed)
+    model = build_model(cfg).eval()
+    meta = {}
+    if checkpoint is None:
+        _init_weights(model)
+        randomize_norms(model, torch.Generator().manual_seed(seed))
+    else:
+        meta = load_weights(model, checkpoint)
+
+    cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type=LN))
+    layer_norm = build_model(cfg).eval()
+    # By name, and so the affine parts too; what only one of the two has are statistics.
+    layer_norm.load_state_dict(model.state_dict(), strict=False)
+
+    folded = copy.deepcopy(model)
+    report = fuse_norms(folded)
+    norm_free = remove_norms(copy.deepcopy(model))
+    return Models({LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report, meta)
+
+
+@torch.no_grad()
+def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
+    """Gives every norm of a model other statistics and another affine part than it starts with, in place.
+
+    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. None is exactly zero, as
+    none is after training: a folded window attention pays for that with a copy of its map.
+    """
+    def draw(tensor: torch.Tensor, make=torch.randn) -> torch.Tensor:
+        return make(tensor.shape, generator=generator).to(tensor)
+
+    for _, norm in norm_layers(model):
+        for name, tensor in [*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)]:
+            if name == 'weight':
+                tensor.copy_(draw(tensor).mul(0.3).add(1).abs().clamp(min=0.01))
+                tensor[draw(tensor, torch.rand) < 0.1] *= -1
+            elif name in ('bias', 'running_mean'):
+                tensor.copy_(draw(tensor).mul(0.3))
+            elif name == 'running_var':
+                tensor.copy_(draw(tensor).mul(0.5).exp())
+
+
+def remove_norms(model: nn.Module) -> nn.Module:
+    """Puts an Identity in the place of every norm, in place; returns the model."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if is_norm(child):
+                setattr(parent, name, nn.Identity())
+    return model
+
+
+def _init_weights(model: nn.Module) -> None:
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel('WARNING')  # it would tell of every parameter
+    try:
+        model.init_weights()
+    finally:
+        logger.setLevel(level)

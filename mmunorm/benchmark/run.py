@@ -1,0 +1,232 @@
+"""One benchmark from a config to numbers."""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from torch import nn
+from tqdm import tqdm
+
+from ..errors import PreflightError
+from ..fusion import save_folded
+from . import measure
+from .environment import device_name, environment
+from .models import LN, NORM_FREE, build_models, norm_name
+from .table import summarize
+from .tasks import ClassifierTask, DetectorTask, task_of
+
+SEED = 0
+# Without `repeat`: as many as fit in this time, within these bounds.
+BUDGET_SECONDS = 45
+REPEATS = (5, 100)
+AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
+
+
+@dataclass
+class Settings:
+    """How to measure. None is a default that depends on task and device.
+
+    Args:
+        batch_size (int, optional): images in a batch.
+        shape (tuple[int, int], optional): height and width of the images.
+        device (str): such as 'cpu' or 'cuda:0'.
+        amp (str, optional): 'fp16' or 'bf16' runs under autocast.
+        compile (bool): use torch.compile.
+        channels_last (bool): weights and images in NHWC memory.
+        warmup (int, optional): rounds that are not counted, at least 1.
+        repeat (int, optional): rounds that are counted; in each, every model runs one batch.
+        threads (int, optional): of the CPU.
+        task_part (str): 'model', or 'backbone' to time that alone.
+    """
+    batch_size: int | None = None
+    shape: tuple[int, int] | None = None
+    device: str = 'cpu'
+    amp: str | None = None
+    compile: bool = False
+    channels_last: bool = False
+    warmup: int | None = None
+    repeat: int | None = None
+    threads: int | None = None
+    task_part: str = 'model'
+
+    @classmethod
+    def of_the_paper(cls, cfg: Config, **others) -> Settings:
+        """Table 8's: 512 images of 224 x 224, or 2 of 1333 x 800; 1000 batches. `others` win."""
+        if isinstance(task_of(cfg, 'model'), DetectorTask):
+            paper = dict(batch_size=2, shape=(800, 1333), repeat=1000)
+        else:
+            paper = dict(batch_size=512, shape=(224, 224), repeat=1000)
+        return cls(**{**paper, **{key: value for key, value in others.items() if value is not None}})
+
+
+def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
+                  save: str | None = None, progress: bool = True) -> dict:
+    """Measures LN, the config's norm, that folded, and no norm at all, in turn on the same images.
+
+    Args:
+        cfg (Config): of a classifier of mmpretrain or a detector of mmdet with an offline norm.
+        settings (Settings): how.
+        checkpoint (str, optional): weights; random ones without.
+        title (str, optional): of the report. Defaults to the name of the config file.
+        save (str, optional): write the folded model to this checkpoint file, see
+            :func:`mmunorm.fusion.save_folded`.
+        progress (bool): show a progress bar. Defaults to True.
+
+    Returns:
+        A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
+        `settings`, `environment`, `fusion` (the report of the folding), and `rows`, each with `name`,
+        `error` ('out of memory' or None), `seconds` (of each repeat), `throughput`, `latency_ms`,
+        `peak_memory` and `parameters` (bytes and a number), `flops` (an image), `norm_calls`,
+        `output_difference` and `to_ln`, the ratios.
+
+    Raises:
+        PreflightError: the config does not fit, see :func:`build_models`.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = torch.device(settings.device)
+    task = task_of(cfg, settings.task_part)
+    settings = _complete(settings, task, cfg, device)
+    plain = norm_name(cfg)
+    models, fusion, meta = build_models(cfg, checkpoint, SEED)
+    if save is not None:
+        if not fusion.folded:
+            raise PreflightError(f'--save {save}: no norm could be folded.\n{fusion}')
+        save_folded(models[f'{plain} folded'], fusion, cfg, save, meta)
+    notes = _notes(task, settings, checkpoint, device)
+
+    with torch.no_grad():
+        race, counted, difference = _prepare(models, plain, task, settings, device, notes)
+        if settings.compile:
+            torch._dynamo.reset()
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+            what = [task.compile(model) for model in models.values()][0]
+            notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
+                         'counted without it.')
+        for _ in tqdm(range(settings.warmup), desc='warming up', unit='round', disable=not progress):
+            round_seconds = sum(race.each(race.seconds).values())
+        memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
+        repeat, least = settings.repeat, None
+        if repeat is None:
+            least, most = REPEATS
+            repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
+        with tqdm(total=repeat, desc='measuring', unit='round', disable=not progress) as bar:
+            seconds = race.time(repeat, least, BUDGET_SECONDS, bar.update)
+        settings.repeat = max(map(len, seconds.values()), default=0)
+
+    images = measure.size_in_memory([task.images])
+    rows = []
+    for name, model in models.items():
+        row = dict(name=name, error=None, parameters=sum(p.numel() for p in model.parameters()))
+        if name in race.failed:
+            row['error'] = measure.OUT_OF_MEMORY
+        else:
+            norm_calls, flops = counted[name]
+            row.update(
+                seconds=seconds[name], norm_calls=norm_calls, flops=flops / settings.batch_size,
+                peak_memory=memory[name] + images + measure.size_in_memory(measure.weights_of(model)))
+        if name == f'{plain} folded':
+            row['output_difference'] = difference
+        rows.append(row)
+    return dict(
+        title=title or Path(cfg.filename or 'model').stem,
+        checkpoint=checkpoint,
+        notes=notes,
+        settings=asdict(settings),
+        environment=environment(device),
+        fusion=dict(folded=len(fusion.folded), kept=len(fusion.kept), report=str(fusion)),
+        rows=summarize(rows, settings.batch_size))
+
+
+def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: torch.device) -> Settings:
+    """The settings with a number for every None but `repeat`."""
+    settings = Settings(**asdict(settings))
+    settings.batch_size = settings.batch_size or task.default_batch_size.get(device.type, 1)
+    settings.shape = settings.shape or task.default_shape(cfg, device.type)
+    # Under torch.compile the first round compiles, and a later one tells how long a round takes.
+    settings.warmup = settings.warmup or (10 if device.type == 'cuda' else 2 if settings.compile else 1)
+    settings.threads = torch.get_num_threads()
+    return settings
+
+
+def _prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
+             device: torch.device, notes: list[str]):
+    """Moves models and images to the device, makes their work equal, and counts it."""
+    layout = torch.channels_last if settings.channels_last else torch.preserve_format
+    for model in models.values():
+        model.to(device, memory_format=layout)
+    pictures = torch.randint(
+        256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(SEED)).to(device)
+    task.load(models[plain], pictures)
+    task.to(layout)
+
+    def run(model: nn.Module):
+        with precision(device, settings.amp):
+            return task.run(model)
+
+    def outputs(name: str):
+        with precision(device, settings.amp):
+            return task.outputs(models[name])
+
+    race = measure.Race({name: partial(run, model) for name, model in models.items()}, device)
+    order = (plain, f'{plain} folded', LN, NORM_FREE)
+    reference = None
+    difference = None
+    for name in order:
+        found = race.each(outputs, [name]).get(name)
+        if found is None:
+            continue
+        if name == order[1] and plain not in race.failed:
+            difference = measure.largest_difference(found, reference)
+        reference = reference or found
+    if reference is not None:
+        task.equalize(list(models.values()), reference)
+
+    def calibrate(name: str) -> list[str]:
+        with precision(device, settings.amp):
+            return task.calibrate(models[name], list(models.values()))
+
+    for name in order:
+        done = race.each(calibrate, [name])
+        if done:
+            notes += done[name]
+            break
+    counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
+    return race, counted, difference
+
+
+def precision(device: torch.device, amp: str | None) -> AbstractContextManager:
+    """Autocast to 'fp16' or 'bf16', or nothing for None."""
+    return torch.autocast(device.type, AMP_DTYPES[amp]) if amp else nullcontext()
+
+
+def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None,
+           device: torch.device) -> list[str]:
+    """What the reader of the numbers must know."""
+    part = task.about if task.part == 'model' else (
+        'the backbone alone, from normalized images on the device to its maps; folded as part of the whole '
+        'model, so the norms on its outputs, which the next layer takes in, are not in the folded row')
+    height, width = settings.shape
+    precision_name = f'autocast to {settings.amp}' if settings.amp else 'float32'
+    memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
+              "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
+    weights = (f'{checkpoint}; LN and norm-free have the same between their norms, but their outputs mean '
+               'nothing' if checkpoint else
+               f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs mean '
+               'nothing')
+    return [
+        f'Weights: {weights}.',
+        f'Timed: {part}.',
+        f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; {precision_name}'
+        f'{", channels last" if settings.channels_last else ""}; on {device_name(device)}'
+        f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
+        'All rows run in one process, one batch each in turn, in an order that rotates; speed is the median '
+        'with its quartiles, and a ratio of speeds the median of the ratios within one turn.',
+        f'Memory: {memory}, weights and images of the row included. FLOPs: an image, matrix products and '
+        'convolutions only (torch.utils.flop_counter), two a multiply-add.',
+    ]

@@ -1,0 +1,128 @@
+"""From measured rows to ratios, a Markdown table, a chart and files."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..analysis.curves import COLOURS
+from .models import LN
+
+COLUMNS = ('row', 'images/s (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M', 'GFLOPs/image',
+           'norm calls', 'largest difference')
+
+
+def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
+    """Adds throughput, latency and ratios to rows of measurements.
+
+    Args:
+        rows: each with `name`, `error` and `parameters`, and without an error also `seconds` (list[float],
+            of a batch, of the same repeats in all rows), `peak_memory`, `flops` and `norm_calls`.
+        batch_size: images in a batch.
+
+    Returns:
+        New rows with `throughput` (images/s) and `latency_ms`, each a dict of `median` and quartiles `low`
+        and `high`, and `to_ln`: the same two as quotients by LN's, taken within each repeat, and
+        `peak_memory`, `parameters` and `flops`. Empty where LN or the row has failed.
+    """
+    ln = next((row for row in rows if row['name'] == LN), None)
+    summaries = []
+    for row in rows:
+        row = dict(row, to_ln={})
+        if row['error'] is None:
+            seconds = np.array(row['seconds'])
+            row['throughput'] = _spread(batch_size / seconds)
+            row['latency_ms'] = _spread(1000 * seconds)
+            if ln is not None and ln['error'] is None:
+                ratio = seconds / np.array(ln['seconds'])
+                row['to_ln'] = dict(throughput=_spread(1 / ratio), latency_ms=_spread(ratio))
+                for key in ('peak_memory', 'parameters', 'flops'):
+                    row['to_ln'][key] = row[key] / ln[key]
+        summaries.append(row)
+    return summaries
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    low, median, high = np.percentile(values, (25, 50, 75))
+    return dict(median=float(median), low=float(low), high=float(high))
+
+
+def markdown(result: dict) -> str:
+    """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
+    folded, kept = result['fusion']['folded'], result['fusion']['kept']
+    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. In parentheses: x times LN.',
+             f'Folded: {folded} of {folded + kept} norms.']
+    lines = [f'# {result["title"]}: what folding gains', '', *(f'- {note}' for note in notes), '',
+             f'| {" | ".join(COLUMNS)} |', '|---' * len(COLUMNS) + '|']
+    lines += [f'| {" | ".join(_cells(row))} |' for row in result['rows']]
+    if kept:
+        lines += ['', 'What stays, and why:', '', '```', result['fusion']['report'], '```']
+    return '\n'.join(lines) + '\n'
+
+
+def _cells(row: dict) -> list[str]:
+    if row['error'] is not None:
+        return [row['name'], row['error'], *['-'] * (len(COLUMNS) - 2)]
+    ratios = {key: value['median'] if isinstance(value, dict) else value
+              for key, value in row['to_ln'].items()}
+
+    def with_ratio(text: str, key: str) -> str:
+        return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text
+
+    speed, difference = row['throughput'], row.get('output_difference')
+    return [
+        row['name'],
+        with_ratio(f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]', 'throughput'),
+        with_ratio(f'{row["latency_ms"]["median"]:.4g}', 'latency_ms'),
+        with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
+        with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
+        with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),
+        str(row['norm_calls']),
+        f'{difference["absolute"]:.2g} ({difference["relative"]:.2g} of the largest output)'
+        if difference else '-',
+    ]
+
+
+def chart(result: dict) -> Figure:
+    """Bars of throughput and of peak memory relative to LN; absolute where LN has failed."""
+    rows = [row for row in result['rows'] if row['error'] is None]
+    relative = any(row['to_ln'] for row in rows)
+    figure = Figure(figsize=(9, 3.6), layout='constrained')
+    settings = result['settings']
+    figure.suptitle(f'{result["title"]}: batch {settings["batch_size"]}, {settings["shape"][0]} x '
+                    f'{settings["shape"][1]}, {result["environment"]["device"]}', fontsize=10)
+    for axes, key, title, unit, scale in zip(
+            figure.subplots(1, 2), ('throughput', 'peak_memory'),
+            ('Throughput, more is better', 'Peak memory, less is better'), ('images/s', 'MB'), (1, 1e-6),
+            strict=True):
+        values = [(row['to_ln'] if relative else row)[key] for row in rows]
+        medians = [value['median'] if isinstance(value, dict) else value * (1 if relative else scale)
+                   for value in values]
+        errors = None
+        if key == 'throughput':
+            errors = [[value['median'] - value['low'] for value in values],
+                      [value['high'] - value['median'] for value in values]]
+        colors = [COLOURS[i % len(COLOURS)] for i in range(len(rows))]
+        axes.bar([row['name'] for row in rows], medians, yerr=errors, capsize=4, color=colors)
+        for i, value in enumerate(medians):
+            axes.annotate(f'{value:.3f}' if relative else f'{value:.4g}', (i, 0), (0, 4),
+                          textcoords='offset points', ha='center')
+        axes.set_title(title, fontsize=10)
+        axes.set_ylabel(f'{unit} relative to LN' if relative else unit)
+        if relative:
+            axes.axhline(1, color='black', linewidth=0.8, linestyle='--')
+    return figure
+
+
+def write_results(result: dict, folder: str | Path) -> list[Path]:
+    """Writes `benchmark.json`, `.md` and `.png` into a folder, which is made; returns their paths."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f'benchmark.{suffix}' for suffix in ('json', 'md', 'png')]
+    paths[0].write_text(json.dumps(result, indent=1) + '\n')
+    paths[1].write_text(markdown(result))
+    chart(result).savefig(paths[2], dpi=150)
+    return paths

@@ -1,0 +1,185 @@
+"""What is run: a classifier up to its logits, a detector up to boxes and masks, or a backbone alone."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from ..errors import PreflightError
+
+# Boxes of an image that pass the score threshold of a two-stage detector. On noise a detector finds nothing
+# or, untrained, everything. Masks cost by the box.
+CANDIDATES = 50
+
+
+class ClassifierTask:
+    """A classifier from normalized images to logits.
+
+    Args:
+        part (str): 'model', or 'backbone' to run that alone.
+    """
+    about = 'backbone, neck and head, from normalized images on the device to logits'
+    default_batch_size = {'cpu': 4, 'cuda': 128}
+
+    def __init__(self, part: str = 'model'):
+        self.part = part
+
+    @staticmethod
+    def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
+        """Height and width."""
+        side = cfg.model.backbone.get('img_size', 224)
+        return (side, side) if isinstance(side, int) else tuple(side)
+
+    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
+        """Prepares the inputs of all models with the data preprocessor of one: uint8 `(3, H, W)` each."""
+        self.images = model.data_preprocessor(dict(inputs=torch.stack(list(pictures))), False)['inputs']
+
+    def to(self, memory_format: torch.memory_format) -> None:
+        """Lays the images out in another way."""
+        self.images = self.images.to(memory_format=memory_format)
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """What folding must not change: the logits."""
+        return _tensors(model(self.images, mode='tensor'))
+
+    def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
+        """Makes the work of all models equal, where it hangs on their outputs.
+
+        Args:
+            models: all of them.
+            reference: the `outputs` of one of them.
+        """
+
+    def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
+        """Runs `model`, sets what the work of all `models` hangs on, and tells the reader."""
+        return []
+
+    def run(self, model: nn.Module):
+        """What is timed."""
+        return model.backbone(self.images) if self.part == 'backbone' else model(self.images, mode='tensor')
+
+    def compile(self, model: nn.Module) -> str:
+        """Compiles, in place, what `run` calls; returns what that is, for the reader."""
+        if self.part == 'backbone':
+            model.backbone.compile()
+            return 'the backbone'
+        model.compile()
+        return 'the whole model'
+
+
+class DetectorTask(ClassifierTask):
+    """A detector's test step: backbone, neck, RPN, RoI heads, NMS, and masks pasted into the picture."""
+    about = ('backbone, neck, RPN, RoI heads and post-processing, from normalized images on the device to '
+             'boxes and pasted masks')
+    default_batch_size = {'cpu': 1, 'cuda': 2}
+
+    @staticmethod
+    def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
+        return (320, 512) if device_type == 'cpu' else (800, 1333)
+
+    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
+        from mmdet.structures import DetDataSample
+        samples = []
+        for picture in pictures:
+            size = tuple(picture.shape[-2:])
+            samples.append(DetDataSample(metainfo=dict(
+                img_shape=size, ori_shape=size, scale_factor=(1.0, 1.0))))
+        data = model.data_preprocessor(dict(inputs=list(pictures), data_samples=samples), False)
+        self.images, self.samples = data['inputs'], data['data_samples']
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """What folding must not change: the maps that the neck hands to the heads.
+
+        Not the boxes: the order of two boxes with nearly the same score hangs on the last bit.
+        """
+        return _tensors(model.extract_feat(self.images))
+
+    def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
+        """Gives the heads of all models the same maps, and so the same proposals, boxes and masks.
+
+        The models' own maps are computed all the same, and overwritten: their time and memory count.
+        """
+        if self.part == 'model':
+            for model in models:
+                _overwrite_features(model, reference)
+
+    def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
+        if self.part == 'backbone':
+            return []
+        notes = ['The heads of every row read the same feature maps, copied over those that the row has '
+                 'computed: proposals, boxes and masks are the same work in all rows.']
+        threshold = self._score_threshold(model)
+        if threshold is not None:
+            for other in models:
+                other.roi_head.test_cfg.score_thr = threshold
+            notes.append('The images are noise: the score threshold of the box head is set to '
+                         f'{threshold:.4g}, which {CANDIDATES} boxes an image pass.')
+        found = [sample.pred_instances for sample in self.run(model)]
+        notes.append(f'Detections in a batch: {sum(len(instances) for instances in found)}'
+                     f'{", with masks" if "masks" in found[0] else ""}.')
+        return notes
+
+    def _score_threshold(self, model: nn.Module) -> float | None:
+        from mmdet.models.roi_heads.bbox_heads import BBoxHead
+        head = getattr(getattr(model, 'roi_head', None), 'bbox_head', None)
+        if not isinstance(head, BBoxHead) or head.custom_cls_channels:
+            return None
+        scores = []
+        hook = head.register_forward_hook(lambda module, args, output: scores.append(output[0]))
+        # Nothing passes, so that no NMS goes through all boxes of all classes.
+        model.roi_head.test_cfg.score_thr = 1.0
+        self.run(model)
+        hook.remove()
+        scores = scores[0].float().softmax(-1)[:, :-1].flatten()
+        count = min(CANDIDATES * len(self.images), scores.numel() - 1)
+        return float(scores.topk(count + 1).values[-1])
+
+    def run(self, model: nn.Module):
+        if self.part == 'backbone':
+            return model.backbone(self.images)
+        # New ones: what the last run has left in them would be freed while this one's memory is measured.
+        return model(self.images, [sample.new() for sample in self.samples], mode='predict')
+
+    def compile(self, model: nn.Module) -> str:
+        model.backbone.compile()
+        if self.part == 'backbone' or not model.with_neck:
+            return 'the backbone'
+        model.neck.compile()
+        return 'the backbone and the neck, as the number of boxes is not known before a run'
+
+
+def task_of(cfg: Config, part: str) -> ClassifierTask:
+    """The task of a config, by its `default_scope`.
+
+    Args:
+        part (str): 'model' or 'backbone'.
+
+    Raises:
+        PreflightError: it is neither mmpretrain's nor mmdet's.
+    """
+    tasks = {'mmpretrain': ClassifierTask, 'mmdet': DetectorTask}
+    scope = cfg.get('default_scope')
+    if scope not in tasks:
+        raise PreflightError(f"default_scope must be 'mmdet' or 'mmpretrain', got {scope!r}.")
+    return tasks[scope](part)
+
+
+def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:
+    extract = model.extract_feat
+
+    def extract_feat(images: Tensor):
+        features = extract(images)
+        # In place: the model's own maps stay in memory as long as they would.
+        for own, same in zip(_tensors(features), reference, strict=True):
+            own.copy_(same)
+        return features
+
+    model.extract_feat = extract_feat
+
+
+def _tensors(value) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for inner in value for tensor in _tensors(inner)]

@@ -1,0 +1,169 @@
+"""The arguments that several tools have, a config made ready by them, and errors of one line."""
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, DictAction
+
+from ..config.checkpoints import pretrained_path, set_pretrained
+from ..config.presets import HELP, apply_norm
+from ..errors import PreflightError, RunError, describe
+from .preflight import check_norms
+
+
+def command(main):
+    """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
+
+    The processes of a distributed run part in order when they are done.
+    """
+
+    @functools.wraps(main)
+    def wrapper(argv=None):
+        try:
+            result = main(argv)
+        except (PreflightError, RunError) as error:
+            if is_first_process():
+                print(f'error: {error}', file=sys.stderr)
+            raise SystemExit(3 if isinstance(error, RunError) else 2) from None
+        if torch.distributed.is_initialized():
+            # A gloo thread that lets go of its last tensor while Python shuts down aborts the process.
+            # The group joins its threads when nothing refers to it, neither the model nor its runner.
+            gc.collect()
+            torch.distributed.destroy_process_group()
+        return result
+
+    return wrapper
+
+
+def warn(message: str) -> None:
+    """Prints a warning, once for all processes of a distributed run."""
+    if is_first_process():
+        print(f'warning: {message}', file=sys.stderr)
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of a distributed run."""
+    return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
+    """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
+    if norm:
+        parser.add_argument('--norm', metavar='NORM',
+                            help='give every norm of the backbone, and the work directory and weights that go with '
+                            f'it, another norm: {HELP}')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=_ConfigOptions,
+        metavar='KEY=VALUE',
+        help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
+        'key="[a,b]". pretrained=PATH names the backbone weights to start from, pretrained=None starts '
+        'without')
+
+
+def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that training and testing share, as the stock OpenMMLab tools have them."""
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints; work_dirs/CONFIG by default')
+    add_config_arguments(parser)
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='how the processes of a distributed run were started')
+    # torch.distributed.launch passes one spelling or the other.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+class _ConfigOptions(DictAction):
+    """mmengine's DictAction, with a usage error in place of a traceback."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for value in values:
+            if '=' not in value:
+                parser.error(f'{option_string} takes KEY=VALUE pairs, got {value!r}')
+        super().__call__(parser, namespace, values, option_string)
+
+
+def load_config(path: str, options: dict | None = None, norm: str | None = None) -> Config:
+    """Reads a config, merges `--cfg-options`, and gives it the norm of `--norm`, in which the options win.
+
+    `pretrained` among the options also sets the weights that the backbone starts from. With a norm, `work_dir` is
+    set where the config has none of its own.
+
+    Raises:
+        PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
+    """
+    if not os.path.isfile(path):
+        raise PreflightError(f'there is no config file {path} (working directory {os.getcwd()}).')
+    try:
+        cfg = Config.fromfile(path)
+    except Exception as error:  # a config is code: anything may be raised
+        raise PreflightError(f'cannot read the config {path}: {describe(error)}') from error
+    if 'model' not in cfg:
+        raise PreflightError(f'the config {path} has no `model`.')
+    if 'pretrained' in cfg and pretrained_path(cfg) is not None:
+        # A config that sets the variable anew has inherited an init_cfg made of the old one.
+        set_pretrained(cfg, cfg.pretrained)
+    _merge(cfg, path, options)
+    if norm is not None:
+        work_dir = apply_norm(cfg, norm)
+        if cfg.get('work_dir') is None:
+            cfg.work_dir = work_dir
+        _merge(cfg, path, options)
+    check_norms(cfg)
+    return cfg
+
+
+def _merge(cfg: Config, path: str, options: dict | None) -> None:
+    if not options:
+        return
+    try:
+        cfg.merge_from_dict(options)
+    except (KeyError, TypeError, IndexError) as error:
+        raise PreflightError(f'--cfg-options does not fit {path}: {describe(error)}') from error
+    if 'pretrained' in options:
+        set_pretrained(cfg, options['pretrained'])
+
+
+def prepare(cfg: Config, args: argparse.Namespace) -> None:
+    """Applies the arguments of `add_runner_arguments` and the stock dataloader defaults, in place."""
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+    for split in ('train', 'val', 'test'):
+        dataloader = cfg.get(f'{split}_dataloader')
+        if dataloader is not None:
+            _set_dataloader_defaults(dataloader, cfg.get('default_scope'))
+
+
+def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
+    if scope == 'mmpretrain':  # whose own tool sets these
+        dataloader.setdefault('pin_memory', torch.cuda.is_available())
+        dataloader.setdefault('persistent_workers', True)
+        dataloader.setdefault('collate_fn', dict(type='default_collate'))
+    if dataloader.get('num_workers') == 0:
+        dataloader['persistent_workers'] = False  # torch refuses it without workers
+
+
+def out_folder(path: str) -> Path:
+    """The folder of `--out`, made if need be.
+
+    Raises:
+        PreflightError: there is something else of this name.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise PreflightError(f'--out {path}: is or lies under a file; name a folder.') from error
+    return folder

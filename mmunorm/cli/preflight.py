@@ -1,0 +1,193 @@
+"""Checks that take a moment and save a traceback: is everything that a run reads where its config says?"""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmpretrain.datasets import CIFAR10, ImageNet
+from mmpretrain.datasets.utils import check_md5
+from mmpretrain.registry import DATASETS
+
+from ..config.checkpoints import check_checkpoint, pretrained_path
+from ..errors import PreflightError
+from ..norms import Norm
+
+# How to get the data, by the name of a folder that it is expected in; the first that fits.
+SOURCES = {
+    'digits': 'make it with `python tools/dataset/make_digits.py`',
+    'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
+            'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',
+    'imagenet': 'get ILSVRC2012 from https://image-net.org/download.php and unpack it in {folder}/train and '
+                '{folder}/val, with one folder of pictures for each of the 1000 classes, or link your copy '
+                'to {folder}',
+    'cifar10': 'get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in {folder}',
+    'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',
+}
+
+
+def check_data(cfg: Config, splits: Sequence[str]) -> None:
+    """Checks that the files and folders that a run reads its data from are there.
+
+    Follows dataset wrappers, and the `ann_file` of evaluators. Remote paths and data sets that are to be
+    downloaded are left to their classes.
+
+    Args:
+        cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`, each may be missing.
+        splits (Sequence[str]): of 'train', 'val' and 'test'.
+
+    Raises:
+        PreflightError: something is missing, empty or damaged; says what, and where to get it.
+    """
+    problems = {}
+    for split in splits:
+        dataloader = cfg.get(f'{split}_dataloader') or {}
+        for dataset in _leaf_datasets(dataloader.get('dataset')):
+            problems.update(_dataset_problems(dataset))
+        for metric in _metrics(cfg.get(f'{split}_evaluator')):
+            ann_file = metric.get('ann_file')
+            if _is_local(ann_file, metric) and not os.path.isfile(ann_file):
+                problems[ann_file] = f'no file {ann_file}'
+    if problems:
+        raise PreflightError(_sentence(problems))
+
+
+def check_norms(cfg: Config) -> None:
+    """Checks that each `norm_cfg` in the model names a known norm, and the arguments of ours.
+
+    Raises:
+        PreflightError: names the `norm_cfg` and what is wrong with it.
+    """
+    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+        for key, norm_cfg in _norm_cfgs(cfg.model, 'model'):
+            norm = registry.get(norm_cfg['type'])
+            if norm is None:
+                known = sorted(name for name, cls in MODELS.module_dict.items()
+                               if isinstance(cls, type) and issubclass(cls, Norm))
+                raise PreflightError(f"{key}: there is no norm {norm_cfg['type']!r}; mmunorm has "
+                                     f"{', '.join(known)}, mmcv LN, BN and others.")
+            if isinstance(norm, type) and issubclass(norm, Norm):
+                arguments = {name: value for name, value in norm_cfg.items()
+                             if name not in ('type', 'requires_grad', '_scope_')}
+                try:
+                    norm(1, **arguments)
+                except (TypeError, ValueError) as error:
+                    raise PreflightError(f'{key}: {error}.') from error
+
+
+def _norm_cfgs(value, key: str) -> Iterator[tuple[str, dict]]:
+    if isinstance(value, dict):
+        if key.endswith('norm_cfg') and isinstance(value.get('type'), str):
+            yield key, value
+        for name, inner in value.items():
+            yield from _norm_cfgs(inner, f'{key}.{name}')
+    elif isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            yield from _norm_cfgs(inner, f'{key}.{i}')
+
+
+def check_pretrained(cfg: Config, config_path: str) -> None:
+    """Checks that the backbone's pretrained checkpoint exists, where it is a local file.
+
+    Args:
+        cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`.
+        config_path (str): where it was read; the config that makes the checkpoint is looked for beside it.
+
+    Raises:
+        PreflightError: it does not exist; says how to make it and how to start without it.
+    """
+    path = pretrained_path(cfg)
+    if path is None or '://' in path or os.path.isfile(path):
+        return
+    if os.path.isdir(path):
+        check_checkpoint(path)  # says what to do about a folder
+    # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
+    maker = Path(config_path).parent / f'{Path(path).parent.name}.py'
+    make = f'make it with `python tools/train.py {maker}`, ' if maker.is_file() else ''
+    raise PreflightError(
+        f'the backbone weights to start from are missing: no file {path}; {make}name another with '
+        '`--cfg-options pretrained=PATH`, or start without with `--cfg-options pretrained=None`.')
+
+
+def _leaf_datasets(dataset) -> Iterator[dict]:
+    """The data sets inside wrappers such as RepeatDataset (`dataset`) and ConcatDataset (`datasets`)."""
+    if not isinstance(dataset, dict):
+        return
+    inner = [*(dataset.get('datasets') or []), *filter(None, [dataset.get('dataset')])]
+    if not inner:
+        yield dataset
+    for wrapped in inner:
+        yield from _leaf_datasets(wrapped)
+
+
+def _metrics(evaluator) -> list[dict]:
+    metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
+    return [metric for metric in metrics if isinstance(metric, dict)]
+
+
+def _is_local(path, cfg: dict) -> bool:
+    return bool(path) and isinstance(path, str) and '://' not in path and not cfg.get('backend_args')
+
+
+def _dataset_problems(dataset: dict) -> dict[str, str]:
+    """What is wrong, by path."""
+    root = dataset.get('data_root') or ''
+    name = str(dataset.get('type')).rpartition('.')[2]
+    cls = DATASETS.get(f'mmpretrain.{name}')
+    if isinstance(cls, type) and issubclass(cls, CIFAR10):
+        if dataset.get('download') or not _is_local(root, dataset):
+            return {}
+        return _cifar_problems(cls, root)
+
+    problems = {}
+    for path, exists, problem in _expected_paths(dataset, cls):
+        path = os.path.join(root, path)
+        if _is_local(path, dataset) and not exists(path):
+            path = os.path.normpath(path)
+            problems[path] = problem.format(path)
+    return problems
+
+
+def _expected_paths(dataset: dict, cls: type | None):
+    if dataset.get('ann_file'):
+        yield dataset['ann_file'], os.path.isfile, 'no file {}'
+    prefixes = dataset.get('data_prefix') or ''
+    if 'split' in dataset:
+        if not (isinstance(cls, type) and issubclass(cls, ImageNet)):
+            return  # each class has files of its own for a split
+        prefixes = prefixes or dataset['split']
+    prefixes = prefixes.values() if isinstance(prefixes, dict) else [prefixes]
+    for prefix in prefixes:
+        yield prefix or '', _is_filled_folder, 'no folder {}, or it is empty'
+
+
+def _is_filled_folder(path: str) -> bool:
+    return os.path.isdir(path) and any(os.scandir(path))
+
+
+def _cifar_problems(cls: type[CIFAR10], root: str) -> dict[str, str]:
+    problems = {}
+    for name, md5 in cls.train_list + cls.test_list:
+        path = os.path.join(root, cls.base_folder, name)
+        if not os.path.isfile(path):
+            problems[path] = f'no file {path}'
+        elif md5 is not None and not check_md5(path, md5):
+            problems[path] = f'{path} is damaged (its MD5 sum is not the published one)'
+    return problems
+
+
+def _sentence(problems: dict[str, str]) -> str:
+    listed = '; '.join(list(problems.values())[:3])
+    more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
+    return (f'the data set is not there: {listed}{more} (working directory {os.getcwd()}): '
+            f'{_advice(next(iter(problems)))}.')
+
+
+def _advice(path: str) -> str:
+    folders = Path(path).parts
+    for name, source in SOURCES.items():
+        if name in folders:
+            return source.format(folder=Path(*folders[:folders.index(name) + 1]))
+    return 'check data_root, ann_file and data_prefix in the config'

@@ -1,0 +1,32 @@
+"""What the tools in tools/analysis share: records as arguments, and the names of their files."""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from ..analysis.sources import find_record, refuse_twice, run_names
+from ..recording.record import FOLDER, Record
+
+
+def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Adds `record`, one or several, and `--out`."""
+    parser.add_argument('record', nargs=nargs, metavar='RECORD',
+                        help=f'a work directory, its folder {FOLDER}, or a config whose work directory is '
+                        'work_dirs/CONFIG')
+    parser.add_argument('--out', required=True, help='folder for pictures and numbers')
+
+
+def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
+    """Records and the names of their runs.
+
+    Raises:
+        RecordError: there is no record, or it holds no step, or two are one.
+    """
+    records = [find_record(source) for source in sources]
+    refuse_twice([record.path for record in records])
+    return records, run_names(records)
+
+
+def suffixes(records: Sequence[Record]) -> list[str]:
+    """What tells the files of several runs apart: nothing for one run, else `_1`, `_2`, ..."""
+    return [''] if len(records) == 1 else [f'_{i}' for i in range(1, len(records) + 1)]

@@ -1,0 +1,125 @@
+"""`--resume`: finding what an interrupted run can go on from."""
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from pathlib import Path
+
+from mmengine.config import Config
+
+from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
+from .arguments import warn
+
+_CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
+
+
+def set_resume(cfg: Config, resume: str | None) -> None:
+    """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
+
+    A run that continues takes all its weights from there, so pretrained ones are not looked for, and its seed
+    where the config has none. The latest is what :func:`find_resumable` finds, whatever an interrupted run
+    has left beside it; with none in the work directory the run starts at the beginning, and says so.
+
+    Raises:
+        PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
+    """
+    if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
+        source, damaged = find_resumable(cfg.work_dir)
+        where = 'the run starts at the beginning' if source is None else f'resuming from {source}'
+        if damaged:
+            warn(f'{damaged[0]} was not written to its end: {where}.')
+        elif source is None:
+            warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
+        # With nothing to load mmengine would look itself, and take what was refused here.
+        cfg.resume = source is not None
+        cfg.load_from = source or cfg.get('load_from')
+    elif resume is not None:
+        cfg.resume, cfg.load_from = True, resume
+    source = cfg.get('load_from')
+    if source is None:
+        return
+    check_checkpoint(source, folder=_reads_folders(cfg))
+    if pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg = None
+    if cfg.get('resume') and not os.path.isdir(source):
+        _take_seed(cfg, source)
+
+
+def _reads_folders(cfg: Config) -> bool:
+    """Whether the run's checkpoints may be folders, as those of sharded training are."""
+    strategy = (cfg.get('strategy') or {}).get('type')
+    return 'runner_type' in cfg and strategy not in (None, 'SingleDeviceStrategy', 'DDPStrategy')
+
+
+def _take_seed(cfg: Config, checkpoint: str) -> None:
+    """Goes on with the seed of a run whose config has none: mmengine builds the sampler before it resumes."""
+    randomness = cfg.get('randomness') or {}
+    if randomness.get('seed') is None:
+        seed = (read_checkpoint(checkpoint).get('meta') or {}).get('seed')
+        cfg.randomness = {**randomness, 'seed': seed}
+
+
+def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
+    """The checkpoint that a run in `work_dir` can go on from, and what was left out.
+
+    mmengine writes a checkpoint and then its name into `last_checkpoint`. A run that was killed in between
+    has a newer one than that says, and one that was killed while writing has a damaged one. The checkpoint
+    that is named is taken, unless a whole one has both a higher number and a later time: times alone do not
+    survive a copy. A work directory that was copied or renamed goes on from its own checkpoints, whatever
+    folder the name says; that folder counts where the work directory has none, as with CheckpointHook's
+    `out_dir`.
+
+    Returns:
+        The path of the checkpoint or None, and those that would have come before it but are damaged.
+    """
+    pointer = Path(work_dir, 'last_checkpoint')
+    text = pointer.read_text().strip() if pointer.is_file() else ''
+    if '://' in text:  # not ours to look into
+        return text, []
+    candidates = _checkpoints(Path(work_dir))
+    named = None
+    if text:
+        named = Path(work_dir, Path(text).name)
+        if not named.exists():
+            named = Path(text)
+            candidates = candidates or _checkpoints(named.parent)
+        if named.exists():
+            candidates.add(named)
+        else:
+            named = None
+    damaged = []
+    for path in sorted(candidates, key=lambda path: _precedence(path, named), reverse=True):
+        if is_whole(path):
+            return str(path), damaged
+        damaged.append(str(path))
+    return None, damaged
+
+
+def _checkpoints(folder: Path) -> set[Path]:
+    found = folder.iterdir() if folder.is_dir() else ()
+    return {path for path in found if _CHECKPOINT.fullmatch(path.name) and path.exists()}
+
+
+def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
+    """Largest of what is tried first: later ones than the named, it, earlier ones, others by their time."""
+    time = path.stat().st_mtime_ns
+    if path == named:
+        return 2, 0, 0
+    kind, number = _CHECKPOINT.fullmatch(path.name).groups()
+    match = _CHECKPOINT.fullmatch(named.name) if named is not None else None
+    if match is not None and match[1] == kind:
+        if int(number) < int(match[2]):
+            return 1, int(number), time
+        # Whether a folder is whole nobody but the name knows.
+        if time > named.stat().st_mtime_ns and path.is_file():
+            return 3, int(number), time
+    return 0, time, int(number)
+
+
+def is_whole(path: str | os.PathLike) -> bool:
+    """Whether a file ends as one that torch.save has written; one that was cut off does not.
+
+    A folder, which sharded training writes, is taken for whole.
+    """
+    return os.path.isdir(path) or zipfile.is_zipfile(path)

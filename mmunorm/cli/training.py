@@ -1,0 +1,134 @@
+"""A training or test run: mixed precision, hooks, what it resumes, and its Runner."""
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.hooks import Hook
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from ..config.models import clear_build_errors
+from ..errors import PreflightError, describe
+from .arguments import warn
+
+
+def enable_amp(cfg: Config) -> None:
+    """Turns mixed precision on: float16 with a loss scale on a GPU, bfloat16 on a CPU."""
+    wrapper = cfg.optim_wrapper
+    if get_device() == 'cpu':
+        wrapper.type = 'BFloat16OptimWrapper'
+        for key in ('loss_scale', 'dtype'):
+            wrapper.pop(key, None)
+    else:
+        wrapper.type = 'AmpOptimWrapper'
+        wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Turns on scaling of the learning rate by the batch size.
+
+    Raises:
+        PreflightError: the config does not say which batch size its learning rate is for.
+    """
+    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
+        raise PreflightError('--auto-scale-lr needs `auto_scale_lr=dict(base_batch_size=...)` in the config: '
+                             'the total batch size that its learning rate is for.')
+    cfg.auto_scale_lr.enable = True
+
+
+def add_training_hooks(cfg: Config) -> None:
+    """Adds the hooks of every training run, those that the config's own `custom_hooks` do not name."""
+    hooks = list(cfg.get('custom_hooks') or [])
+    named = {_class_name(hook) for hook in hooks}
+    for name in ('OfflineNormHook', 'RepeatableHook', 'DivergenceHook'):
+        if name not in named:
+            hooks.append(dict(type=name))
+    cfg.custom_hooks = hooks
+
+
+def _class_name(hook: dict | Hook) -> str:
+    """The bare name of a hook's class, which a config gives as text, with or without a scope, or itself."""
+    kind = hook.get('type') if isinstance(hook, dict) else type(hook)
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
+
+
+def keep_two_checkpoints(cfg: Config) -> None:
+    """Lets a run that keeps one checkpoint keep two.
+
+    mmengine removes the old one before it writes the next: a run that is killed then has none.
+    """
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
+    if isinstance(hook, dict) and hook.get('max_keep_ckpts') == 1:
+        hook['max_keep_ckpts'] = 2
+        warn('max_keep_ckpts=1 leaves no checkpoint while the next is written: keeping 2.')
+
+
+def fuse_before_test(cfg: Config) -> None:
+    """Makes a test run of `cfg` fold the model first."""
+    # A checkpoint's weights are the averaged ones already; EMAHook would exchange them for its own copy,
+    # which is not folded.
+    hooks = [hook for hook in cfg.get('custom_hooks') or []
+             if not (isinstance(hook, dict) and str(hook.get('type')).endswith('EMAHook'))]
+    cfg.custom_hooks = [*hooks, dict(type='FuseNormsHook')]
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Builds the Runner of a config, with processes that talk over gloo where there is no GPU.
+
+    Raises:
+        PreflightError: the config names a type that is not registered.
+    """
+    if cfg.launcher == 'pytorch':
+        if 'RANK' not in os.environ:
+            raise PreflightError('--launcher pytorch is for processes started by torchrun: use '
+                                 'tools/dist_train.sh or tools/dist_test.sh.')
+        _end_with_launcher()
+        if get_device() == 'cpu':
+            _distribute_on_cpu(cfg)
+    with clear_build_errors():
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def _end_with_launcher() -> None:
+    """Lets Linux end this process when torchrun is killed, which gives it a session of its own.
+
+    It would train on, beside the run that is resumed in the same work directory.
+    """
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+def _distribute_on_cpu(cfg: Config) -> None:
+    # mmengine would select a GPU, both for the process group and for the model.
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group('gloo')
+    cfg.setdefault('model_wrapper_cfg', dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False)))
+    cfg.model_wrapper_cfg.device_ids = None
+
+
+def train(runner: Runner) -> None:
+    """Trains, and lets hooks that hold data write them when an error or Ctrl-C ends the run.
+
+    mmengine calls `after_train` only at a run's proper end. Of each hook that has a method
+    `flush(runner)`, it is called here.
+    """
+    try:
+        runner.train()
+    except BaseException:
+        for hook in runner.hooks:
+            if hasattr(hook, 'flush'):
+                try:
+                    hook.flush(runner)
+                except Exception as error:  # must not hide what ended the run
+                    runner.logger.warning(
+                        f'{type(hook).__name__} could not write its data: {describe(error)}')
+        raise

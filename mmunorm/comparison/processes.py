@@ -1,0 +1,110 @@
+"""Trains the runs of a comparison, each in a process of its own by tools/train.py."""
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from mmengine.config import Config
+from tqdm import tqdm
+
+from ..analysis.curves import latest
+from ..config.checkpoints import pretrained_path
+from .runs import ComparedRun, config_text
+
+TRAIN = Path(__file__).parents[2] / 'tools/train.py'
+
+
+class Process:
+    """A run while it is trained by tools/train.py."""
+
+    def __init__(self, run: ComparedRun, cfg: Config, threads: int | None):
+        self.run = run
+        run.work_dir.mkdir(parents=True, exist_ok=True)
+        run.config.write_text(config_text(cfg))
+        # The child holds the lock with its copy of the file, so that one which outlives this process is seen.
+        with (run.work_dir / 'lock').open('w') as lock, run.log.open('a') as log:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            command = [sys.executable, str(TRAIN), str(run.config), '--work-dir', str(run.work_dir),
+                       '--resume']
+            # Threads that wait by spinning slow a machine down that has other work.
+            env = {'GOMP_SPINCOUNT': '20000', **os.environ}
+            if threads:
+                env['OMP_NUM_THREADS'] = str(threads)
+            log.write(f'$ {shlex.join(command)}\n')
+            log.flush()
+            self.popen = subprocess.Popen(command, env=env, stdout=log, stderr=log, pass_fds=[lock.fileno()],
+                                          start_new_session=True)
+
+    def stop(self) -> None:
+        """Ends it, with the workers that load its data."""
+        try:
+            os.killpg(self.popen.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        self.popen.wait()
+
+    def progress(self) -> str:
+        """How far it is."""
+        step, loss = latest(self.run.work_dir, 'loss') or (None, None)
+        return f'{self.run} starts' if step is None else f'{self.run}: step {step}, loss {loss:.3f}'
+
+
+def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
+              after_each: Callable[[dict[ComparedRun, str]], object]) -> dict[ComparedRun, str]:
+    """Trains runs.
+
+    Args:
+        pending: the config of each run, in the order of running.
+        jobs: how many at a time.
+        after_each: called after each run with what went wrong so far.
+
+    Returns:
+        What went wrong, by run.
+    """
+    errors = {}
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else None
+    queue, active = list(pending.items()), []
+    with tqdm(total=len(queue), desc='runs', unit='run') as bar, ExitStack() as stack:
+        stack.callback(lambda: [process.stop() for process in active])
+        while queue or active:
+            while queue and len(active) < jobs:
+                run, cfg = queue.pop(0)
+                problem = missing_weights(cfg)
+                if problem is None:
+                    try:
+                        active.append(Process(run, cfg, threads))
+                        continue
+                    except BlockingIOError:
+                        problem = 'another process is training it'
+                errors[run] = problem
+                bar.update()
+            for process in [process for process in active if process.popen.poll() is not None]:
+                active.remove(process)
+                status = process.popen.returncode
+                if process.run.close(status) is None:
+                    what = f'with status {status}' if status else 'without writing its final metrics'
+                    errors[process.run] = f'tools/train.py ended {what}; see {process.run.log}'
+                after_each(errors)
+                bar.update()
+            progress = '; '.join(process.progress() for process in active)
+            if progress != bar.postfix:
+                bar.set_postfix_str(progress)
+            if active:
+                time.sleep(1)
+    return errors
+
+
+def missing_weights(cfg: Config) -> str | None:
+    """A sentence if the weights that a run starts from are not there."""
+    path = pretrained_path(cfg)
+    if path is None or '://' in path or os.path.isfile(path):
+        return None
+    return f'there are no backbone weights {path}'

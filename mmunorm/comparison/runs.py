@@ -1,0 +1,107 @@
+"""Runs of one recipe that differ in the norm and the seed: where they lie, and how they ended."""
+from __future__ import annotations
+
+import json
+import pprint
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.config import Config
+
+from ..analysis.curves import read_scalars
+from ..config.presets import slug
+from ..engine.divergence import RECORD
+
+FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
+CALM, STRESSED = 'calm', 'stressed'
+_RESULT = 'result.json'
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One training run of a comparison.
+
+    It lies in `OUT/NORM/seed_K/`, a stressed one in `OUT/stressed/NORM/seed_K/`; its config is the `.py`
+    file of the same name beside that folder.
+    """
+    out: Path
+    norm: str
+    seed: int
+    condition: str = CALM
+
+    @property
+    def work_dir(self) -> Path:
+        folder = self.out / STRESSED if self.condition == STRESSED else self.out
+        return folder / slug(self.norm) / f'seed_{self.seed}'
+
+    @property
+    def config(self) -> Path:
+        return self.work_dir.with_suffix('.py')
+
+    @property
+    def log(self) -> Path:
+        return self.work_dir / 'output.log'
+
+    def __str__(self) -> str:
+        stressed = f'{STRESSED} ' if self.condition == STRESSED else ''
+        return f'{stressed}{self.norm} seed {self.seed}'
+
+    def result(self) -> dict | None:
+        """The file of a finished run: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
+        try:
+            return json.loads((self.work_dir / _RESULT).read_text())
+        except FileNotFoundError:
+            return None
+
+    def close(self, returncode: int) -> dict | None:
+        """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
+
+        Without a log, or with a metric that was last measured before the last step, which is that of an
+        interrupted validation, the run is not finished, whatever its status: it can be resumed.
+        """
+        if (self.work_dir / RECORD).exists():
+            record = json.loads((self.work_dir / RECORD).read_text())
+            result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
+        elif returncode == 0:
+            try:
+                scalars = read_scalars(self.work_dir)
+            except FileNotFoundError:
+                return None
+            if not scalars:
+                return None
+            last = max(int(values[-1, 0]) for values in scalars.values())
+            # NormStatisticsHook's numbers are of training.
+            measured = {name: values[-1] for name, values in scalars.items()
+                        if '/' in name and not name.startswith('norm/')}
+            if any(step < last for step, _ in measured.values()):
+                return None
+            metrics = {name: float(value) for name, (_, value) in measured.items()}
+            result = dict(status=FINISHED, step=last, metrics=metrics, message='')
+        else:
+            return None
+        temporary = self.work_dir / f'{_RESULT}.part'
+        temporary.write_text(json.dumps(result, indent=1))
+        temporary.replace(self.work_dir / _RESULT)
+        return result
+
+
+def config_text(cfg: Config) -> str:
+    """A merged config as a Python file that stands alone."""
+    return ''.join(f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}\n'
+                   for key, value in cfg.to_dict().items())
+
+
+def differing_keys(one: Mapping, other: Mapping) -> list[str]:
+    """The dotted names of the settings in which two configs differ."""
+    one, other = dict(_leaves(one)), dict(_leaves(other))
+    return sorted(key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...))
+
+
+def _leaves(value, key: str = ''):
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for name, inner in items:
+        if isinstance(inner, (Mapping, list, tuple)) and inner:
+            yield from _leaves(inner, f'{key}{name}.')
+        else:
+            yield f'{key}{name}', inner

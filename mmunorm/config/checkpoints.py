@@ -1,0 +1,91 @@
+"""Checkpoint files: reading them, loading them whole, and the one that a config's backbone starts from."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.runner import CheckpointLoader, load_checkpoint
+from torch import nn
+
+from ..errors import PreflightError, describe
+
+
+def check_checkpoint(path: str, folder: bool = False) -> None:
+    """Raises a PreflightError if a local checkpoint is no file; `folder` lets it be a folder."""
+    if '://' in path or os.path.isfile(path):
+        return
+    if not os.path.isdir(path):
+        raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
+    if not folder:
+        raise PreflightError(_folder_problem(path))
+
+
+def _folder_problem(path: str) -> str:
+    """A sentence on a folder that was named where a checkpoint has to be a file."""
+    names = os.listdir(path)
+    if '.metadata' in names:
+        return (f'{path} is a folder of torch.distributed.checkpoint, and a file is needed here: make one '
+                f'with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
+    if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
+        return (f'{path} is a folder with a part for each process, which only `--resume` of a run with the '
+                "strategy that wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole "
+                "files with state_dict_cfg='full'.")
+    latest = max(Path(path).glob('*.pth'), key=os.path.getmtime, default=None)
+    advice = f'name a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
+    return f'{path} is a folder: {advice}.'
+
+
+def read_checkpoint(path: str) -> dict:
+    """A checkpoint, on the CPU.
+
+    Raises:
+        PreflightError: it does not exist, or is none.
+    """
+    check_checkpoint(path)
+    try:
+        content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    except Exception as error:  # whatever unpickling a file that is no checkpoint raises
+        raise PreflightError(f'cannot read the checkpoint {path}: {describe(error)}') from error
+    if not isinstance(content, dict) or not isinstance(content.get('state_dict', content), dict):
+        raise PreflightError(f'{path} is no checkpoint: it holds a {type(content).__name__} without a '
+                             '`state_dict`.')
+    return content
+
+
+def load_weights(model: nn.Module, checkpoint: str) -> dict:
+    """Loads all weights and statistics of a model; returns the checkpoint's `meta`.
+
+    Raises:
+        PreflightError: the checkpoint cannot be read, or lacks something that the model has, or has more.
+    """
+    meta = read_checkpoint(checkpoint).get('meta', {})
+    try:
+        load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+    except RuntimeError as error:
+        lines = [' '.join(line.split()) for line in str(error).splitlines()]
+        raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
+                             f'{" ".join(lines)[:400]}') from error
+    return meta
+
+
+def pretrained_path(cfg: Config) -> str | None:
+    """The checkpoint that the backbone of `cfg` starts from, or None."""
+    init_cfg = (cfg.model.get('backbone') or {}).get('init_cfg')
+    if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
+        return init_cfg.checkpoint
+    return None
+
+
+def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
+    """Makes the backbone start from `checkpoint`, one of a whole classifier, or from nothing if None."""
+    if 'backbone' not in cfg.model:
+        raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
+    if 'pretrained' in cfg:  # or the variable wins when the config is read from its dump
+        cfg.pretrained = checkpoint
+    if checkpoint is None:
+        cfg.model.backbone.pop('init_cfg', None)
+    elif pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg.checkpoint = checkpoint
+    else:
+        cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')

@@ -1,0 +1,59 @@
+"""A config's model."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from ..errors import PreflightError, describe
+from ..fusion import folded_config, folded_norms
+from .checkpoints import load_weights, read_checkpoint
+
+
+@contextmanager
+def clear_build_errors():
+    """Turns a registry's "no such type" into a PreflightError."""
+    try:
+        yield
+    except KeyError as error:
+        if 'registry' not in str(error):
+            raise
+        raise PreflightError(f'cannot build what the config describes: {describe(error)}') from error
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """The model of a config, on the CPU, with weights that nobody has initialized.
+
+    Raises:
+        PreflightError: it names a type that is not registered.
+    """
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    model = cfg.model.copy()
+    if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with clear_build_errors():
+        return MODELS.build(model)
+
+
+def load_model(cfg: Config, checkpoint: str) -> nn.Module:
+    """The model of a config with trained weights, in eval mode; without norms if they are folded there.
+
+    Raises:
+        PreflightError: the checkpoint cannot be read, or is of another model.
+    """
+    match_folded(cfg, checkpoint)
+    model = build_model(cfg)
+    load_weights(model, checkpoint)
+    return model.eval()
+
+
+def match_folded(cfg: Config, checkpoint: str) -> None:
+    """Lets `cfg` build a model without norms if that is what is in the checkpoint.
+
+    Raises:
+        PreflightError: the checkpoint does not exist, or cannot be read.
+    """
+    if names := folded_norms(read_checkpoint(checkpoint)):
+        cfg.model = folded_config(cfg.model, names)

@@ -1,0 +1,152 @@
+"""The norms that a recipe can be trained with, by name: `--norm NAME` of the tools."""
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import Runner
+
+from ..errors import PreflightError
+from .checkpoints import pretrained_path, set_pretrained
+
+NORMS = {
+    'LN': dict(type='LN'),
+    'BN': dict(type='TokenBN'),
+    'MABN': dict(type='MABN'),
+    'PN*': dict(type='PN', layer_scale=False),  # PowerNorm without its scale of each token
+    'PN': dict(type='PN', layer_scale=True),
+    'UN': dict(type='UN'),
+    'UN-nofilter': dict(type='UN', outlier_filter=False),
+    'RepBN': dict(type='RepBN'),
+    'PRepBN': dict(type='PRepBN'),
+    'RMSN': dict(type='RMSN'),
+    'DyT': dict(type='DyT'),
+    'NoNorm': dict(type='NoNorm'),
+}
+HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'
+
+
+def parse_norm(text: str) -> tuple[str, dict]:
+    """A name of `NORMS`, or `NAME=TYPE,argument=value,...`, as a name and a `norm_cfg`.
+
+    Raises:
+        PreflightError: neither.
+    """
+    if '=' not in text:
+        if text not in NORMS:
+            raise PreflightError(f'there is no norm {text!r}: it must be one of {", ".join(NORMS)}, '
+                                 'or NAME=TYPE,argument=value,...')
+        return text, dict(NORMS[text])
+    name, _, settings = text.partition('=')
+    kind, *arguments = re.split(r',(?![^([]*[)\]])', settings)  # at commas outside brackets
+    keys = [argument.partition('=')[0] for argument in arguments if '=' in argument]
+    if not name or not kind or len(keys) < len(arguments) or not all(map(str.isidentifier, keys)):
+        raise PreflightError(f'a norm of your own is NAME=TYPE,argument=value,..., got {text!r}.')
+    norm_cfg = dict(type=kind)
+    for argument in arguments:
+        key, _, value = argument.partition('=')
+        try:
+            norm_cfg[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            norm_cfg[key] = value
+    return name, norm_cfg
+
+
+def slug(name: str) -> str:
+    """A norm's name as a part of the name of a folder: `pn_star` for `PN*`."""
+    return re.sub(r'[^a-z0-9.-]+', '_', name.lower().replace('*', '_star'))
+
+
+def set_norm(cfg: Config, norm_cfg: dict) -> None:
+    """Gives every norm of the backbone a `norm_cfg`, with the arguments that go with the recipe, in place.
+
+    A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults,
+    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+
+    Raises:
+        PreflightError: the backbone takes no `norm_cfg`, there is no such type, or the steps of the run are not
+            known.
+    """
+    backbone = cfg.model.get('backbone') or {}
+    if 'norm_cfg' not in backbone:
+        raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone.norm_cfg to put a norm into.')
+    cls = MODELS.get(norm_cfg['type'])
+    if cls is None:
+        raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
+    base = backbone.norm_cfg
+    accepted = inspect.signature(cls).parameters
+    inherited = base if base['type'] == norm_cfg['type'] else {
+        key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
+    norm_cfg = {**inherited, **norm_cfg}
+    if norm_cfg['type'] == 'PRepBN' and 'steps' not in norm_cfg:
+        norm_cfg['steps'] = max(1, count_steps(cfg) // 2)
+    cfg.model.backbone = replace_norm_cfgs(backbone, norm_cfg)
+
+
+def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
+    """The config of a backbone with `norm_cfg` wherever it names a norm, and at its top."""
+    def replace(value):
+        if isinstance(value, dict):
+            return type(value)({
+                key: dict(norm_cfg) if key.endswith('norm_cfg') and isinstance(inner, dict) else replace(inner)
+                for key, inner in value.items()})
+        return [replace(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+    return type(backbone)({'norm_cfg': dict(norm_cfg), **replace(backbone)})
+
+
+def apply_norm(cfg: Config, text: str) -> str:
+    """Makes a recipe one with another norm, in place: `--norm`.
+
+    `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`, and so does the folder of the checkpoint
+    that the backbone starts from, where it is named after the config's norm.
+
+    Args:
+        cfg (Config): the recipe.
+        text (str): what :func:`parse_norm` takes.
+
+    Returns:
+        The name of the work directory.
+
+    Raises:
+        PreflightError: see :func:`parse_norm` and :func:`set_norm`.
+    """
+    name, norm_cfg = parse_norm(text)
+    old = cfg.model.get('backbone', {}).get('norm_cfg', {}).get('type', '')
+    set_norm(cfg, norm_cfg)
+    path = pretrained_path(cfg)
+    if path is not None and '://' not in path:
+        folder = Path(path).parent
+        set_pretrained(cfg, str(folder.with_name(_renamed(folder.name, old, name)) / Path(path).name))
+    stem = Path(cfg.filename).stem
+    renamed = _renamed(stem, old, name)
+    if renamed == stem and slug(name) != old.lower():
+        renamed = f'{stem}_{slug(name)}'
+    return str(Path('work_dirs', renamed))
+
+
+def _renamed(stem: str, old: str, name: str) -> str:
+    return stem.replace(f'_{old.lower()}_', f'_{slug(name)}_')
+
+
+def count_steps(cfg: Config) -> int:
+    """Training steps of a whole run. Where it counts epochs, its data must be there.
+
+    Raises:
+        PreflightError: the data cannot be loaded.
+    """
+    if 'max_iters' in cfg.train_cfg:
+        return cfg.train_cfg.max_iters
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    loader = {**cfg.train_dataloader, 'num_workers': 0, 'persistent_workers': False}
+    try:
+        return cfg.train_cfg.max_epochs * len(Runner.build_dataloader(loader))
+    except OSError as error:
+        raise PreflightError(f'the steps of the run cannot be counted without its training data ({error}): name '
+                             "PRepBN's, as in --norm 'PRepBN=PRepBN,steps=187650'.") from error
+
+

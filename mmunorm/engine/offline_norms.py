@@ -1,0 +1,105 @@
+"""What offline norms need from a training loop."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from mmengine.dist import all_reduce, get_world_size
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
+from torch import Tensor, nn
+
+from ..norms import Norm, OfflineNorm, convert_sync
+from .runner import saves_after_this_step
+
+
+@HOOKS.register_module()
+class OfflineNormHook(Hook):
+    """Does for the norms what a training loop has to; `tools/train.py` adds it.
+
+    - When the run begins it tells each norm (:meth:`mmunorm.norms.Norm.start_run`): UN, MABN and PN begin their
+      warm-up, unless the run is resumed. It warns of a run that ends before the warm-up does.
+    - Before each step it tells them the loss scale, where the optimizer wrapper has one (AmpOptimWrapper).
+    - Before validation, and before a checkpoint is saved, it sets their buffers to the mean over the processes of a
+      distributed run, those of EMAHook's averaged model too. Neither then depends on which process does it, and a
+      resumed run goes on as the uninterrupted one does. Counters are rounded to whole steps, so that
+      `num_outliers` is what one process has seen on average. Norms that synchronize keep their values.
+    """
+    priority = 'LOW'  # after EMAHook's update, before CheckpointHook
+
+    def before_train(self, runner) -> None:
+        norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
+        left = runner.max_iters - runner.iter
+        for warning in dict.fromkeys(norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms):
+            if warning:
+                runner.logger.warning(warning)
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
+        if scaler is not None:
+            set_loss_scale(runner.model, scaler)
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        if saves_after_this_step(runner):
+            self._average(runner)
+
+    def after_train_epoch(self, runner) -> None:
+        self._average(runner)
+
+    def before_val(self, runner) -> None:
+        # EMAHook exchanges the models later, in before_val_epoch.
+        self._average(runner)
+
+    def _average(self, runner) -> None:
+        if get_world_size() == 1:
+            return
+        averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
+        average_statistics([runner.model, *averaged])
+
+
+def set_loss_scale(model: nn.Module, scaler: torch.amp.GradScaler | Tensor | None) -> None:
+    """Tells the offline norms of a model what its loss is multiplied with, for the backward passes to come.
+
+    In a loop of your own with a gradient scaler, before each `scaler.scale(loss).backward()`. Without it, the
+    gradient statistics carry the scale, and are off by a factor for some steps after each change of it. Does
+    not wait for the device.
+
+    Args:
+        model (nn.Module): with norms of any device.
+        scaler (GradScaler | Tensor, optional): the gradient scaler, or the factor itself `()`; None is 1.
+    """
+    norms = [module for module in model.modules() if isinstance(module, OfflineNorm)]
+    scales: dict[torch.device, Tensor | None] = {}
+    for norm in norms:
+        device = norm.running_var.device
+        if device not in scales:
+            if isinstance(scaler, torch.amp.GradScaler):
+                scales[device] = scaler.scale(torch.ones((), device=device))
+            else:
+                scales[device] = None if scaler is None else scaler.detach().clone().to(device)
+        norm.loss_scale = scales[device]
+
+
+def average_statistics(models: Iterable[nn.Module]) -> None:
+    """Sets the buffers of all offline norms to their mean over the processes; all processes must call it."""
+    norms = dict.fromkeys(norm for model in models for norm in model.modules()
+                          if isinstance(norm, OfflineNorm))
+    buffers: list[Tensor] = [buffer for norm in norms for buffer in norm.buffers()]
+    if not buffers:
+        return
+    # In float64 equal values keep every bit, whatever the number of processes.
+    values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
+    all_reduce(values, op='mean')
+    for buffer, mean in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_((mean if buffer.is_floating_point() else mean.round()).view_as(buffer))
+
+
+@HOOKS.register_module()
+class SyncNormsHook(Hook):
+    """Synchronizes the statistics of all offline norms of a model over the processes of a run.
+
+    As `mmunorm.convert_sync` on the model; `norm_cfg=dict(type='SyncUN')` does so for UN alone.
+    """
+
+    def before_train(self, runner) -> None:
+        convert_sync(runner.model)

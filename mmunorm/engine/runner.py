@@ -1,0 +1,19 @@
+"""What several hooks ask of mmengine's Runner."""
+from __future__ import annotations
+
+from mmengine.hooks import CheckpointHook
+from mmengine.model import is_model_wrapper
+from torch import nn
+
+
+def unwrapped_model(runner) -> nn.Module:
+    """The model itself, without DistributedDataParallel or the like around it."""
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+
+
+def saves_after_this_step(runner) -> bool:
+    """Whether a checkpoint that counts steps is saved after this step; to be asked in `after_train_iter`."""
+    return any(isinstance(hook, CheckpointHook) and not hook.by_epoch
+               and (hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
+                    or (hook.save_last and hook.is_last_train_iter(runner)))
+               for hook in runner.hooks)

@@ -1,0 +1,50 @@
+"""Which modules of a model are norms, and how their inputs are laid out."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+# Of torch. RMSNorm is younger than the others.
+ONLINE_NORMS = tuple(filter(None, (nn.LayerNorm, nn.GroupNorm, getattr(nn, 'RMSNorm', None))))
+# timm's RmsNorm, torchvision's FrozenBatchNorm2d; not torch's parametrizations, such as _WeightNorm.
+_NORM_NAME = re.compile(r'[^_].*Norm(?!al)')
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
+    if isinstance(module, nn.Identity):
+        return False
+    return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or callable(getattr(module, 'affine', None))
+            or hasattr(module, 'fold_obstacle')
+            or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
+
+
+def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of all norms, in the order of the model; not those that are part of another norm."""
+    found = []
+    for name, module in model.named_modules():
+        if is_norm(module) and not any(name.startswith(f'{outer}.') for outer in found):
+            found.append(name)
+            yield name, module
+
+
+def is_channels_first(norm: nn.Module) -> bool:
+    """Whether a norm takes maps `(N, C, H, W)`, not tokens `(..., C)`."""
+    return isinstance(norm, (nn.GroupNorm, _NormBase)) or '2d' in type(norm).__name__.lower()
+
+
+def num_channels(norm: nn.Module) -> int | None:
+    """Channels of a norm; None where it has no such thing: a LayerNorm over several dimensions."""
+    shape = getattr(norm, 'normalized_shape', None)
+    if shape is not None:
+        return shape[0] if len(shape) == 1 else None
+    return getattr(norm, 'num_channels', getattr(norm, 'num_features', None))
+
+
+def input_of(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
+    """`x` and `pad_mask` of a norm's call, as a forward hook with `with_kwargs=True` is given its arguments."""
+    x = args[0] if args else next(iter(kwargs.values()))
+    return x, kwargs.get('pad_mask', args[1] if len(args) > 1 else None)

@@ -1,0 +1,25 @@
+"""RepBN, the norm of SLAB (Guo et al., ICML 2024) that its PRepBN ends as."""
+from __future__ import annotations
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from .token_bn import TokenBN
+
+
+@MODELS.register_module()
+class RepBN(TokenBN):
+    """`RepBN(x) = BN(x) + eta * x` with a learnable scalar `eta` that starts at 1.
+
+    Arguments are those of :class:`TokenBN`. State: `eta` (1) beside its.
+    """
+
+    def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
+        super().__init__(num_features, alpha=alpha, eps=eps)
+        self.eta = nn.Parameter(torch.ones(1))
+
+    @property
+    def skip(self) -> Tensor:
+        """`eta`."""
+        return self.eta

@@ -1,0 +1,213 @@
+"""The folder that NormStatisticsHook writes: `norm_statistics/` in the work directory.
+
+- `record.json`: `format`, `version`, what is known of the run (`run`, `config`, `interval`, `processes`), and `layers`,
+  each with `name`, `norm` (class), `channels` and `gradient` (see :class:`Layer`);
+- `steps_LAST.npy`: a block of recorded steps up to training step LAST, with the fields `step` (int64), `activation` and
+  `gradient` (float32, the channels of all layers one layer after the other) and `outliers` (int64, outlier steps so far
+  of each layer, -1 where a layer has no filter);
+- `running_var_LAST.npy`: the running variances after that block, float32, channels as above.
+
+Every file appears whole or not at all, so a process that is killed loses no block before its last.
+"""
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import PreflightError
+
+FOLDER = 'norm_statistics'
+FORMAT = 'mmunorm norm statistics'
+VERSION = 2
+# What `gradient` of a layer holds.
+OFFLINE_GRADIENT = 'mean of gamma * dy * z'
+ONLINE_GRADIENT = 'mean square of dy'
+
+_HEAD = 'record.json'
+
+
+class RecordError(PreflightError, ValueError):
+    """A record cannot be read or continued."""
+
+
+class Layer(NamedTuple):
+    """One norm layer of a record.
+
+    `gradient` says which statistic of the gradient is recorded: the paper's `g` (Eq. 6-9) of a norm with
+    running statistics, or the mean square of the gradient at the output of a norm that has none (or blends
+    one in, as PRepBN).
+    """
+    name: str
+    norm: str
+    channels: int
+    gradient: str
+
+
+def step_dtype(layers: Sequence[Layer]) -> np.dtype:
+    """One recorded step: `itemsize` is the bytes that it takes on disk."""
+    channels = sum(layer.channels for layer in layers)
+    return np.dtype([('step', '<i8'), ('activation', '<f4', (channels,)), ('gradient', '<f4', (channels,)),
+                     ('outliers', '<i8', (len(layers),))])
+
+
+class RecordWriter:
+    """Creates or continues a record.
+
+    Args:
+        folder: the record's folder. One that exists is continued: its steps after `resume_step` are dropped.
+        layers: the layers, in the order of their columns.
+        info: what is known of the run, as JSON; written when the folder is created.
+        resume_step: the last step to keep. With 0 the run is a new one, and a record that is there is
+            renamed to `*.old`.
+
+    Raises:
+        RecordError: the folder to continue is no record, or one of other layers or another `interval`.
+    """
+
+    def __init__(self, folder: str | Path, layers: Sequence[Layer], info: dict, resume_step: int = 0):
+        self.folder = Path(folder)
+        self.layers = list(layers)
+        self.step_dtype = step_dtype(layers)
+        if self.folder.exists() and resume_step > 0:
+            self._continue(info, resume_step)
+            return
+        if self.folder.exists():
+            old = self.folder.with_name(f'{self.folder.name}.old')
+            shutil.rmtree(old, ignore_errors=True)
+            self.folder.rename(old)
+        self.folder.mkdir(parents=True)
+        head = dict(format=FORMAT, version=VERSION, **info, layers=[layer._asdict() for layer in self.layers])
+        self._put(_HEAD, lambda file: file.write(json.dumps(head, indent=1).encode()))
+
+    def append(self, steps: np.ndarray, running_var: np.ndarray) -> None:
+        """Writes a block: `steps` `(n,)` of `step_dtype`, and the running variances after them, float32."""
+        last = f'{steps["step"][-1]:010d}'
+        self._put(f'running_var_{last}.npy', lambda file: np.save(file, running_var))
+        self._put(f'steps_{last}.npy', lambda file: np.save(file, steps))
+
+    def _put(self, name: str, write) -> None:
+        part = self.folder / f'.{name}.part'
+        with part.open('wb') as file:
+            write(file)
+        part.replace(self.folder / name)
+
+    def _continue(self, info: dict, resume_step: int) -> None:
+        record = Record(self.folder)
+        before, now = record.info.get('interval'), info.get('interval')
+        if before != now:
+            raise RecordError(f'{self.folder} records with interval={before}, and this run with '
+                              f'interval={now}: keep the interval, or move the record away.')
+        if record.layers != self.layers:
+            raise RecordError(
+                f'{self.folder} records other layers than this run has ({len(record.layers)} against '
+                f'{len(self.layers)}, or other channels or norms): move it away to record anew.')
+        for path in _blocks(self.folder, 'steps'):
+            steps = np.load(path)
+            kept = steps[steps['step'] <= resume_step]
+            if len(kept) == len(steps):
+                continue
+            if len(kept):  # its variances are of a later step, and go
+                self._put(f'steps_{kept["step"][-1]:010d}.npy', lambda file, kept=kept: np.save(file, kept))
+            path.unlink()
+            _variances_of(path).unlink(missing_ok=True)
+
+
+class Record:
+    """Reads a record; the statistics stay on disk until they are asked for.
+
+    Args:
+        folder: what NormStatisticsHook wrote. One that is being written may be read.
+
+    Attributes:
+        info (dict): what is known of the run.
+        layers (list[Layer]): the layers.
+        steps (numpy.ndarray): the recorded training steps `(T,)`, the first step of a run is 1.
+
+    Raises:
+        RecordError: there is no such folder, or it is no record.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.path = Path(folder)
+        head = self.path / _HEAD
+        if not head.is_file():
+            raise RecordError(f'there is no record {self.path}: train with '
+                              "`custom_hooks=[dict(type='NormStatisticsHook')]`.")
+        try:
+            self.info = json.loads(head.read_text())
+            if self.info['format'] != FORMAT:
+                raise ValueError('another format')
+            version = self.info['version']
+            self.layers = [Layer(**layer) for layer in self.info.pop('layers')] if version <= VERSION else []
+            self._blocks = [np.load(path, mmap_mode='r') for path in _blocks(self.path, 'steps')]
+        except (ValueError, KeyError, TypeError, EOFError) as error:
+            raise RecordError(f'{self.path} is no record of norm statistics.') from error
+        if version > VERSION:
+            raise RecordError(f'{self.path} has version {version} of the format; this package reads up to {VERSION}.')
+        self._names = {layer.name: i for i, layer in enumerate(self.layers)}
+        self._starts = np.cumsum([0] + [layer.channels for layer in self.layers])
+        self.steps = _join([block['step'] for block in self._blocks], np.empty(0, np.int64))
+
+    def activation(self, layer: int | str, rows: slice = slice(None)) -> np.ndarray:
+        """The activation statistics of a layer `(T, C)` float32; `rows` takes some of the recorded steps."""
+        return self._columns('activation', layer, rows)
+
+    def gradient(self, layer: int | str, rows: slice = slice(None)) -> np.ndarray:
+        """The gradient statistics of a layer `(T, C)` float32; NaN where no gradient came."""
+        return self._columns('gradient', layer, rows)
+
+    def outliers(self) -> np.ndarray:
+        """Outlier steps so far, `(T, layers)` int64; -1 where a layer has no outlier filter."""
+        return _join([block['outliers'] for block in self._blocks], np.empty((0, len(self.layers)), np.int64))
+
+    def running_var(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps `(S,)` and running variances `(S, C)` at the end of each block; NaN without."""
+        columns = self._slice(layer)
+        paths = _blocks(self.path, 'running_var')
+        return (np.array([int(path.stem.rpartition('_')[2]) for path in paths], np.int64),
+                _join([np.load(path, mmap_mode='r')[None, columns] for path in paths],
+                      np.empty((0, columns.stop - columns.start), np.float32)))
+
+    def index(self, layer: int | str) -> int:
+        """The position of a layer, by its name.
+
+        Raises:
+            RecordError: there is no such layer; the message names those that there are.
+        """
+        if isinstance(layer, int):
+            return layer
+        if layer not in self._names:
+            raise RecordError(f'{self.path} has no layer {layer!r}; it has {", ".join(self._names)}.')
+        return self._names[layer]
+
+    def _slice(self, layer: int | str) -> slice:
+        i = self.index(layer)
+        return slice(int(self._starts[i]), int(self._starts[i + 1]))
+
+    def _columns(self, field: str, layer: int | str, rows: slice) -> np.ndarray:
+        columns = self._slice(layer)
+        start, stop, _ = rows.indices(len(self.steps))
+        parts, offset = [], 0
+        for block in self._blocks:
+            first, last = max(start - offset, 0), min(stop - offset, len(block))
+            if first < last:
+                parts.append(block[field][first:last, columns])
+            offset += len(block)
+        return _join(parts, np.empty((0, columns.stop - columns.start), np.float32))
+
+
+def _blocks(folder: Path, kind: str) -> list[Path]:
+    return sorted(folder.glob(f'{kind}_*.npy'))
+
+
+def _variances_of(steps: Path) -> Path:
+    return steps.with_name(steps.name.replace('steps', 'running_var'))
+
+
+def _join(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts) if parts else empty

@@ -1,0 +1,179 @@
+import base64
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from mmunorm.analysis.page import build_report, read_cka
+from mmunorm.analysis.page_numbers import report_numbers
+from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
+from mmunorm.recording.record import RecordError
+
+from ..recording.records import NAMES, write_record
+
+CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and whether every one that is opened is closed."""
+    VOID = {'meta', 'img', 'br'}
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open, self.text = [], [], ''
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.found if name == tag]
+
+
+def write_log(folder, loss):
+    path = folder / '20260101_000000' / 'vis_data'
+    path.mkdir(parents=True)
+    lines = [dict(lr=0.1, loss=loss / step, step=step, iter=step) for step in range(10, 70, 10)]
+    lines.append({'accuracy/top1': 80 + loss, 'step': 1})
+    (path / 'scalars.json').write_text('\n'.join(map(json.dumps, lines)))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    folders = [write_record(tmp_path / 'ln', norm='LayerNorm'), write_record(tmp_path / '<un> & "co"')]
+    for i, folder in enumerate(folders):
+        write_log(folder, i + 1)
+    return folders
+
+
+@pytest.fixture
+def cka():
+    return dict(model_a='ln', model_b='un', label='ln and un', layers_a=NAMES, layers_b=NAMES,
+                cka=np.eye(3).tolist())
+
+
+def measure(folders):
+    return measure_work_dirs(read_work_dirs(folders))
+
+
+def test_the_page_is_whole_and_needs_nothing(folders, cka):
+    text = build_report(measure(folders), [cka])
+    page = Page(text)
+    assert not page.open
+    assert not page.all('script') and not page.all('link') and not page.all('a')
+    assert 'url(' not in text and '@import' not in text
+    assert {'name': 'viewport', 'content': 'width=device-width, initial-scale=1'} in page.all('meta')
+    assert '@media print' in text and 'prefers-color-scheme: dark' in text
+    images = page.all('img')
+    # Loss, accuracy; PNAC mean, 2 by layer, 2 densities; 2 of channels; 1 of outliers; CKA and its diagonal.
+    assert len(images) == 2 + 5 + 2 + 1 + 2
+    for image in images:
+        kind, data = image['src'].split(',', 1)
+        assert kind == 'data:image/png;base64'
+        assert base64.b64decode(data).startswith(b'\x89PNG')
+        assert image['alt'] and int(image['width']) > 0
+    for text in ('some_config.py', 'LayerNorm', '<un> & "co"', '81 / 81', '82 / 82', '60, from step 1 to 60',
+                 'ln (LayerNorm): no layer has an outlier filter', NAMES[2]):
+        assert text in page.text
+
+
+def test_numbers_of_the_table(folders):
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>',
+                      build_report(measure(folders)))
+    table = {label: cells for label, *cells in rows}
+    # 10, 15 and 30 outlier steps of 60.
+    assert table['outlier steps, share (%)'] == ['–', '30.6']
+    assert table['last logged step'] == ['60', '60']
+
+
+def test_a_run_with_a_log_alone_or_a_short_record(tmp_path):
+    (tmp_path / 'log').mkdir()
+    write_log(tmp_path / 'log', 1)
+    write_record(tmp_path / 'short', steps=3)
+    page = Page(build_report(measure([tmp_path / 'log', tmp_path / 'short'])))
+    assert 'at least 20 steps' in page.text and 'fewer than 4 steps' in page.text
+    with pytest.raises(RecordError, match='a span has 50'):
+        measure_work_dirs(read_work_dirs([write_record(tmp_path / 'r', steps=30)]), span=50)
+
+
+def test_folders_that_are_no_runs(tmp_path, folders):
+    for given, message in (([tmp_path / 'gone'], 'no work directory'), ([tmp_path], 'neither a record'),
+                           ([folders[0], folders[0]], 'named twice')):
+        with pytest.raises(RecordError, match=message):
+            read_work_dirs(given)
+    (tmp_path / 'cka.json').write_text('[1]')
+    for path, message in ((tmp_path / 'gone.json', 'there is no'), (tmp_path, 'is no cka.json')):
+        with pytest.raises(RecordError, match=message):
+            read_cka([path])
+
+
+def test_cka_of_the_same_models_twice(tmp_path, cka):
+    """Such as of two checkpoints of a run: each keeps its own line."""
+    del cka['label']
+    for i, name in enumerate(('early', 'late', 'other')):
+        (tmp_path / name).mkdir()
+        content = {**cka, 'cka': np.full((3, 3), i / 2).tolist()}
+        content['model_b'] = 'bn' if name == 'other' else 'un'
+        (tmp_path / name / 'cka.json').write_text(json.dumps(content))
+    summaries = read_cka([tmp_path / 'early', tmp_path / 'late/cka.json', tmp_path / 'other'])
+    labels = ['ln and un (early)', 'ln and un (late)', 'ln and bn']
+    assert [summary['label'] for summary in summaries] == labels
+    alt = [image['alt'] for image in Page(build_report([], summaries)).all('img')]
+    assert alt[-1] == 'Linear CKA at equal depth of ' + '; '.join(labels)
+    with pytest.raises(RecordError, match='named twice'):
+        read_cka([tmp_path / 'early', tmp_path / 'early/cka.json'])
+
+
+def test_numbers_beside_the_page(folders, cka):
+    measured = measure(folders)
+    numbers = json.loads(json.dumps(report_numbers(measured, [cka]), allow_nan=False))
+    ln, un = numbers['runs']
+    assert (ln['name'], ln['norms'], ln['config']) == ('ln', 'LayerNorm', 'some_config.py')
+    assert ln['last_and_best'] == {'accuracy/top1': [81, 81]} and ln['last_logged_step'] == 60
+    assert un['curves']['loss'] == [[step, 2 / step] for step in range(10, 70, 10)]
+    assert un['recorded'] == dict(steps=60, first=1, last=60, layers=NAMES)
+    np.testing.assert_array_equal(un['pnac']['activation_percent'][0][:2],
+                                  measured[1].pnac.percent('activation')[0][:2])
+    assert un['pnac']['activation_percent'][0][2] is None  # constant
+    assert (un['pnac']['first_steps'], un['pnac']['last_steps'], un['pnac']['span']) == ([1], [60], 60)
+    assert len(un['channels']) == 6 and len(un['channels'][0]['values']) == 60
+    assert un['channels'][0]['gm'][:3] == [None] * 3  # before there are as many steps
+    assert un['outliers']['counts'][-1] == [10, 15, 30] and un['outliers']['layers'] == NAMES
+    assert un['outlier_share'] == pytest.approx(55 / 180) and ln['outliers'] is None
+    assert numbers['cka'] == [cka]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason='no Chromium')
+@pytest.mark.parametrize('width', [390, 1400])
+def test_a_browser_shows_it_without_scrolling_sideways(folders, cka, tmp_path, width):
+    # The page itself runs no script; this copy tells its own size.
+    page = build_report(measure(folders), [cka]).replace('</body>', (
+        '<script>document.title = [document.documentElement.scrollWidth, innerWidth,'
+        ' [...document.images].filter(image => image.naturalWidth).length].join()</script></body>'))
+    inner, outer = tmp_path / 'page.html', tmp_path / 'frame.html'
+    inner.write_text(page)
+    # A window has a least width; a frame has none.
+    outer.write_text(f'<iframe src="page.html" style="width:{width}px;height:900px;border:0"></iframe>'
+                     '<script>onload = () => document.body.append(frames[0].document.title)</script>')
+    result = subprocess.run(
+        [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-sync',
+         '--disable-background-networking', '--disable-component-update', '--disable-quic',
+         '--allow-file-access-from-files', f'--user-data-dir={tmp_path / "profile"}', '--dump-dom',
+         f'file://{outer}'], capture_output=True, text=True, timeout=120)
+    found = re.search(r'(\d+),(\d+),(\d+)', re.sub(r'<script>.*?</script>', '', result.stdout))
+    assert found, result.stderr[-500:]
+    needed, given, images = map(int, found.groups())
+    assert needed <= given == width and images == 12

@@ -1,0 +1,367 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from mmunorm.benchmark import Settings, markdown, measure, models, run, run_benchmark, table, tasks
+from mmunorm.errors import PreflightError
+from mmunorm.norms import UN
+from mmunorm.norms.layers import norm_layers
+
+from .. import tiny_runs
+
+CPU = torch.device('cpu')
+
+
+@pytest.fixture(scope='module')
+def classifier(tmp_path_factory):
+    return Config.fromfile(tiny_runs.write_classifier(tmp_path_factory.mktemp('classifier')))
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory):
+    config, _ = tiny_runs.write_detector(tmp_path_factory.mktemp('detector'))
+    cfg = Config.fromfile(config)
+    cfg.model.test_cfg.rpn.max_per_img = 40
+    return cfg
+
+
+# ---------------------------------------------------------------- measures
+
+def test_peak_memory_is_that_of_live_tensors():
+    x = torch.ones(256, 1024)  # 1 MiB, allocated before
+
+    def run():
+        y = x + x             # 1
+        z = torch.cat([y, y])  # 3
+        del y                 # 2
+        w = torch.cat([z, z])  # 6
+        del z                 # 4
+        return w + w          # 8
+
+    mib = 2**20
+    assert measure.peak_memory(run, CPU) == 8 * mib
+    assert measure.peak_memory(lambda: x.view(-1)[3:].reshape(-1, 1), CPU) == 0
+
+
+def test_what_is_freed_before_more_is_allocated_does_not_add_up():
+    def run():
+        for _ in range(5):
+            torch.ones(1024).add_(1.0)
+    assert measure.peak_memory(run, CPU) < 2 * 4096
+
+
+def test_shared_storage_counts_once():
+    x = torch.ones(10)
+    assert measure.size_in_memory([x, x[2:], x.view(2, 5), torch.ones(3, dtype=torch.float64)]) == 40 + 24
+
+
+def test_the_order_rotates_and_each_round_has_every_run():
+    calls = []
+    race = measure.Race({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU)
+    seconds = race.time(30)
+    rounds = [''.join(calls[i:i + 3]) for i in range(0, 90, 3)]
+    assert rounds[:3] == ['abc', 'bca', 'cab']
+    for first in range(0, 30, 3):  # each is once the first, the second and the third
+        assert all(sorted(names) == ['a', 'b', 'c'] for names in zip(*rounds[first:first + 3], strict=True))
+    # None always follows the same other one.
+    pairs = {''.join(pair) for names in rounds for pair in zip(names, names[1:], strict=False)}
+    assert pairs == {'ab', 'bc', 'ca', 'ba', 'cb', 'ac'}
+    assert {name: len(values) for name, values in seconds.items()} == dict(a=30, b=30, c=30)
+    assert all(value >= 0 for values in seconds.values() for value in values)
+
+
+def test_a_budget_of_time_has_a_least_number_of_rounds():
+    race = measure.Race({'a': lambda: None}, CPU)
+    assert len(race.time(50, least=3, budget=0.0)['a']) == 3
+    assert len(race.time(5, least=3, budget=1000.0)['a']) == 5
+    assert len(race.time(5)['a']) == 5
+
+
+def real_cpu_error():
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def gpu_error():
+    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')
+
+
+@pytest.mark.parametrize('fail', [real_cpu_error, gpu_error])
+def test_what_does_not_fit_in_memory_is_dropped_and_the_rest_goes_on(fail):
+    calls = []
+
+    def grow():
+        calls.append('grow')
+        if len(calls) == 2:
+            fail()
+
+    race = measure.Race({'grow': grow, 'stay': lambda: None}, CPU)
+    seconds = race.time(5)
+    assert race.failed == {'grow'} and len(calls) == 2
+    assert list(seconds) == ['stay'] and len(seconds['stay']) == 5
+    assert race.each(lambda name: name.upper()) == {'stay': 'STAY'}
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    race = measure.Race({'a': lambda: torch.ones(2) @ torch.ones(3)}, CPU)
+    with pytest.raises(RuntimeError, match='size'):
+        race.time(1)
+
+
+def test_flops_and_norm_calls():
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4), UN(4)).eval()
+    twice = nn.Sequential(model, nn.Linear(4, 8), model)
+    assert measure.count(model, lambda: model(torch.ones(3, 8))) == (2, 2 * 3 * (8 * 16 + 16 * 4))
+    assert measure.count(twice, lambda: twice(torch.ones(1, 8)))[0] == 4
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize('backbone, expected', [
+    (dict(type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[2, 2, 6, 2], num_heads=[1, 2, 4, 8]),
+          img_size=64, window_size=2, out_indices=(3, )), 29),
+    (dict(type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[2, 2, 6, 2], num_heads=[1, 2, 4, 8]),
+          img_size=64, window_size=2, out_indices=(0, 1, 2, 3)), 32),
+    (dict(type='UNT2TViT', img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8),
+          layer_cfgs=dict(num_heads=2, feedforward_channels=24)), 33)])
+@pytest.mark.parametrize('norm', ['UN', 'LN'])
+def test_norm_calls_of_the_papers_depths(backbone, expected, norm):
+    model = MODELS.build(dict(backbone, norm_cfg=dict(type=norm))).eval()
+    side = backbone['img_size']
+    with torch.no_grad():
+        calls, _ = measure.count(model, lambda: model(torch.zeros(1, 3, side, side)))
+        assert calls == expected
+        models.remove_norms(model)
+        assert measure.count(model, lambda: model(torch.zeros(1, 3, side, side)))[0] == 0
+
+
+def test_largest_difference():
+    expected = [torch.tensor([1.0, -8.0]), torch.tensor([[2.0]])]
+    difference = measure.largest_difference([torch.tensor([1.5, -8.0]), torch.tensor([[1.0]])], expected)
+    assert difference == dict(absolute=1.0, largest_output=8.0, relative=0.125)
+
+
+# ---------------------------------------------------------------- models
+
+def test_rows_share_their_weights(classifier):
+    rows, fusion, _ = models.build_models(classifier)
+    assert list(rows) == ['LN', 'UN', 'UN folded', 'norm-free']
+    kinds = {name: {type(norm) for _, norm in norm_layers(model)} for name, model in rows.items()}
+    assert kinds == {'LN': {nn.LayerNorm}, 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
+    assert len(fusion.folded) == len(list(norm_layers(rows['UN']))) == 7 and not fusion.kept
+    un, ln = rows['UN'].state_dict(), rows['LN'].state_dict()
+    assert all(torch.equal(un[key], value) for key, value in ln.items())
+    for key, value in rows['norm-free'].state_dict().items():
+        assert torch.equal(un[key], value), key
+    assert not any(model.training for model in rows.values())
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(rows['UN folded'](images), rows['UN'](images), rtol=1e-4, atol=1e-7)
+
+
+def test_random_statistics_are_not_trivial_and_repeat():
+    norm, other = UN(400), UN(400)
+    for one in (norm, other):
+        models.randomize_norms(nn.Sequential(one), torch.Generator().manual_seed(3))
+    assert torch.equal(norm.weight, other.weight) and torch.equal(norm.running_var, other.running_var)
+    assert (norm.weight < 0).any() and (norm.weight > 0).sum() > 200 and norm.weight.std() > 0.1
+    assert norm.weight.abs().min() >= 0.01  # a zero makes a folded window attention copy its map
+    assert norm.bias.std() > 0.1 and norm.running_var.min() > 0 and norm.running_var.std() > 0.1
+    assert norm.num_batches_tracked == 0
+
+
+def test_the_name_of_the_norm():
+    cfg = Config(dict(model=dict(backbone=dict(norm_cfg=dict(type='TokenBN')))))
+    assert models.norm_name(cfg) == 'TokenBN'
+    del cfg.model.backbone.norm_cfg
+    assert models.norm_name(cfg) == 'UN'  # the default of our backbones
+
+
+def test_ln_is_refused():
+    cfg = Config(dict(default_scope='mmpretrain', model=dict(backbone=dict(norm_cfg=dict(type='LN')))))
+    with pytest.raises(PreflightError, match='offline norm'):
+        models.build_models(cfg)
+
+
+def test_a_checkpoint_that_does_not_fit(classifier, tmp_path):
+    torch.save(dict(state_dict={'backbone.x': torch.ones(1)}), tmp_path / 'a.pth')
+    with pytest.raises(PreflightError, match='does not fit the config.*backbone.x'):
+        models.build_models(classifier, str(tmp_path / 'a.pth'))
+
+
+# ---------------------------------------------------------------- detectors
+
+def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
+    monkeypatch.setattr(tasks, 'CANDIDATES', 10)
+    rows, _, _ = models.build_models(detector)
+    task = tasks.task_of(detector, 'model')
+    task.load(rows['UN'], [torch.randint(256, (3, 60, 90), dtype=torch.uint8) for _ in range(2)])
+    assert task.images.shape == (2, 3, 64, 96)
+    with torch.no_grad():
+        before = {name: task.outputs(model) for name, model in rows.items()}
+        task.equalize(list(rows.values()), before['UN'])
+        notes = task.calibrate(rows['UN'], list(rows.values()))
+        found = {name: task.run(model) for name, model in rows.items()}
+    for own, same in zip(before['LN'], before['UN'], strict=True):
+        assert not torch.allclose(own, same, rtol=0.1)  # so that equal boxes are no accident
+    expected = [sample.pred_instances for sample in found['UN']]
+    assert 5 <= len(expected[0]) + len(expected[1]) <= 20
+    assert f'Detections in a batch: {len(expected[0]) + len(expected[1])}, with masks.' in notes
+    assert expected[0].masks.shape[1:] == (60, 90)
+    for samples in found.values():
+        for sample, other in zip(samples, expected, strict=True):
+            torch.testing.assert_close(sample.pred_instances.bboxes, other.bboxes)
+            assert torch.equal(sample.pred_instances.masks, other.masks)
+
+
+def test_the_backbone_alone(detector):
+    settings = Settings(shape=(64, 64), repeat=1, task_part='backbone')
+    result = run_benchmark(detector, settings, progress=False)
+    whole = {row['name']: row for row in result['rows']}
+    assert [whole[name]['norm_calls'] for name in ('LN', 'UN', 'UN folded', 'norm-free')] == [16, 16, 0, 0]
+    # The neck is compared all the same.
+    assert whole['UN folded']['output_difference']['relative'] < 1e-4
+    assert any('folded as part of the whole model' in note for note in result['notes'])
+
+
+# ---------------------------------------------------------------- report
+
+def rows(**changes):
+    common = dict(error=None, parameters=1000, peak_memory=4_000_000, flops=2e9, norm_calls=2)
+    ln = dict(common, name='LN', seconds=[1.0, 2.0, 4.0])
+    un = dict(common, name='UN', seconds=[0.5, 2.0, 1.0], peak_memory=3_000_000, parameters=1100)
+    return [ln, {**un, **changes}]
+
+
+def test_ratios_are_taken_within_a_repeat():
+    ln, un = table.summarize(rows(), batch_size=8)
+    assert ln['throughput'] == dict(median=4.0, low=3.0, high=6.0)  # of 8, 4, 2
+    assert un['throughput']['median'] == 8.0 and un['latency_ms']['median'] == 1000.0
+    # Speed is 2, 1 and 4 times LN's; the medians alone would say 2 as well, their quartiles not.
+    assert un['to_ln']['throughput'] == dict(median=2.0, low=1.5, high=3.0)
+    assert un['to_ln']['latency_ms']['median'] == 0.5
+    assert un['to_ln']['peak_memory'] == 0.75 and un['to_ln']['parameters'] == 1.1
+    assert ln['to_ln']['throughput']['median'] == 1.0
+
+
+def result_of(measured):
+    return dict(
+        title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
+        environment=dict(device='a chip'), fusion=dict(folded=2, kept=1, report='what stays'),
+        rows=table.summarize(measured, 8))
+
+
+def test_markdown():
+    text = markdown(result_of(rows(name='UN folded', output_difference=dict(
+        absolute=0.5, largest_output=10.0, relative=0.05))))
+    lines = text.splitlines()
+    assert lines[0] == '# a model: what folding gains' and '- Weights: random.' in lines
+    assert '- Folded: 2 of 3 norms.' in lines and 'what stays' in lines
+    cells = [line for line in lines if line.startswith('|')]
+    assert len({line.count('|') for line in cells}) == 1
+    assert cells[-1] == ('| UN folded | 8 [6, 12] (2.000x) | 1000 (0.500x) | 3.0 (0.750x) | 0.001 (1.100x) '
+                         '| 2 (1.000x) | 2 | 0.5 (0.05 of the largest output) |')
+
+
+def test_a_row_without_memory(tmp_path):
+    measured = rows()
+    measured[0] = dict(name='LN', error='out of memory', parameters=1000)
+    result = result_of(measured)
+    cells = [line for line in markdown(result).splitlines() if line.startswith('|')]
+    assert cells[2].startswith('| LN | out of memory | - |') and 'x)' not in cells[3]
+    paths = table.write_results(result, tmp_path / 'new' / 'folder')
+    assert [path.name for path in paths] == ['benchmark.json', 'benchmark.md', 'benchmark.png']
+    assert json.loads(paths[0].read_text())['rows'][0]['error'] == 'out of memory'
+    left, right = table.chart(result).axes
+    assert left.get_ylabel() == 'images/s' and right.get_ylabel() == 'MB'
+    assert [bar.get_height() for bar in right.patches] == [3.0]
+
+
+def test_chart_is_relative_to_ln():
+    figure = table.chart(result_of(rows()))
+    left, right = figure.axes
+    assert [bar.get_height() for bar in left.patches] == [1.0, 2.0]
+    assert [bar.get_height() for bar in right.patches] == [1.0, 0.75]
+    assert 'relative to LN' in left.get_ylabel()
+    assert [label.get_text() for label in left.get_xticklabels()] == ['LN', 'UN']
+
+
+# ---------------------------------------------------------------- all of it
+
+def test_a_whole_benchmark(classifier):
+    settings = Settings(batch_size=2, repeat=3, amp='bf16', channels_last=True)
+    result = json.loads(json.dumps(run_benchmark(classifier, settings, title='tiny', progress=False)))
+    assert settings.shape is None  # it is the caller's
+    assert result['title'] == 'tiny' and result['settings']['shape'] == [32, 32]
+    assert result['settings']['amp'] == 'bf16' and result['settings']['repeat'] == 3
+    assert 'autocast to bf16, channels last' in ' '.join(result['notes'])
+    assert 'random statistics' in result['notes'][0]
+    assert result['environment']['versions']['torch'] == torch.__version__
+    by_name = {row['name']: row for row in result['rows']}
+    assert all(len(row['seconds']) == 3 for row in by_name.values())
+    assert [row['norm_calls'] for row in by_name.values()] == [7, 7, 0, 0]
+    assert len({row['flops'] for row in by_name.values()}) == 1
+    for row in by_name.values():
+        images = 2 * 3 * 32 * 32 * 4
+        assert row['peak_memory'] > 4 * row['parameters'] + images
+        assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
+    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(classifier).rows['UN']))
+    assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
+    assert 0 < by_name['UN folded']['output_difference']['relative'] < 0.1
+
+
+def test_a_row_that_does_not_fit(classifier, monkeypatch):
+    count = measure.count
+
+    def fail_for_ln(model, run):
+        if any(isinstance(module, nn.LayerNorm) for module in model.modules()):
+            raise torch.OutOfMemoryError('CUDA out of memory.')
+        return count(model, run)
+
+    monkeypatch.setattr(measure, 'count', fail_for_ln)
+    result = run_benchmark(classifier, Settings(batch_size=1, repeat=2), progress=False)
+    assert [row['error'] for row in result['rows']] == ['out of memory', None, None, None]
+    assert 'LN | out of memory' in markdown(result)
+
+
+def test_defaults_stop_in_time(classifier, monkeypatch):
+    monkeypatch.setattr(run, 'BUDGET_SECONDS', 0)
+    result = run_benchmark(classifier, Settings(batch_size=1), progress=False)
+    assert result['settings']['repeat'] == run.REPEATS[0] == len(result['rows'][0]['seconds'])
+
+
+def test_the_papers_settings(classifier, detector):
+    paper = Settings.of_the_paper(classifier, device='cuda:0')
+    assert (paper.batch_size, paper.shape, paper.repeat, paper.device) == (512, (224, 224), 1000, 'cuda:0')
+    paper = Settings.of_the_paper(detector, batch_size=1, repeat=None)
+    assert (paper.batch_size, paper.shape, paper.repeat) == (1, (800, 1333), 1000)
+
+
+def test_compiled(classifier, monkeypatch):
+    compile_module = nn.Module.compile
+    compiled = []
+
+    def compile_without_compiler(self):
+        compiled.append(type(self).__name__)
+        compile_module(self, backend='eager', fullgraph=True)
+
+    monkeypatch.setattr(nn.Module, 'compile', compile_without_compiler)
+    result = run_benchmark(classifier, Settings(batch_size=2, repeat=2, compile=True), progress=False)
+    assert compiled == ['ImageClassifier'] * 4
+    assert [row['error'] for row in result['rows']] == [None] * 4
+    assert any(note.startswith('Compiled with torch.compile: the whole model') for note in result['notes'])
+    assert [row['norm_calls'] for row in result['rows']] == [7, 7, 0, 0]
+
+
+def test_the_t2t_backbone_compiles_into_one_graph():
+    init_default_scope('mmpretrain')
+    model = MODELS.build(dict(
+        type='UNT2TViT', img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8), num_layers=2,
+        layer_cfgs=dict(num_heads=2, feedforward_channels=24), drop_path_rate=0.1)).eval()
+    compiled = torch.compile(model, backend='eager', fullgraph=True)
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x)[0], model(x)[0])

@@ -1,0 +1,118 @@
+import argparse
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from mmunorm.cli.arguments import add_config_arguments, add_runner_arguments, command, load_config, prepare
+from mmunorm.errors import PreflightError
+
+MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
+
+
+def parse(add, *arguments):
+    parser = argparse.ArgumentParser()
+    add(parser)
+    return parser.parse_args(arguments)
+
+
+def write(folder, text, name='a.py'):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_arguments_keep_their_stock_names():
+    args = parse(add_runner_arguments, '--work-dir', 'w', '--launcher', 'slurm', '--local-rank', '3',
+                 '--cfg-options', 'a.b=[1,2]', 'c=None')
+    assert (args.work_dir, args.launcher, args.local_rank) == ('w', 'slurm', 3)
+    assert args.cfg_options == {'a.b': [1, 2], 'c': None}
+    assert parse(add_runner_arguments).launcher == 'none'
+
+
+def test_options_without_a_value_are_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(add_config_arguments, '--cfg-options', 'a=1', 'b')
+    assert stop.value.code == 2
+    assert "takes KEY=VALUE pairs, got 'b'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('text, said', [
+    (None, 'there is no config file'),
+    ('a = (', 'syntax'),
+    ('a = 1\nb = unknown\n', r"NameError: name 'unknown' is not defined \(.*a\.py, line 2\)"),
+    ("_base_ = ['./missing.py']\n", 'missing.py'),
+    ("custom_imports = dict(imports=['no_such_module'])\n", 'no_such_module'),
+    ('a = 1\n', 'has no `model`'),
+    ("model = dict(norm_cfg=dict(type='UNX'))\n", r"model\.norm_cfg: there is no norm 'UNX'"),
+])
+def test_a_bad_config_is_one_line(tmp_path, text, said):
+    path = tmp_path / 'a.py'
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PreflightError, match=f'(?i){said}') as caught:
+        load_config(str(path))
+    assert '\n' not in str(caught.value) and 'a.py' in str(caught.value) or 'norm_cfg' in str(caught.value)
+
+
+def test_options_are_merged_or_refused(tmp_path):
+    path = write(tmp_path, MODEL + 'steps = [dict(a=1)]\n')
+    assert load_config(path, {'steps.0.a': 2}).steps[0].a == 2
+    with pytest.raises(PreflightError, match='--cfg-options does not fit'):
+        load_config(path, {'steps.1.a': 2})
+
+
+def test_pretrained_option_sets_the_backbone(tmp_path):
+    path = write(tmp_path, "pretrained = 'a.pth'\nmodel = dict(backbone=dict(init_cfg=dict("
+                           "type='Pretrained', checkpoint=pretrained, prefix='backbone.')))\n")
+    assert load_config(path).model.backbone.init_cfg.checkpoint == 'a.pth'
+    init_cfg = load_config(path, {'pretrained': 'b.pth'}).model.backbone.init_cfg
+    assert init_cfg == dict(type='Pretrained', checkpoint='b.pth', prefix='backbone.')
+    # The backbone's own initialization, whatever its class.
+    assert 'init_cfg' not in load_config(path, {'pretrained': None}).model.backbone
+    for child, checkpoint in (("'c.pth'", 'c.pth'), ('None', None)):
+        config = tmp_path / 'child.py'
+        config.write_text(f"_base_ = ['./{Path(path).name}']\npretrained = {child}\n")
+        init_cfg = load_config(str(config)).model.backbone.get('init_cfg')
+        assert (init_cfg and init_cfg.checkpoint) == checkpoint
+    options = {'model.backbone.init_cfg.checkpoint': 'd.pth'}
+    assert load_config(path, options).model.backbone.init_cfg.checkpoint == 'd.pth'
+    with pytest.raises(PreflightError, match='no backbone'):
+        load_config(write(tmp_path, "model = dict(type='A')\n"), {'pretrained': 'b.pth'})
+
+
+def prepared(cfg, *arguments, config='configs/name.py'):
+    args = parse(add_runner_arguments, *arguments)
+    args.config = config
+    prepare(cfg, args)
+    return cfg
+
+
+def test_work_dir_comes_from_the_argument_the_config_or_the_name():
+    assert prepared(Config(dict(work_dir='c')), '--work-dir', 'w').work_dir == 'w'
+    assert prepared(Config(dict(work_dir='c'))).work_dir == 'c'
+    assert prepared(Config(dict(work_dir=None))).work_dir == 'work_dirs/name'
+
+
+def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
+    def loader(scope, **settings):
+        return prepared(Config(dict(default_scope=scope, test_dataloader=settings))).test_dataloader
+
+    classifier = loader('mmpretrain', num_workers=2)
+    assert classifier.collate_fn.type == 'default_collate' and classifier.persistent_workers is True
+    assert loader('mmpretrain', num_workers=2, persistent_workers=False).persistent_workers is False
+    assert loader('mmdet', num_workers=2) == dict(num_workers=2)
+    # torch refuses persistent workers where there are none.
+    assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
+
+
+def test_one_process_prints_the_error(monkeypatch, capsys):
+    @command
+    def main(argv=None):
+        raise PreflightError('it is so')
+
+    for rank, printed in (('0', 'error: it is so\n'), ('1', '')):
+        monkeypatch.setenv('RANK', rank)
+        with pytest.raises(SystemExit) as stop:
+            main([])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == printed

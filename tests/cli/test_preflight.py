@@ -1,0 +1,169 @@
+
+import pytest
+from mmengine.config import Config
+from mmpretrain.datasets import CIFAR10, CIFAR100
+
+from mmunorm.cli.preflight import check_data, check_norms, check_pretrained
+from mmunorm.errors import PreflightError
+
+from .. import data_makers
+
+COCO = 'annotations/instances_{}2017.json'
+
+
+def coco_dataset(root, split='train'):
+    return dict(type='CocoDataset', data_root=str(root), ann_file=COCO.format(split),
+                data_prefix=dict(img=f'{split}2017/'))
+
+
+def config(dataset, split='train', **others):
+    return Config({f'{split}_dataloader': dict(dataset=dataset), **others})
+
+
+def error(cfg, splits=('train', )):
+    with pytest.raises(PreflightError) as caught:
+        check_data(cfg, splits)
+    message = str(caught.value)
+    assert '\n' not in message
+    return message
+
+
+def test_coco(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config(coco_dataset('data/coco/'))
+    message = error(cfg)
+    assert 'data/coco/annotations/instances_train2017.json' in message
+    assert 'data/coco/train2017' in message
+    assert 'https://cocodataset.org' in message and f'working directory {tmp_path}' in message
+
+    data_makers.make_coco(tmp_path / 'data/coco')
+    check_data(cfg, ['train'])
+    for picture in (tmp_path / 'data/coco/train2017').iterdir():
+        picture.unlink()
+    assert 'no folder data/coco/train2017, or it is empty' in error(cfg)
+
+
+def test_only_the_asked_splits_are_looked_at(tmp_path):
+    data_makers.make_coco(tmp_path, splits=['train2017'])
+    cfg = Config(dict(train_dataloader=dict(dataset=coco_dataset(tmp_path)),
+                      val_dataloader=dict(dataset=coco_dataset(tmp_path, 'val')), test_dataloader=None))
+    check_data(cfg, ['train', 'test'])
+    assert 'instances_val2017.json' in error(cfg, ['train', 'val'])
+
+
+def test_evaluators(tmp_path):
+    metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'val.json'))
+    for evaluator in (metric, [dict(type='Accuracy'), metric]):
+        assert 'val.json' in error(Config(dict(val_evaluator=evaluator)), ['val'])
+    (tmp_path / 'val.json').write_text('{}')
+    check_data(Config(dict(val_evaluator=metric)), ['val'])
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda dataset: dict(type='RepeatDataset', times=2, dataset=dataset),
+    lambda dataset: dict(type='ClassBalancedDataset', oversample_thr=0.1, dataset=dataset),
+    lambda dataset: dict(type='ConcatDataset', datasets=[dict(type='RepeatDataset', dataset=dataset)]),
+])
+def test_wrapped_data_sets_are_found(wrap, tmp_path):
+    cfg = config(wrap(coco_dataset(tmp_path / 'mine')))
+    message = error(cfg)
+    assert f'{tmp_path}/mine/train2017' in message
+    # It is not COCO itself, so its source is not known.
+    assert 'cocodataset' not in message and 'data_root' in message
+    data_makers.make_coco(tmp_path / 'mine')
+    check_data(cfg, ['train'])
+
+
+def test_imagenet(tmp_path):
+    root = tmp_path / 'imagenet'
+    cfg = config(dict(type='ImageNet', data_root=str(root), split='train'))
+    message = error(cfg)
+    assert f'{root}/train' in message and 'https://image-net.org' in message
+    data_makers.make_imagenet(root)
+    check_data(cfg, ['train'])
+
+
+def test_digits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = error(config(dict(type='CustomDataset', data_root='data/digits/imagenet', data_prefix='train')))
+    assert 'data/digits/imagenet/train' in message
+    assert 'python tools/dataset/make_digits.py' in message and 'image-net' not in message
+
+
+@pytest.mark.parametrize('cls', [CIFAR10, CIFAR100])
+def test_cifar(cls, tmp_path, monkeypatch):
+    root = tmp_path / cls.__name__.lower()
+    dataset = dict(type=cls.__name__, data_root=str(root), split='train', download=False)
+    message = error(config(dataset))
+    # The class reads both splits' files, whichever it is for.
+    count = len(cls.train_list) + len(cls.test_list)
+    assert f'{root}/{cls.base_folder}' in message and cls.url in message
+    assert (f'and {count - 3} more' in message) == (count > 3)
+    check_data(config({**dataset, 'download': True}), ['train'])
+
+    tables = data_makers.make_cifar(root, cls)
+    assert 'damaged' in error(config(dataset))
+    for table, entries in tables.items():
+        monkeypatch.setattr(cls, table, entries)
+    check_data(config(dataset), ['train'])
+    # The class agrees.
+    dataset.pop('type')
+    assert len(cls(**dataset)) == 2 * len(cls.train_list)
+
+
+@pytest.mark.parametrize('name', ['CUB', 'MNIST'])
+def test_a_split_is_a_folder_for_imagenet_only(name, tmp_path):
+    check_data(config(dict(type=name, data_root=str(tmp_path), split='train')), ['train'])
+
+
+def test_remote_paths_are_left_to_their_backends():
+    check_data(config(coco_dataset('s3://bucket/coco/')), ['train'])
+    check_data(config(dict(coco_dataset('/nowhere'), backend_args=dict(backend='petrel'))), ['train'])
+
+
+def test_pretrained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backbone = dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/swin_un/epoch_3.pth'))
+    cfg = Config(dict(model=dict(backbone=backbone)))
+    (tmp_path / 'configs').mkdir()
+    with pytest.raises(PreflightError) as caught:
+        check_pretrained(cfg, 'configs/detector.py')
+    message = str(caught.value)
+    assert 'no file work_dirs/swin_un/epoch_3.pth' in message and 'pretrained=None' in message
+    assert 'train.py' not in message  # nobody knows which config makes it
+
+    (tmp_path / 'configs/swin_un.py').write_text('')
+    with pytest.raises(PreflightError, match='`python tools/train.py configs/swin_un.py`'):
+        check_pretrained(cfg, 'configs/detector.py')
+
+    (tmp_path / 'work_dirs/swin_un').mkdir(parents=True)
+    (tmp_path / 'work_dirs/swin_un/epoch_3.pth').write_text('')
+    check_pretrained(cfg, 'configs/detector.py')
+
+    backbone['init_cfg']['checkpoint'] = 'work_dirs'
+    with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):
+        check_pretrained(Config(dict(model=dict(backbone=backbone))), 'configs/detector.py')
+
+
+@pytest.mark.parametrize('init_cfg', [
+    None, [dict(type='TruncNormal', layer='Linear')],
+    dict(type='Pretrained', checkpoint='https://example.org/a.pth'),
+    dict(type='Pretrained', checkpoint='torchvision://resnet50')])
+def test_pretrained_elsewhere_or_not_at_all(init_cfg):
+    check_pretrained(Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)))), 'a.py')
+    check_pretrained(Config(dict(model=dict(type='DETR'))), 'a.py')
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmpretrain', None])
+def test_norms(scope):
+    def cfg(**norm_cfg):
+        return Config(dict(default_scope=scope, model=dict(stages=[dict(block_norm_cfg=norm_cfg)])))
+
+    for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True), dict(type='UN', window=2),
+                     dict(type='UN', window=(2, 3), requires_grad=True)):
+        check_norms(cfg(**norm_cfg))
+    for norm_cfg, said in ((dict(type='UNX'), "no norm 'UNX'.*UN, UN2d"),
+                           (dict(type='UN', window=0), 'window must be .* got 0'),
+                           (dict(type='UN', windw=4), 'windw')):
+        with pytest.raises(PreflightError, match=rf'model\.stages\.0\.block_norm_cfg: .*{said}'):
+            check_norms(cfg(**norm_cfg))

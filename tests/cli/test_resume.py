@@ -1,0 +1,140 @@
+"""`--resume`: what it finds, and what it makes of the config."""
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmunorm.cli.resume import find_resumable, is_whole, set_resume
+from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.errors import PreflightError
+
+
+def save(folder, *names):
+    """Checkpoints, the latest last."""
+    folder.mkdir(exist_ok=True)
+    for time, name in enumerate(names, start=100):
+        torch.save({}, folder / f'{name}.pth')
+        os.utime(folder / f'{name}.pth', (time, time))
+    return folder
+
+
+def found(work_dir, named=None):
+    if named is not None:
+        (work_dir / 'last_checkpoint').write_text(str(named))
+    path, damaged = find_resumable(str(work_dir))
+    return path and Path(path).relative_to(work_dir.parent).as_posix(), [Path(path).stem for path in damaged]
+
+
+def test_resumable(tmp_path):
+    assert find_resumable(tmp_path / 'nowhere') == (None, [])
+    save(tmp_path, 'last_good', 'best_accuracy_epoch_3')
+    assert find_resumable(tmp_path) == (None, [])  # neither is a place to go on from
+    (tmp_path / 'last_checkpoint').write_text('s3://bucket/epoch_1.pth')
+    assert find_resumable(tmp_path) == ('s3://bucket/epoch_1.pth', [])
+    assert is_whole(tmp_path / 'last_good.pth')
+
+
+def test_resumable_of_another_folder(tmp_path):
+    """CheckpointHook's `out_dir`, of which only `last_checkpoint` knows."""
+    work_dir, other = save(tmp_path / 'w'), save(tmp_path / 'other', 'iter_5', 'iter_10')
+    assert found(work_dir, other / 'iter_5.pth') == ('other/iter_10.pth', [])
+    # A work directory that has some of its own looks nowhere else but at the one that is named.
+    save(work_dir, 'iter_3')
+    assert found(work_dir, other / 'iter_5.pth') == ('other/iter_5.pth', [])
+
+
+def test_resumable_after_a_copy(tmp_path):
+    # The times are those of the copy, in any order.
+    work_dir = save(tmp_path / 'a', 'epoch_36', 'epoch_9', 'epoch_35', 'epoch_1')
+    assert found(work_dir, work_dir / 'epoch_36.pth') == ('a/epoch_36.pth', [])
+    (work_dir / 'epoch_36.pth').write_bytes(b'PK')
+    os.utime(work_dir / 'epoch_36.pth', (100, 100))
+    assert found(work_dir) == ('a/epoch_35.pth', ['epoch_36'])
+    # A fork goes its own way, and so does a folder that was renamed.
+    fork = save(tmp_path / 'b', 'epoch_1')
+    assert found(fork, work_dir / 'epoch_1.pth') == ('b/epoch_1.pth', [])
+    assert found(fork, tmp_path / 'gone/epoch_1.pth') == ('b/epoch_1.pth', [])
+    assert found(fork, tmp_path / 'gone/epoch_7.pth') == ('b/epoch_1.pth', [])
+
+
+def test_resumable_beside_the_one_that_is_named(tmp_path):
+    work_dir = save(tmp_path / 'w', 'epoch_9', 'epoch_1', 'epoch_2', 'epoch_3')
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_3.pth', [])
+    assert found(work_dir, work_dir / 'epoch_3.pth') == ('w/epoch_3.pth', [])
+    (work_dir / 'epoch_3.pth').write_bytes(b'PK')
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    # A folder's end nobody can see: only its name in `last_checkpoint` says that it is whole.
+    (work_dir / 'epoch_4.pth').mkdir()
+    assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    assert found(work_dir, work_dir / 'epoch_4.pth') == ('w/epoch_4.pth', [])
+
+
+class TestResume:
+
+    def cfg(self, tmp_path, **others):
+        init_cfg = dict(type='Pretrained', checkpoint='missing.pth')
+        return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
+
+    def test_a_run_from_the_start_keeps_its_pretrained_weights(self, tmp_path):
+        for resume in (None, 'auto'):  # nothing to resume from yet
+            cfg = self.cfg(tmp_path)
+            set_resume(cfg, resume)
+            assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth'
+            assert not cfg.get('resume')
+
+    @pytest.mark.parametrize('pointer', ['epoch_1.pth', 'epoch_9.pth'])
+    def test_mmengine_does_not_take_what_was_refused(self, tmp_path, pointer, capsys):
+        """It reads `last_checkpoint` itself where a run resumes from nothing in particular."""
+        (tmp_path / 'epoch_1.pth').write_bytes(b'PK half a file')
+        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
+        cfg = self.cfg(tmp_path, load_from='start.pth', randomness=dict(seed=0))
+        (tmp_path / 'start.pth').touch()
+        cfg.load_from = str(tmp_path / 'start.pth')
+        set_resume(cfg, 'auto')
+        assert 'the run starts at the beginning' in capsys.readouterr().err
+        assert (cfg.resume, cfg.load_from) == (False, str(tmp_path / 'start.pth'))
+
+    def test_a_config_without_a_seed_takes_the_checkpoints(self, tmp_path):
+        checkpoint = tmp_path / 'epoch_1.pth'
+        torch.save(dict(meta=dict(seed=17), state_dict={}), checkpoint)
+        for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):
+            cfg = self.cfg(tmp_path, **({} if randomness is None else dict(randomness=randomness)))
+            set_resume(cfg, str(checkpoint))
+            assert cfg.randomness == dict(randomness or {}, seed=seed)
+        # A run that only loads weights is another run.
+        cfg = self.cfg(tmp_path, load_from=str(checkpoint))
+        set_resume(cfg, None)
+        assert 'randomness' not in cfg
+
+    def test_a_folder_is_a_checkpoint_of_sharded_training_alone(self, tmp_path):
+        (tmp_path / 'epoch_2.pth').mkdir()
+        for others in ({}, dict(runner_type='FlexibleRunner'),
+                       dict(runner_type='FlexibleRunner', strategy=dict(type='DDPStrategy'))):
+            cfg = self.cfg(tmp_path, load_from=str(tmp_path / 'epoch_2.pth'), **others)
+            with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
+                set_resume(cfg, None)
+        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
+        for resume in ('auto', str(tmp_path / 'epoch_2.pth')):
+            with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
+                set_resume(self.cfg(tmp_path), resume)
+            cfg = self.cfg(tmp_path, runner_type='FlexibleRunner', strategy=dict(type='FSDPStrategy'))
+            set_resume(cfg, resume)
+            assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'epoch_2.pth'))
+
+    def test_a_continued_run_does_not_need_them(self, tmp_path):
+        checkpoint = tmp_path / 'epoch_1.pth'
+        torch.save({}, checkpoint)
+        (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
+        cfg = self.cfg(tmp_path, load_from='other.pth')
+        set_resume(cfg, 'auto')
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+        cfg = self.cfg(tmp_path)
+        set_resume(cfg, str(checkpoint))
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+
+    def test_a_missing_checkpoint_is_named(self, tmp_path):
+        with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
+            set_resume(self.cfg(tmp_path), str(tmp_path / 'gone.pth'))
+        check_checkpoint('https://example.org/a.pth')

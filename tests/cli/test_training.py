@@ -1,0 +1,57 @@
+import pytest
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from mmunorm.cli import training
+from mmunorm.engine import DivergenceHook, OfflineNormHook, RepeatableHook
+from mmunorm.errors import PreflightError
+
+
+def test_amp_fits_the_device(monkeypatch):
+    cfg = Config(dict(optim_wrapper=dict(type='OptimWrapper', dtype='float16')))
+    monkeypatch.setattr(training, 'get_device', lambda: 'cpu')
+    training.enable_amp(cfg)
+    assert cfg.optim_wrapper == dict(type='BFloat16OptimWrapper')
+    monkeypatch.setattr(training, 'get_device', lambda: 'cuda')
+    training.enable_amp(cfg)
+    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', loss_scale='dynamic')
+
+
+def test_auto_scale_lr_needs_a_base():
+    cfg = Config(dict(auto_scale_lr=dict(base_batch_size=16)))
+    training.enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr == dict(base_batch_size=16, enable=True)
+    with pytest.raises(PreflightError, match='base_batch_size'):
+        training.enable_auto_scale_lr(Config({}))
+
+
+def test_pytorch_launcher_without_torchrun(monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
+    with pytest.raises(PreflightError, match='dist_train.sh'):
+        training.build_runner(Config(dict(launcher='pytorch')))
+
+
+def test_training_has_its_hooks_once_whatever_the_config_lists():
+    for listed in (None, [], [dict(type='EMAHook')], [dict(type='OfflineNormHook', priority='LOW')],
+                   [dict(type='mmunorm.OfflineNormHook'), RepeatableHook()],
+                   [dict(type=OfflineNormHook)],
+                   [dict(type='DivergenceHook', patience=3, factor=2.0)]):
+        cfg = Config(dict(a=1) if listed is None else dict(custom_hooks=listed))
+        training.add_training_hooks(cfg)
+        assert cfg.custom_hooks[:len(listed or [])] == (listed or [])
+        classes = [type(hook) if isinstance(hook, Hook) else
+                   hook['type'] if isinstance(hook['type'], type) else HOOKS.get(hook['type'].split('.')[-1])
+                   for hook in cfg.custom_hooks]
+        for cls in (OfflineNormHook, RepeatableHook, DivergenceHook):
+            assert classes.count(cls) == 1
+
+
+@pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])
+def test_one_checkpoint_is_always_whole(asked, kept, capsys):
+    hook = dict(type='CheckpointHook', **({} if asked is None else dict(max_keep_ckpts=asked)))
+    cfg = Config(dict(default_hooks=dict(checkpoint=hook)))
+    training.keep_two_checkpoints(cfg)
+    assert cfg.default_hooks.checkpoint.get('max_keep_ckpts') == kept
+    assert ('keeping 2' in capsys.readouterr().err) == (asked == 1)
+    training.keep_two_checkpoints(Config(dict(a=1)))

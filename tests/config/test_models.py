@@ -1,0 +1,11 @@
+import pytest
+
+from mmunorm.config.models import clear_build_errors
+from mmunorm.errors import PreflightError
+
+
+def test_unregistered_types_are_one_line():
+    with pytest.raises(PreflightError, match='NoSuchModel'), clear_build_errors():
+        raise KeyError('NoSuchModel is not in the mmengine::model registry.\nPlease check')
+    with pytest.raises(KeyError), clear_build_errors():
+        raise KeyError('a key that a bug looked for')

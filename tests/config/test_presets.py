@@ -1,0 +1,79 @@
+import pytest
+from mmengine.config import Config
+
+from mmunorm.config.presets import NORMS, apply_norm, parse_norm, set_norm, slug
+from mmunorm.errors import PreflightError
+
+
+@pytest.mark.parametrize(('text', 'name', 'norm_cfg'), [
+    ('BN', 'BN', dict(type='TokenBN')),
+    ('PN*', 'PN*', dict(type='PN', layer_scale=False)),
+    ('UN-nofilter', 'UN-nofilter', dict(type='UN', outlier_filter=False)),
+    ('big=UN,window=(2,8),alpha=0.5,outlier_variance=channel', 'big',
+     dict(type='UN', window=(2, 8), alpha=0.5, outlier_variance='channel'))])
+def test_parse_norm(text, name, norm_cfg):
+    assert parse_norm(text) == (name, norm_cfg)
+
+
+@pytest.mark.parametrize(('text', 'message'), [('GN', 'one of LN, BN'), ('a=UN,window', 'NAME=TYPE'),
+                                               ('a=UN,=4', 'NAME=TYPE'), ('=UN', 'NAME=TYPE')])
+def test_parse_norm_refuses(text, message):
+    with pytest.raises(PreflightError, match=message):
+        parse_norm(text)
+
+
+def config(tmp_path, norm="dict(type='UN', window=8, alpha=0.5, warmup_iters=7)", name='swin_un_detector'):
+    (tmp_path / f'{name}.py').write_text(f"""
+pretrained = 'work_dirs/swin_un_classifier/epoch_3.pth'
+model = dict(backbone=dict(
+    norm_cfg={norm}, stage_cfgs=[dict(norm_cfg=dict(type='UN'), depth=2), dict(block_cfgs=dict(norm_cfg={norm}))],
+    init_cfg=dict(type='Pretrained', checkpoint=pretrained)))
+train_cfg = dict(by_epoch=False, max_iters=100)
+""")
+    return Config.fromfile(tmp_path / f'{name}.py')
+
+
+@pytest.mark.parametrize(('norm_cfg', 'complete'), [
+    (dict(type='LN'), dict(type='LN')),
+    (dict(type='UN', window=2), dict(type='UN', window=2, alpha=0.5, warmup_iters=7)),
+    (dict(type='MABN'), dict(type='MABN', warmup_iters=7)),
+    (dict(type='PRepBN'), dict(type='PRepBN', steps=50)),
+    (dict(type='PRepBN', steps=3), dict(type='PRepBN', steps=3))])
+def test_every_norm_gets_the_arguments_that_go_with_the_recipe(norm_cfg, complete, tmp_path):
+    cfg = config(tmp_path)
+    set_norm(cfg, norm_cfg)
+    backbone = cfg.model.backbone
+    assert backbone.norm_cfg == complete
+    assert backbone.stage_cfgs[0] == dict(norm_cfg=complete, depth=2)
+    assert backbone.stage_cfgs[1].block_cfgs.norm_cfg == complete
+
+
+def test_what_cannot_be_set(tmp_path):
+    with pytest.raises(PreflightError, match="'GONE'"):
+        set_norm(config(tmp_path), dict(type='GONE'))
+    with pytest.raises(PreflightError, match='no model.backbone.norm_cfg'):
+        set_norm(Config(dict(model=dict(type='DETR'))), dict(type='UN'))
+
+
+@pytest.mark.parametrize(('name', 'norm', 'folder', 'weights'), [
+    ('swin_un_detector', 'PN*', 'swin_pn_star_detector', 'swin_pn_star_classifier'),
+    ('swin_un_detector', 'UN', 'swin_un_detector', 'swin_un_classifier'),
+    ('swin_un_detector', 'wide=UN,window=8', 'swin_wide_detector', 'swin_wide_classifier'),
+    ('mine', 'BN', 'mine_bn', 'swin_bn_classifier')])
+def test_work_directory_and_weights_go_with_the_norm(name, norm, folder, weights, tmp_path):
+    cfg = config(tmp_path, name=name)
+    assert apply_norm(cfg, norm) == f'work_dirs/{folder}'
+    assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained == f'work_dirs/{weights}/epoch_3.pth'
+
+
+def test_weights_from_elsewhere_stay(tmp_path):
+    cfg = config(tmp_path)
+    cfg.model.backbone.init_cfg.checkpoint = 'https://example.org/swin_un_x/a.pth'
+    apply_norm(cfg, 'BN')
+    assert cfg.model.backbone.init_cfg.checkpoint == 'https://example.org/swin_un_x/a.pth'
+
+
+def test_folders_differ():
+    assert len({slug(name) for name in NORMS}) == len(NORMS)
+
+

@@ -1,0 +1,168 @@
+"""Two processes with statistics of their own: one checkpoint, one validation."""
+import pytest
+import torch
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS, METRICS
+from mmengine.runner import Runner
+from torch import nn
+
+import mmunorm
+from mmunorm.norms import UN, PRepBN, TokenBN
+
+from .. import processes
+
+pytestmark = pytest.mark.slow
+
+
+class Model(BaseModel):
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.Sequential(UN(4, warmup_iters=3), TokenBN(4), PRepBN(4, steps=20))
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x, mode='loss'):
+        y = self.fc(self.norms(x))
+        return dict(loss=y.square().mean()) if mode == 'loss' else [dict(y=value) for value in y]
+
+
+@METRICS.register_module()
+class MeanOutput(BaseMetric):
+
+    def process(self, data_batch, data_samples):
+        self.results += [float(sample['y'].sum()) for sample in data_samples]
+
+    def compute_metrics(self, results):
+        return dict(mean=sum(results))
+
+
+@HOOKS.register_module()
+class KeepStates(Hook):
+    """What this process has when validation begins and when a checkpoint is about to be saved."""
+    priority = 'VERY_LOW'
+
+    def __init__(self):
+        self.saved, self.validated = [], []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if (runner.iter + 1) % 4 == 0:
+            self.saved.append(state_of(runner.model))
+            self.averaged = [state_of(hook.ema_model.module) for hook in runner.hooks
+                             if hasattr(hook, 'ema_model')]
+
+    def before_val_epoch(self, runner):
+        self.validated.append(state_of(runner.model))
+
+
+def state_of(model):
+    model = getattr(model, 'module', model)
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def train(folder, max_iters, hooks, resume=False, by_epoch=False):
+    torch.manual_seed(0)
+    data = [dict(x=torch.randn(5, 4) * (1 + i % 3)) for i in range(16)]
+    torch.manual_seed(0)
+    runner = Runner(
+        model=Model(), work_dir=str(folder), launcher='pytorch', experiment_name=f'{folder.name}{max_iters}',
+        cfg=dict(model_wrapper_cfg=dict(
+            type='MMDistributedDataParallel', broadcast_buffers=False, device_ids=None)),
+        train_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type='DefaultSampler', shuffle=False),
+                              collate_fn=dict(type='default_collate')),
+        val_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type='DefaultSampler', shuffle=False),
+                            collate_fn=dict(type='default_collate')),
+        val_evaluator=dict(type='MeanOutput'), val_cfg=dict(),
+        train_cfg=(dict(by_epoch=True, max_epochs=max_iters // 4, val_interval=1) if by_epoch else
+                   dict(by_epoch=False, max_iters=max_iters, val_interval=6)),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
+        default_hooks=dict(
+            logger=None,
+            checkpoint=dict(type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch)),
+        custom_hooks=[dict(type='KeepStates'), dict(type='EMAHook', ema_type='BufferedEMA', momentum=0.3),
+                      *(dict(type=name) for name in hooks)],
+        load_from=f'{folder}/iter_4.pth' if resume else None, resume=resume)
+    runner.train()
+    kept = next(hook for hook in runner.hooks if isinstance(hook, KeepStates))
+    return dict(final=state_of(runner.model), saved=kept.saved, validated=kept.validated,
+                averaged=kept.averaged)
+
+
+def several_runs(rank, folder):
+    hook = ['OfflineNormHook']
+    return dict(plain=train(folder / 'plain', 4, []), averaged=train(folder / 'averaged', 12, hook),
+                resumed=train(folder / 'averaged', 12, hook, resume=True),
+                epochs=train(folder / 'epochs', 8, hook, by_epoch=True),
+                synchronized=train(folder / 'synchronized', 4, [*hook, 'SyncNormsHook']))
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('ranks')
+    return (folder, *processes.run(several_runs, folder))
+
+
+def mean(a, b):
+    return {key: (a[key] + b[key]) / 2 if a[key].is_floating_point() else
+            ((a[key] + b[key]).double() / 2).round().long() for key in a}
+
+
+def test_a_checkpoint_has_the_mean_over_the_processes(runs):
+    folder, a, b = runs
+    plain_a, plain_b = a['plain']['saved'][0], b['plain']['saved'][0]
+    assert not torch.equal(plain_a['norms.0.running_var'], plain_b['norms.0.running_var'])
+    for rank in (a, b):
+        torch.testing.assert_close(rank['averaged']['saved'][0], mean(plain_a, plain_b))
+        torch.testing.assert_close(rank['averaged']['saved'][0]['norms.0.num_batches_tracked'],
+                                   torch.tensor(4))
+    checkpoint = torch.load(folder / 'averaged/iter_4.pth', weights_only=False)
+    # EMAHook has put the averaged weights in the model's place.
+    ema = {key[len('module.'):]: value for key, value in checkpoint['ema_state_dict'].items()
+           if key.startswith('module.')}
+    torch.testing.assert_close(ema, a['averaged']['saved'][0], rtol=0, atol=0)
+
+
+def test_the_averaged_model_too(runs):
+    folder, a, b = runs
+    expected = mean(a['plain']['averaged'][0], b['plain']['averaged'][0])
+    checkpoint = torch.load(folder / 'averaged/iter_4.pth', weights_only=False)
+    torch.testing.assert_close(checkpoint['state_dict'], expected)
+    torch.testing.assert_close(a['averaged']['averaged'], b['averaged']['averaged'], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('run', ['averaged', 'epochs'])
+def test_every_process_validates_the_same_model(runs, run):
+    _, a, b = runs
+    assert len(a[run]['validated']) == 2
+    torch.testing.assert_close(a[run]['validated'], b[run]['validated'], rtol=0, atol=0)
+
+
+def test_a_resumed_run_goes_on_as_the_uninterrupted_one(runs):
+    for rank in runs[1:]:
+        torch.testing.assert_close(rank['resumed']['final'], rank['averaged']['final'], rtol=0, atol=0)
+
+
+def test_an_epochs_checkpoint_is_every_processs_state(runs):
+    folder, a, b = runs
+    checkpoint = torch.load(folder / 'epochs/epoch_2.pth', weights_only=False)
+    for rank in (a, b):
+        ema = {key: checkpoint['ema_state_dict'][f'module.{key}'] for key in rank['epochs']['final']}
+        torch.testing.assert_close(ema, rank['epochs']['final'], rtol=0, atol=0)
+
+
+def test_synchronized_norms_agree_without_it(runs):
+    _, a, b = runs
+    torch.testing.assert_close(a['synchronized']['saved'], b['synchronized']['saved'], rtol=0, atol=0)
+    # The variance over all tokens is not the mean of the processes' variances; of mean squares it is.
+    key = 'norms.1.running_var'
+    assert (a['synchronized']['saved'][0][key] - a['averaged']['saved'][0][key]).abs().max() > 1e-3
+
+
+def test_one_process_is_left_alone():
+    norm = UN(4)
+    norm(torch.randn(3, 4))
+    before = {key: value.clone() for key, value in norm.state_dict().items()}
+    hook = mmunorm.engine.OfflineNormHook()
+    hook.before_val(type('Runner', (), dict(model=norm, hooks=[])))
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())

@@ -1,0 +1,116 @@
+import logging
+import re
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
+
+import mmunorm  # noqa: F401
+from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
+
+NAMED = re.compile('warmup_iters|PRepBN')
+
+
+class Model(BaseModel):
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=self.fc(self.norm(x)).square().mean())
+
+
+def run(work_dir, max_iters, norm=None, **kwargs):
+    runner = Runner(
+        model=Model(norm or UN(4, warmup_iters=10)),
+        work_dir=str(work_dir),
+        train_dataloader=dict(batch_size=2, dataset=[dict(x=torch.randn(4)) for _ in range(8)],
+                              sampler=dict(type='DefaultSampler', shuffle=False),
+                              collate_fn=dict(type='default_collate')),
+        train_cfg=dict(by_epoch=False, max_iters=max_iters),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)),
+        default_hooks=dict(offline_norms=dict(type='OfflineNormHook'),
+                           checkpoint=dict(type='CheckpointHook', interval=5, by_epoch=False)),
+        experiment_name=work_dir.name,
+        **kwargs)
+    runner.train()
+    return runner.model.norm
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Messages that name warmup_iters or PRepBN; mmengine's loggers do not propagate, hence the handler."""
+    found = []
+
+    class Handler(logging.Handler):
+
+        def emit(self, record):
+            if record.levelno == logging.WARNING and NAMED.search(record.getMessage()):
+                found.append(record.getMessage())
+
+    from mmengine.logging import MMLogger
+    original = MMLogger.callHandlers
+
+    def call_handlers(self, record):
+        Handler().emit(record)
+        return original(self, record)
+
+    MMLogger.callHandlers = call_handlers
+    yield found
+    MMLogger.callHandlers = original
+
+
+def test_warns_once_of_a_run_that_ends_in_warmup(tmp_path, warnings):
+    run(tmp_path / 'short', 10)
+    assert len(warnings) == 1
+    assert '10 training steps' in warnings[0] and 'warmup_iters=10' in warnings[0]
+
+
+def test_warns_of_other_norms_by_their_names(tmp_path, warnings):
+    run(tmp_path / 'mabn', 4, MABN(4, warmup_iters=9))
+    assert len(warnings) == 1 and 'MABN never' in warnings[0] and 'warmup_iters=9' in warnings[0]
+    run(tmp_path / 'bn', 4, TokenBN(4))
+    assert len(warnings) == 1
+
+
+def test_warns_of_a_run_that_ends_before_prepbn_lets_go_of_layer_norm(tmp_path, warnings):
+    run(tmp_path / 'long', 5, PRepBN(4, steps=5))
+    assert not warnings
+    checkpoint = str(tmp_path / 'short' / 'iter_5.pth')
+    run(tmp_path / 'short', 5, PRepBN(4, steps=8))
+    assert len(warnings) == 1 and '8 more training steps, and the run has 5' in warnings[0]
+    norm = run(tmp_path / 'resumed', 8, PRepBN(4, steps=8), load_from=checkpoint, resume=True)
+    assert len(warnings) == 1 and not norm.fold_obstacle
+
+
+@pytest.mark.parametrize('norm', [MABN, PN])
+def test_the_warmup_of_other_norms_starts_with_the_run_too(tmp_path, norm):
+    run(tmp_path / 'first', 15, norm(4, warmup_iters=2))
+    checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
+    tuned = run(tmp_path / 'tuned', 5, norm(4, warmup_iters=2), load_from=checkpoint)
+    assert tuned.num_batches_tracked == 5
+
+
+def test_quiet_when_the_run_is_long_enough(tmp_path, warnings):
+    norm = run(tmp_path / 'long', 11)
+    assert norm.num_batches_tracked == 11
+    assert not warnings
+
+
+def test_quiet_without_un(tmp_path, warnings):
+    run(tmp_path / 'ln', 5, nn.LayerNorm(4))
+    assert not warnings
+
+
+def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path):
+    first = run(tmp_path / 'first', 15)
+    checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
+    tuned = run(tmp_path / 'tuned', 5, load_from=checkpoint)
+    assert first.num_batches_tracked == 15 and tuned.num_batches_tracked == 5
+    assert not torch.equal(tuned.running_var, torch.ones(4))
+    resumed = run(tmp_path / 'resumed', 20, load_from=checkpoint, resume=True)
+    assert resumed.num_batches_tracked == 20

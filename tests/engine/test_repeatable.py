@@ -1,0 +1,208 @@
+"""Random numbers that depend on the place in the order of the data, and on nothing else."""
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mmunorm.analysis.curves import read_scalars
+from mmunorm.engine.repeatable import _Index, _Numbered, _SeededItems, seed_everything
+from mmunorm.norms import UN
+
+
+def draws():
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+class Noisy:
+    """Each item draws from all three generators."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        assert type(index) is int
+        return np.array([index, *draws()])
+
+
+def loader(workers, sampler=InfiniteSampler, batch_size=4):
+    dataset = Noisy()
+    dataset.__getitems__ = _SeededItems(dataset)
+    data = DataLoader(dataset, batch_size, sampler=sampler(dataset, seed=3), num_workers=workers,
+                      collate_fn=np.stack, persistent_workers=workers > 0)
+    data.batch_sampler.sampler = _Numbered(data.batch_sampler.sampler, [7, 0])
+    return data
+
+
+def take(data, count):
+    iterator = iter(data)
+    return [next(iterator) for _ in range(count)]
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_the_number_of_workers_does_not_matter(workers):
+    expected = take(loader(0), 8)
+    np.testing.assert_array_equal(take(loader(workers), 8), expected)
+    assert len(np.unique(np.array(expected)[..., 1])) == 32  # no number twice, though pictures return
+
+
+def test_a_skipped_part_is_as_if_it_had_been_drawn():
+    expected = take(loader(0), 8)
+    data = loader(0)
+    data.sampler.skip(5 * 4)  # as IterBasedTrainLoop does
+    data.batch_sampler.sampler.start(0, 5 * 4)
+    np.testing.assert_array_equal(take(data, 3), expected[5:])
+
+
+def test_an_epoch_begins_alike_whatever_came_before():
+    data = loader(0, DefaultSampler)
+    epochs = []
+    for epoch in (0, 1, 1):
+        data.sampler.set_epoch(epoch)
+        data.batch_sampler.sampler.start(epoch, 0)
+        draws()
+        epochs.append(np.concatenate(list(data)))
+    assert len(data) == 3 and len(data.batch_sampler.sampler) == 10
+    np.testing.assert_array_equal(epochs[1], epochs[2])
+    assert not np.isin(epochs[0][:, 1], epochs[1][:, 1]).any()
+
+
+def test_processes_draw_different_numbers():
+    results = []
+    for rank in (0, 1):
+        seed_everything([0, rank, 5])
+        results.append(draws())
+    assert not set(results[0]) & set(results[1])
+    seed_everything([0, 1, 5])
+    assert draws() == results[1]
+
+
+def test_an_index_is_an_int_that_travels():
+    index = pickle.loads(pickle.dumps(_Index(5, (1, 2))))
+    assert index == 5 and index.place == (1, 2) and ['a'] * index == ['a'] * 5
+
+
+def test_a_step_and_a_picture_never_share_their_numbers():
+    numbered = _Numbered([4], [7, 0])
+    numbered.start(3, 0)  # the first picture of epoch 3, beside step 3
+    key = [7, 0, 3]
+    for index in numbered:
+        assert list(index.place)[:3] == key
+        seed_everything([*index.place])
+        of_picture = draws()
+    seed_everything(key)
+    assert not set(of_picture) & set(draws())
+
+
+class Model(BaseModel):
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), UN(3, warmup_iters=1))
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=self.layers(x).square().mean()) if mode == 'loss' else [x]
+
+
+class Count(BaseMetric):
+    """How many steps the validated model has seen."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def process(self, data_batch, data_samples):
+        self.results.append(self.model.layers[1].num_batches_tracked.item())
+
+    def compute_metrics(self, results):
+        return {'accuracy/top1': results[0]}
+
+
+class Interrupt(Hook):
+
+    def before_val(self, runner):
+        if runner.iter == runner.max_iters:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('loop', [dict(by_epoch=True, max_epochs=4, val_interval=2),
+                                  dict(by_epoch=False, max_iters=16, val_interval=8)])
+def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop, capfd, monkeypatch):
+    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
+
+    def train(*hooks, resume=True, **settings):
+        model = Model()
+        data = dict(batch_size=2, dataset=[dict(x=torch.randn(5, 3)) for _ in range(8)],
+                    sampler=dict(type='DefaultSampler', shuffle=False),
+                    collate_fn=dict(type='default_collate'))
+        checkpoint = dict(type='CheckpointHook', interval=loop['val_interval'], by_epoch=loop['by_epoch'],
+                          save_best='accuracy/top1', rule='greater')
+        Runner(model=model, work_dir=str(tmp_path), train_dataloader=data, train_cfg={**loop, **settings},
+               val_dataloader=data, val_cfg={}, val_evaluator=[Count(model)], resume=resume,
+               optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+               default_hooks=dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=2)),
+               custom_hooks=[dict(type='RepeatableHook'), dict(type='OfflineNormHook'), *hooks],
+               log_processor=dict(by_epoch=loop['by_epoch']), experiment_name=os.urandom(4).hex()).train()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupt(), resume=False)
+    # Logs are in folders that are named by the second.
+    log, = (path for path in tmp_path.glob('2*') if path.is_dir())
+    log.rename(tmp_path / '1')
+    assert read_scalars(tmp_path)['accuracy/top1'].tolist() == [[8, 8]]
+    capfd.readouterr()
+    train()
+    assert 'nothing left to train: it is validated' in ''.join(capfd.readouterr())
+    assert read_scalars(tmp_path)['accuracy/top1'].tolist() == [[8, 8], [16, 16]]
+    assert next(tmp_path.glob('best_*')).name.endswith(('epoch_4.pth', 'iter_16.pth'))
+    # A loop that would never have validated does not now.
+    train(val_begin=17)
+    assert 'it is validated' not in ''.join(capfd.readouterr())
+
+
+class KeepSteps(Hook):
+    """The weights and the gathered gradients after each step."""
+
+    def __init__(self):
+        self.weights, self.gradients = [], []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        weight = runner.model.layers[0].weight
+        self.weights.append(weight.detach().clone())
+        self.gradients.append(None if weight.grad is None else weight.grad.clone())
+
+
+def test_a_checkpoint_between_two_updates_loses_its_gradients_and_nothing_else(tmp_path, capfd):
+    def train(resume):
+        model, kept = Model(), KeepSteps()
+        Runner(model=model, work_dir=str(tmp_path), train_cfg=dict(by_epoch=False, max_iters=6),
+               train_dataloader=dict(batch_size=2, dataset=data, collate_fn=dict(type='default_collate'),
+                                     sampler=dict(type='InfiniteSampler', shuffle=False)),
+               optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2),
+               default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False)),
+               custom_hooks=[dict(type='RepeatableHook'), kept], resume=resume,
+               load_from=f'{tmp_path}/iter_3.pth' if resume else None, randomness=dict(seed=0),
+               experiment_name=os.urandom(4).hex()).train()
+        return model, kept
+
+    data = [dict(x=torch.randn(5, 3)) for _ in range(8)]
+    model, whole = train(resume=False)
+    capfd.readouterr()
+    resumed_model, resumed = train(resume=True)
+    assert 'the gradient of some iterations is lost' in ''.join(capfd.readouterr())
+    # It updates at the same steps, the first time without the half that step 3 had gathered.
+    assert not torch.equal(whole.weights[2], whole.weights[3])
+    assert whole.gradients[2].any()
+    torch.testing.assert_close(resumed.weights[0], whole.weights[3] + 0.1 * whole.gradients[2])
+    assert torch.equal(resumed.weights[1], resumed.weights[0])
+    assert not torch.equal(resumed.weights[2], resumed.weights[1])
+    assert resumed_model.layers[1].num_batches_tracked == model.layers[1].num_batches_tracked == 6

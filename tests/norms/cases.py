@@ -1,0 +1,92 @@
+"""Norms, inputs and checks that several tests of norms share."""
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
+
+# With warm-ups that end soon, so that a short test sees both sides of them.
+NORMS = {
+    'UN': lambda c: UN(c, warmup_iters=6),
+    'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
+    'PN': lambda c: PN(c, warmup_iters=6),
+    'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),
+    'TokenBN': TokenBN,
+    'RepBN': RepBN,
+    'PRepBN': lambda c: PRepBN(c, steps=12),
+    'RMSN': RMSN,
+    'DyT': DyT,
+    'NoNorm': NoNorm,
+    'NoNorm affine': lambda c: NoNorm(c, affine=True),
+}
+OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'NoNorm', 'NoNorm affine')]
+FOLDABLE = [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')]
+
+every_norm = pytest.mark.parametrize('name', NORMS)
+every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
+
+
+def build(name, channels=6, seed=0):
+    """The norm with random parameters of both signs."""
+    norm = NORMS[name](channels)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return norm
+
+
+def random_affine(norm, seed=0):
+    """Gamma with both signs and a zero, beta at random."""
+    rng = np.random.default_rng(seed)
+    gamma, beta = rng.normal(size=norm.num_features), rng.normal(size=norm.num_features)
+    gamma[0] = 0
+    with torch.no_grad():
+        norm.weight.copy_(torch.from_numpy(gamma))
+        norm.bias.copy_(torch.from_numpy(beta))
+    return norm
+
+
+def sequence(steps, channels, seed=0, outlier_every=17, outlier_scale=30., tokens=23):
+    """Inputs and output gradients with a planted outlier step now and then, in one channel."""
+    rng = np.random.default_rng(seed)
+    size = rng.uniform(0.2, 3, channels)
+    for t in range(1, steps + 1):
+        x = rng.normal(size=(tokens, channels)) * size * rng.lognormal(0, 0.1)
+        if t % outlier_every == 0:
+            x[:, rng.integers(channels)] *= outlier_scale
+        yield t, x, rng.normal(size=(tokens, channels)) * rng.lognormal(0, 0.3)
+
+
+def train_steps(norm, steps, start=0):
+    """Outputs and gradients over `steps` of one fixed sequence, from step `start + 1`."""
+    out = []
+    for t, x, dy in sequence(start + steps, norm.num_features):
+        if t > start:
+            tx = torch.from_numpy(x).float().requires_grad_()
+            norm.zero_grad()
+            y = norm(tx)
+            y.backward(torch.from_numpy(dy).float())
+            out += [y.detach(), tx.grad, *(p.grad.clone() for p in norm.parameters())]
+    return out
+
+
+def assert_same_state(a, b):
+    assert a.state_dict().keys() == b.state_dict().keys()
+    for key, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[key]), key
+
+
+def assert_finite_state(norm):
+    for key, value in norm.state_dict().items():
+        assert value.isfinite().all(), key
+
+
+class NoSync(TorchDispatchMode):
+    """Fails on every operator that would make a host wait for a device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default,
+                            torch.ops.aten.nonzero.default, torch.ops.aten.equal.default), func
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,53 @@
+"""The passes in plain torch: precision, odd input, and the compiler's sums."""
+import pytest
+import torch
+
+from mmunorm.norms.kernels import reference
+
+
+def draw(shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_sums_over_many_tokens_keep_their_precision():
+    """One float32 addition after the other loses a digit more."""
+    x = draw((50176, 96)).abs() + 1
+    exact = reference.second_moment(x.double())
+    assert ((reference.second_moment(x).double() - exact).abs() / exact).max() < 1e-6
+    _, dbias, _, _ = reference.gradient_statistics(x, x, torch.ones(96), torch.ones(96))
+    exact = x.double().sum(0)
+    assert ((dbias.double() - exact).abs() / exact).max() < 1e-6
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype):
+    x, scale, shift = draw((50, 7), dtype), draw(7, seed=1), draw(7, seed=2)
+    exact = scale.double() * x.double() + shift.double()
+    assert torch.equal(reference.affine(x, scale, shift), exact.float().to(dtype))
+    assert reference.second_moment(x * 300).dtype == torch.float32
+
+
+def test_the_forward_map_is_differentiable():
+    x, scale, shift = draw((4, 3)).double(), draw(3).double(), draw(3).double()
+    inputs = [value.requires_grad_() for value in (x, scale, shift)]
+    assert torch.autograd.gradcheck(reference.affine, inputs)
+
+
+def test_no_tokens():
+    x, c = torch.zeros(0, 5), torch.ones(5)
+    assert reference.second_moment(x).isnan().all()
+    assert (reference.gradient_statistics(x, x, c, c)[0] == 0).all()
+    assert reference.input_gradient(x, x, c, c, c).shape == (0, 5)
+
+
+@pytest.mark.parametrize('shape', [(5, ), (1, 5), (31, 5), (2, 32, 5), (2, 7, 7, 5), (0, 5)], ids=str)
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_compiled_sums_over_any_number_of_tokens(shape, dynamic):
+    torch._dynamo.reset()
+    x, dy, c = draw(shape, torch.float64), draw(shape, torch.float64, seed=1), draw(5, torch.float64)
+
+    def sums(x, dy):
+        return reference.second_moment(x), reference.gradient_statistics(dy, x, c, c)
+
+    compiled = torch.compile(sums, backend='aot_eager', fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(compiled(x, dy), sums(x, dy), equal_nan=True)

@@ -1,0 +1,29 @@
+"""Records without a training."""
+import numpy as np
+
+from mmunorm.recording.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, RecordWriter
+
+NAMES = ['backbone.patch_embed.norm', 'backbone.stages.0.blocks.0.norm1', 'backbone.norm3']
+
+
+def write_record(folder, steps=60, norm='UN', seed=0, gradient=True):
+    """A record of three layers of 30 channels: normal, log-normal and constant activations.
+
+    Gradients are normal noise, or missing. Layer i has an outlier on each step of the second half that a
+    multiple of 3 - i divides.
+    """
+    rng = np.random.default_rng(seed)
+    kind = OFFLINE_GRADIENT if norm == 'UN' else ONLINE_GRADIENT
+    writer = RecordWriter(folder / 'norm_statistics', [Layer(name, norm, 30, kind) for name in NAMES],
+                          dict(run=folder.name, config='some_config.py', interval=1, processes=1))
+    rows = np.zeros(steps, writer.step_dtype)
+    rows['step'] = np.arange(1, steps + 1)
+    noise = rng.standard_normal((steps, 30))
+    rows['activation'] = np.concatenate([10 + noise, np.exp(noise), np.ones((steps, 30))], axis=1)
+    rows['gradient'] = 1e-6 * rng.standard_normal((steps, 90)) if gradient else np.nan
+    late = rows['step'] > steps // 2
+    rows['outliers'] = -1 if norm != 'UN' else np.stack(
+        [np.cumsum(late & (rows['step'] % (3 - i) == 0)) for i in range(3)], axis=1)
+    if steps:
+        writer.append(rows, np.zeros(90, np.float32))
+    return folder

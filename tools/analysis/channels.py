@@ -1,0 +1,60 @@
+"""Statistics of single channels over training with their geometric and arithmetic means (Fig. 4), and
+channels.csv. Chooses layers and channels by itself when none is named: layers over the whole depth, and
+in each the channel with the highest peak, around which it shows 100 steps."""
+import argparse
+
+from mmunorm.analysis.figures import statistics_figure
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.measures import (
+    FIELDS,
+    around_peak,
+    channel_history,
+    interesting_channel,
+    interesting_layers,
+    write_csv,
+)
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.records import add_record_arguments, read_records
+from mmunorm.recording.record import RecordError
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_record_arguments(parser)
+    parser.add_argument('--layers', nargs='+', metavar='NAME', help='names of layers; 3 of all by default')
+    parser.add_argument('--channels', nargs='+', type=int, metavar='N',
+                        help='a channel for each of --layers, or one for all')
+    parser.add_argument('--steps', nargs=2, type=int, metavar=('FIRST', 'LAST'),
+                        help='training steps to show; 100 recorded ones around each peak by default')
+    parser.add_argument('--window', type=int, default=4, help='steps of the means, M; 4 by default')
+    args = parser.parse_args(argv)
+    if args.channels and len(args.channels) not in (1, len(args.layers or ())):
+        parser.error('--channels takes one number, or as many as --layers has names')
+    return args
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    (record, ), (name, ) = read_records([args.record])
+    layers = args.layers or interesting_layers(record, 3)
+    channels = args.channels or [interesting_channel(record, layer) for layer in layers]
+    channels = channels * len(layers) if len(channels) == 1 else channels
+    histories = []
+    for layer, channel in zip(layers, channels, strict=True):
+        rows = around_peak(record, layer, channel)
+        if args.steps:
+            rows = slice(*record.steps.searchsorted([args.steps[0], args.steps[1] + 1]))
+            if not len(record.steps[rows]):
+                raise RecordError(f'--steps: no recorded step is from {args.steps[0]} to {args.steps[1]}.')
+        histories += [channel_history(record, layer, channel, field, args.window, rows) for field in FIELDS]
+    out = out_folder(args.out)
+    write_csv(out / 'channels.csv', ('run', 'layer', 'channel', 'statistic', 'step', 'value', 'gm', 'am'),
+              ((name, history.layer, history.channel, history.field, *values) for history in histories
+               for values in zip(history.steps, history.values, history.gm, history.am, strict=True)))
+    save(statistics_figure(name, histories, args.window), out / 'channels.png')
+    print(f'{out} has channels.csv and channels.png.')
+
+
+if __name__ == '__main__':
+    main()
