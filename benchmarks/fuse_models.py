@@ -17,11 +17,12 @@ import torch
 from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, markdown, run_benchmark
+from mmunorm.benchmark.measure import ratio
 from mmunorm.cli.arguments import add_config_arguments, command, load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')
-HEADER = ('model', 'mode', 'LN images/s', 'folded images/s', 'images/s folded/LN', 'its quartiles',
+HEADER = ('model', 'mode', 'LN images/s', 'folded images/s', 'images/s folded/LN', 'quartiles of single rounds',
           'memory folded/LN', 'time folded/norm-free')
 
 
@@ -60,12 +61,11 @@ def summary(result, name, mode):
     if ln['error'] or folded['error'] or free['error']:
         speeds = (row['error'] or f'{row["throughput"]["median"]:.4g}' for row in (ln, folded))
         return [name, mode, *speeds, *['-'] * (len(HEADER) - 4)]
-    turns = zip(folded['seconds'], free['seconds'], strict=True)
-    beside_free = torch.tensor([one / other for one, other in turns], dtype=torch.float64).quantile(0.5)
+    beside_free = ratio(folded['seconds'], free['seconds'])['value']
     to_ln = folded['to_ln']
     speed = to_ln['throughput']
     return [name, mode, f'{ln["throughput"]["median"]:.4g}', f'{folded["throughput"]["median"]:.4g}',
-            f'{speed["median"]:.3f}', f'{speed["low"]:.3f} to {speed["high"]:.3f}',
+            f'{speed["value"]:.3f}', f'{speed["low"]:.3f} to {speed["high"]:.3f}',
             f'{to_ln["peak_memory"]:.3f}', f'{beside_free:.3f}']
 
 

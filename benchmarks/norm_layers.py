@@ -4,12 +4,13 @@
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
 Every norm does forward and backward on the four token maps of Swin-T, in turn within each round; a ratio is
-the median of the ratios to LayerNorm within one round. `UN` has left its warm-up, `UN in warm-up` has not;
+that of the medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not;
 BatchNorm is torch's on the tokens. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse
 import json
 import re
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -117,16 +118,9 @@ def measure_norms(names, shape, dtype, device, mode, args):
     for name in names:
         yield dict(
             norm=name, shape=list(shape), dtype=str(dtype).removeprefix('torch.'), mode=mode,
-            **ratio(seconds[name], seconds[LN], times), peak_memory=memory[name],
+            seconds=statistics.median(seconds[name]) / times,
+            to_ln=measure.ratio(seconds[name], seconds[LN]), peak_memory=memory[name],
             peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds)
-
-
-def ratio(seconds, of_ln, steps=1):
-    """The median of a step's time, and median and quartiles of the ratios to LN's in the same round."""
-    own = torch.tensor(seconds, dtype=torch.float64)
-    quotients = own / torch.tensor(of_ln, dtype=torch.float64)
-    low, median, high = quotients.quantile(torch.tensor([.25, .5, .75], dtype=torch.float64)).tolist()
-    return dict(seconds=own.median().item() / steps, to_ln=dict(median=median, low=low, high=high))
 
 
 def result_file(folder, name, device):
@@ -150,7 +144,7 @@ def main(argv=None):
             for tokens, channels in SHAPES:
                 shape = (args.batch, tokens, channels)
                 new = list(measure_norms(names, shape, getattr(torch, dtype), device, mode, args))
-                cells = [f'{row["to_ln"]["median"]:.2f} ({row["peak_memory_to_ln"]:.2f})' for row in new[1:]]
+                cells = [f'{row["to_ln"]["value"]:.2f} ({row["peak_memory_to_ln"]:.2f})' for row in new[1:]]
                 print(f'| {shape} | {dtype} | {mode} | {new[0]["seconds"] * 1e3:.3f} | '
                       + ' | '.join(cells) + ' |', flush=True)
                 rows += [dict(row, environment=environment(device)) for row in new]

@@ -3,11 +3,12 @@
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
 
-Both models step in turn within each round, and the ratio is the median of the ratios within one round.
+Both models step in turn within each round, and the ratio is that of the medians.
 `UN` has left its warm-up. The rows go to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.run import precision
 
 # isort: split
-from norm_layers import ROOT, ratio, result_file
+from norm_layers import ROOT, result_file
 
 NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
 
@@ -81,11 +82,12 @@ def main(argv=None):
         for name in NORMS:
             rows.append(dict(
                 norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=args.amp, mode=mode,
-                **ratio(seconds[name], seconds['LN']), peak_memory=memory[name],
+                seconds=statistics.median(seconds[name]), to_ln=measure.ratio(seconds[name], seconds['LN']),
+                peak_memory=memory[name],
                 peak_memory_to_ln=memory[name] / memory['LN'], clock=args.clock, rounds=args.rounds,
                 environment=environment(device)))
             to_ln = rows[-1]['to_ln']
-            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {to_ln["median"]:.3f} x LN '
+            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {to_ln["value"]:.3f} x LN '
                   f'({to_ln["low"]:.3f} to {to_ln["high"]:.3f}), peak memory '
                   f'{rows[-1]["peak_memory_to_ln"]:.3f} x LN', flush=True)
         path.write_text(''.join(json.dumps(row) + '\n' for row in rows))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -93,6 +94,20 @@ class Race:
                 seconds[name].append(value)
             after_each()
         return {name: values for name, values in seconds.items() if name not in self.failed}
+
+
+def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """The quotient of two medians of times, which is what a reader computes from both, and how much it varies.
+
+    Args:
+        seconds, others: of two things that :meth:`Race.time` has run in turn.
+
+    Returns:
+        `value`, and `low` and `high`, the quartiles of the quotients within one round.
+    """
+    seconds, others = np.array(seconds), np.array(others)
+    low, high = np.percentile(seconds / others, (25, 75))
+    return dict(value=float(np.median(seconds) / np.median(others)), low=float(low), high=float(high))
 
 
 def rotated(names: Sequence[str], i: int) -> list[str]:

@@ -225,8 +225,8 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None,
         f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; {precision_name}'
         f'{", channels last" if settings.channels_last else ""}; on {device_name(device)}'
         f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
-        'All rows run in one process, one batch each in turn, in an order that rotates; speed is the median '
-        'with its quartiles, and a ratio of speeds the median of the ratios within one turn.',
+        'All rows run in one process, one batch each in turn, in an order that rotates. Speed is the median '
+        'with its quartiles, a ratio the quotient of two medians.',
         f'Memory: {memory}, weights and images of the row included. FLOPs: an image, matrix products and '
         'convolutions only (torch.utils.flop_counter), two a multiply-add.',
     ]

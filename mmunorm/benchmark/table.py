@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..analysis.curves import COLOURS
+from .measure import ratio
 from .models import LN
 
 COLUMNS = ('row', 'images/s (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M', 'GFLOPs/image',
@@ -25,8 +26,8 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
 
     Returns:
         New rows with `throughput` (images/s) and `latency_ms`, each a dict of `median` and quartiles `low`
-        and `high`, and `to_ln`: the same two as quotients by LN's, taken within each repeat, and
-        `peak_memory`, `parameters` and `flops`. Empty where LN or the row has failed.
+        and `high`, and `to_ln`: the same two as quotients by LN's, each a dict as :func:`.measure.ratio`
+        returns it, and `peak_memory`, `parameters` and `flops`. Empty where LN or the row has failed.
     """
     ln = next((row for row in rows if row['name'] == LN), None)
     summaries = []
@@ -37,8 +38,8 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
             row['throughput'] = _spread(batch_size / seconds)
             row['latency_ms'] = _spread(1000 * seconds)
             if ln is not None and ln['error'] is None:
-                ratio = seconds / np.array(ln['seconds'])
-                row['to_ln'] = dict(throughput=_spread(1 / ratio), latency_ms=_spread(ratio))
+                row['to_ln'] = dict(throughput=ratio(ln['seconds'], row['seconds']),
+                                    latency_ms=ratio(row['seconds'], ln['seconds']))
                 for key in ('peak_memory', 'parameters', 'flops'):
                     row['to_ln'][key] = row[key] / ln[key]
         summaries.append(row)
@@ -66,7 +67,7 @@ def markdown(result: dict) -> str:
 def _cells(row: dict) -> list[str]:
     if row['error'] is not None:
         return [row['name'], row['error'], *['-'] * (len(COLUMNS) - 2)]
-    ratios = {key: value['median'] if isinstance(value, dict) else value
+    ratios = {key: value['value'] if isinstance(value, dict) else value
               for key, value in row['to_ln'].items()}
 
     def with_ratio(text: str, key: str) -> str:
@@ -99,12 +100,13 @@ def chart(result: dict) -> Figure:
             ('Throughput, more is better', 'Peak memory, less is better'), ('images/s', 'MB'), (1, 1e-6),
             strict=True):
         values = [(row['to_ln'] if relative else row)[key] for row in rows]
-        medians = [value['median'] if isinstance(value, dict) else value * (1 if relative else scale)
+        middle = 'value' if relative else 'median'
+        medians = [value[middle] if isinstance(value, dict) else value * (1 if relative else scale)
                    for value in values]
         errors = None
         if key == 'throughput':
-            errors = [[value['median'] - value['low'] for value in values],
-                      [value['high'] - value['median'] for value in values]]
+            errors = [[max(0, value[middle] - value['low']) for value in values],
+                      [max(0, value['high'] - value[middle]) for value in values]]
         colors = [COLOURS[i % len(COLOURS)] for i in range(len(rows))]
         axes.bar([row['name'] for row in rows], medians, yerr=errors, capsize=4, color=colors)
         for i, value in enumerate(medians):
