@@ -7,13 +7,14 @@ REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/tes
 OPENCV := requirements/opencv.txt
 JOBS ?= 2
 
-.PHONY: help install test lint demo
+.PHONY: help install test test-fast lint demo
 
 help:
-	@echo "make install  create $(VENV) and install everything"
-	@echo "make demo     train and test on handwritten digits, about 12 minutes on 2 CPU cores"
-	@echo "make test     lint and all tests"
-	@echo "make lint     ruff alone"
+	@echo "make install    create $(VENV) and install everything"
+	@echo "make demo       train and test on handwritten digits, about 12 minutes on 2 CPU cores"
+	@echo "make test       lint and all tests, about 12 minutes on 2 CPU cores"
+	@echo "make test-fast  the same without the slow ones, 4 minutes"
+	@echo "make lint       ruff alone"
 
 install: $(STAMP)
 
@@ -32,6 +33,9 @@ $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+
+test-fast: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow"
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope

@@ -1,9 +1,10 @@
-"""Folded beside LN and beside no norm: Swin-T, T2T-ViT-14, Mask R-CNN; eager, compiled, on a GPU AMP.
+"""Compares folded models with LN and with no norm: Swin-T, T2T-ViT-14 and Mask R-CNN.
 
     python benchmarks/fuse_models.py
 
-Each model goes through tools/analysis/fuse_and_benchmark.py's measurement. Every finished model is written to
-benchmarks/results/DEVICE.jsonl, one line for each row of its table.
+Each model runs eager and compiled, on a GPU also with AMP. It is measured as in
+tools/analysis/fuse_and_benchmark.py. Every finished model is written to benchmarks/results/DEVICE.jsonl, one line
+for each row of its table.
 """
 import argparse
 import json
@@ -30,11 +31,11 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--configs', nargs='+', default=[ROOT / f'configs/{name}.py' for name in CONFIGS],
-                        help='config files; the three models without')
+                        help='config files (default: the three models)')
     modes = ['eager', 'compiled']
     parser.add_argument('--modes', nargs='+', choices=modes, default=modes)
     parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'],
-                        help='precisions; float32, on a GPU also fp16')
+                        help='precisions (default: float32, on a GPU also fp16)')
     parser.add_argument('--preset', choices=['paper'], help='batch 512 at 224 x 224; 2 at 1333 x 800')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     parser.add_argument('--batch-size', type=int)
@@ -56,7 +57,7 @@ def lines_of(result, name, mode):
 
 
 def summary(result, name, mode):
-    """One line of the table: folded beside LN, and beside norm-free within the same turns."""
+    """One line of the table: folded compared with LN, and with norm-free in the same rounds."""
     ln, _, folded, free = result['rows']
     if ln['error'] or folded['error'] or free['error']:
         speeds = (row['error'] or f'{row["throughput"]["median"]:.4g}' for row in (ln, folded))
@@ -75,7 +76,7 @@ def result_file(folder, device):
 
 
 def write_lines(path, lines):
-    """Adds lines to a data file, in place of those of the same model, mode, batch and shape."""
+    """Adds lines to a data file. They replace lines of the same model, mode, batch and shape."""
     def key(line):
         return line['model'], line['mode'], line['settings']['batch_size'], tuple(line['settings']['shape'])
 

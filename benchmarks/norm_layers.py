@@ -1,11 +1,11 @@
-"""The training step of one norm layer beside LayerNorm's: time and peak memory, eager and compiled.
+"""Compares the training step of single norm layers with LayerNorm's: time and peak memory, eager and compiled.
 
     python benchmarks/norm_layers.py
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
-Every norm does forward and backward on the four token maps of Swin-T, in turn within each round; a ratio is
-that of the medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not;
-BatchNorm is torch's on the tokens. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
+Every norm does forward and backward on the four token maps of Swin-T. In each round, the norms run in turn. A ratio
+is that of the medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not.
+BatchNorm is torch's, with the tokens as samples. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -53,17 +53,18 @@ USUAL = tuple(NORMS)[:6]
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--norms', nargs='+', choices=NORMS, default=USUAL, help='beside LayerNorm')
+    parser.add_argument('--norms', nargs='+', choices=NORMS, default=USUAL, help='norms to compare with LayerNorm')
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager', 'compiled'])
     parser.add_argument('--dtypes', nargs='+', choices=['float32', 'bfloat16', 'float16'],
-                        default=['float32'], help="of activations; parameters are float32, as under autocast")
+                        default=['float32'],
+                        help="dtypes of the activations; parameters are float32, as under autocast")
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=16)
     parser.add_argument('--rounds', type=int, default=40)
-    parser.add_argument('--threads', type=int, help='of a CPU')
+    parser.add_argument('--threads', type=int, help='threads of a CPU')
     parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
-                        help='cpu counts the time of this process on all its threads, for a CPU that others '
-                        'use too; with --threads 1')
+                        help='cpu counts the time of this process on all its threads. Use it with --threads 1 '
+                        'on a CPU that others use too')
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
     args = parser.parse_args(argv)
     if args.clock == 'cpu' and torch.device(args.device).type != 'cpu':
@@ -90,7 +91,7 @@ def make_step(name, channels, x, dy, compiled):
 
 
 def steps_per_turn(step, device):
-    """So many that a turn takes a few milliseconds."""
+    """The number of steps with which a turn takes a few milliseconds."""
     race = measure.Race({'': step}, device)
     seconds = min(race.seconds('') for _ in range(5))
     return max(1, round(5e-3 / seconds))
@@ -104,7 +105,7 @@ def repeated(step, times):
 
 
 def measure_norms(names, shape, dtype, device, mode, args):
-    """One row a norm."""
+    """Yields one row for each norm."""
     generator = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
     x.requires_grad_()
@@ -124,7 +125,7 @@ def measure_norms(names, shape, dtype, device, mode, args):
 
 
 def result_file(folder, name, device):
-    """The data file of a benchmark on a device, in a folder that is made."""
+    """The data file of a benchmark on a device; makes its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
 

@@ -1,8 +1,9 @@
-"""What NormStatisticsHook costs at interval 1: training steps with and without it, in turn, in one process.
+"""Measures what NormStatisticsHook costs at interval 1: training steps with and without it, in turn, in one process.
 
     python benchmarks/recording_overhead.py [--steps 30] [--only digits]
 
-Prints a Markdown table; the last column is the quotient of the medians plus the share of writing the file.
+Prints a Markdown table. The last column is the extra time of a step with the hook, including the time to write the
+file, relative to a step without it. Step times are medians.
 """
 import argparse
 import statistics
@@ -38,7 +39,7 @@ def build(arguments, norm, classes, channels):
 
 
 def measure(model, batch, size, steps, device):
-    """Median seconds of a step without and with the hook, seconds of writing a step, bytes of a step."""
+    """Median seconds of a step without and with the hook, seconds to write a step, and bytes of a step."""
     model = model.to(device).train()
     optimizer = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=1e-4))
     images = torch.randn(batch, 3, size, size, device=device)
@@ -68,10 +69,10 @@ def measure(model, batch, size, steps, device):
                 step(recorded)
                 if round_ >= 0:
                     times[recorded].append(_now(device) - start)
-        # A whole block, as it is written (with the numbers for the log) once in so many steps.
+        # Writes a whole block, with the numbers for the log. In a run this happens once in so many steps.
         rows = len(hook._block)
-        hook._block.normal_()
-        hook._steps, hook._loss_scales = list(range(1, rows + 1)), [1.0] * rows
+        hook._block.uniform_(1, 2)
+        hook._steps, hook._loss_scales, hook._complete = list(range(1, rows + 1)), [1.0] * rows, rows
         start = _now(device)
         hook.after_train(runner)
         writing = (_now(device) - start) / rows
@@ -86,7 +87,7 @@ def _samples(batch, device):
 
 def _now(device):
     if device == 'cpu':
-        return time.process_time()  # of all threads; does not count what other programs take
+        return time.process_time()  # CPU time of all threads; other programs do not count
     torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -94,7 +95,7 @@ def _now(device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--steps', type=int, default=30, help='measured steps of each kind, up to 90')
-    parser.add_argument('--only', choices=['digits', 'swin-t'], help='one of both models')
+    parser.add_argument('--only', choices=['digits', 'swin-t'], help='measure only this model')
     parser.add_argument('--device', default=get_device())
     args = parser.parse_args()
     un = dict(type='UN', warmup_iters=1)

@@ -1,6 +1,6 @@
-"""What SyncUN communicates in a training step: `python benchmarks/sync_cost.py [RANKS ...]`.
+"""Counts what SyncUN communicates in a training step: `python benchmarks/sync_cost.py [RANKS ...]`.
 
-Counts, from the models that the configs build; nothing is timed.
+The numbers come from the models that the configs build. Nothing is timed.
 """
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ LARGE = dict(arch='large')
 
 
 def bytes_a_step(norm: OfflineNorm) -> int:
-    """Bytes that one norm over float32 statistics reduces in a training step, forward and backward."""
+    """Bytes that one norm with float32 statistics reduces in a training step, forward and backward."""
     channels = norm.num_features
     if norm.centered:  # two moments and the count in float64, then two gradient statistics
         return 8 * (2 * channels + 1) + 4 * 2 * channels

@@ -1,10 +1,10 @@
-"""A training step of Swin-T with UN beside LN: forward, backward, fused AdamW; time and peak memory.
+"""Compares a training step of Swin-T with UN and with LN: forward, backward, fused AdamW; time and peak memory.
 
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
 
-Both models step in turn within each round, and the ratio is that of the medians.
-`UN` has left its warm-up. The rows go to benchmarks/results/train_step_DEVICE.jsonl.
+In each round, both models do a step in turn. The ratio is that of the medians. `UN` has left its warm-up. The rows
+go to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -33,13 +33,13 @@ def parse_args(argv=None):
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=4)
-    parser.add_argument('--size', type=int, default=224, help='pixels')
+    parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
     parser.add_argument('--amp', choices=['fp16', 'bf16'], help='autocast; no gradient scaler')
     parser.add_argument('--rounds', type=int, default=15)
-    parser.add_argument('--threads', type=int, help='of a CPU')
+    parser.add_argument('--threads', type=int, help='threads of a CPU')
     parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
-                        help='cpu counts the time of this process, for a CPU that others use too; with '
-                        '--threads 1')
+                        help='cpu counts the time of this process. Use it with --threads 1 on a CPU that others '
+                        'use too')
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
     return parser.parse_args(argv)
 

@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -8,12 +9,21 @@ import mmunorm  # noqa: F401, before anything imports mmcv.ops
 # isort: split
 from mmengine.registry import DefaultScope
 
+from . import tiny_runs
+
+gc.freeze()  # each data set collects garbage, and half a million objects of libraries are none
+
 
 @pytest.fixture(scope='session', autouse=True)
 def _threads():
     """Parallel test processes would fight over the cores."""
     if 'PYTEST_XDIST_WORKER' in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _no_pause():
+    tiny_runs.skip_pauses()
 
 
 @pytest.fixture(autouse=True)

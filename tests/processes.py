@@ -1,29 +1,40 @@
-"""What runs in several processes at once, which talk over gloo."""
+"""What runs in other processes. They are forked from one that has imported everything once."""
 import gc
 import multiprocessing
 import os
 import socket
 import sys
 import tempfile
+import traceback
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from . import tiny_runs
+
+# Tests have threads, and cannot be forked. The working directory may be any, so no module of the tests is here.
+FORKSERVER = multiprocessing.get_context('forkserver')
+FORKSERVER.set_forkserver_preload(['mmunorm.cli.training', 'mmdet.apis', 'mmdet.datasets', 'mmpretrain.apis'])
+
 
 def without_a_gpu():
     """Environment of `dist_train.sh` and `dist_test.sh`."""
+    return dict(PYTHON=sys.executable, PORT=str(free_port()), CUDA_VISIBLE_DEVICES='')
+
+
+def free_port():
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    return dict(PYTHON=sys.executable, PORT=str(port), CUDA_VISIBLE_DEVICES='')
+        return probe.getsockname()[1]
 
 
 def run(function, *args, processes=2):
-    """What `function(rank, *args)`, of a module's top level, returns in each process, in order."""
+    """What `function(rank, *args)`, of a module's top level, returns in each process, in order.
+
+    The processes talk over gloo.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        # Forked from a server that has imported everything once; tests themselves have threads.
-        multiprocessing.set_forkserver_preload(['mmunorm', function.__module__])
         context = mp.start_processes(_enter, (folder, processes, function, args), nprocs=processes,
                                      join=False, start_method='forkserver')
         while not context.join(grace_period=5):
@@ -41,3 +52,43 @@ def _enter(rank, folder, processes, function, args):
     gc.collect()  # a DistributedDataParallel must be gone before its group
     dist.destroy_process_group()
     os._exit(0)  # nothing of torch is left to be torn down in the wrong order
+
+
+def run_tool(name, *arguments, processes=1, **environment):
+    """Runs tools/NAME.py on one thread in each of so many processes, as torchrun would start them.
+
+    Returns:
+        The exit status of each, negative for a signal.
+    """
+    if processes > 1:
+        arguments = *arguments, '--launcher', 'pytorch'
+        environment.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()), WORLD_SIZE=str(processes))
+    started = []
+    for rank in range(processes):
+        ranks = dict(RANK=str(rank), LOCAL_RANK=str(rank)) if processes > 1 else {}
+        started.append(FORKSERVER.Process(target=_run_tool, args=(
+            name, [str(argument) for argument in arguments], {**environment, **ranks}, os.getcwd(), sys.path)))
+        started[-1].start()
+    for process in started:
+        process.join(300)
+        assert process.exitcode is not None, f'tools/{name}.py hangs'
+    return [process.exitcode for process in started]
+
+
+def _run_tool(name, arguments, environment, folder, path):
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    tiny_runs.skip_pauses()
+    status = 1
+    try:
+        tiny_runs.call(tiny_runs.load_tool(name), *arguments)
+        status = 0
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)

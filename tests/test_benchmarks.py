@@ -1,28 +1,31 @@
 """The benchmarks of docs/speed.md run, and print a row for each measurement."""
+import importlib
 import json
-import subprocess
-import sys
 
 import pytest
+
+from mmunorm.recording.record import RecordWriter
 
 from . import tiny_runs
 
 
-def run(name, tmp_path, *arguments):
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
     """What `benchmarks/NAME.py` prints, and the rows it writes."""
-    command = [sys.executable, tiny_runs.ROOT / 'benchmarks' / f'{name}.py', '--out', tmp_path,
-               '--threads', '1', '--rounds', '1', *arguments]
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    file, = tmp_path.glob(f'{name}_*.jsonl')
-    return result.stdout, [json.loads(line) for line in file.read_text().splitlines()]
+    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+
+    def call(name, *arguments):
+        importlib.import_module(name).main(['--out', str(tmp_path), '--threads', '1', '--rounds', '1', *arguments])
+        file, = tmp_path.glob(f'{name}_*.jsonl')
+        return capsys.readouterr().out, [json.loads(line) for line in file.read_text().splitlines()]
+
+    return call
 
 
 @pytest.mark.slow
-def test_norm_layers(tmp_path):
+def test_norm_layers(run):
     norms = ['UN', 'TokenBN', 'BatchNorm', 'RMSNorm']
-    printed, rows = run('norm_layers', tmp_path, '--norms', *norms, '--modes', 'eager', '--batch', '1',
-                        '--dtypes', 'float32')
+    printed, rows = run('norm_layers', '--norms', *norms, '--modes', 'eager', '--batch', '1', '--dtypes', 'float32')
     assert '(1, 3136, 96)' in printed and 'UN / LN' in printed
     assert {(row['norm'], row['shape'][1]) for row in rows} == {
         (norm, tokens) for norm in ('LayerNorm', *norms) for tokens in (3136, 784, 196, 49)}
@@ -30,7 +33,24 @@ def test_norm_layers(tmp_path):
 
 
 @pytest.mark.slow
-def test_train_step(tmp_path):
-    printed, rows = run('train_step', tmp_path, '--batch', '1', '--size', '224')
+def test_train_step(run):
+    printed, rows = run('train_step', '--batch', '1')
     assert 'eager UN' in printed
     assert [row['norm'] for row in rows] == ['LN', 'UN'] and all(row['to_ln']['value'] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
+    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+    overhead = importlib.import_module('recording_overhead')
+    appended = []
+    append = RecordWriter.append
+
+    def spy(self, steps, running_var):
+        append(self, steps, running_var)
+        appended.append(len(steps))
+
+    monkeypatch.setattr(RecordWriter, 'append', spy)
+    model = overhead.build(overhead.DIGITS, dict(type='UN', warmup_iters=1), classes=10, channels=384)
+    overhead.measure(model, 2, 32, 2, 'cpu')
+    assert appended == [100]

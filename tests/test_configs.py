@@ -175,6 +175,7 @@ def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
     assert not any(step.get('with_mask') for step in pipelines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['swin_t_un_maskrcnn_3x', 't2t_vit_14_un_cifar10'])
 def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     classifier = build(load(name.split('_un_')[0] + '_un_imagenet'))
@@ -195,6 +196,7 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) in ('ln', 'un')
                                   and not name.endswith('_1x')])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):

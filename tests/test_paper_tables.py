@@ -1,6 +1,7 @@
 """Every row of docs/paper_tables.md has a command, and each command builds its model."""
 import re
 import shlex
+from functools import cache
 
 import pytest
 from mmengine.registry import MODELS
@@ -20,6 +21,7 @@ COMMANDS = sorted({row[-2].strip('`') for row in ROWS})
 TRAIN = tiny_runs.load_tool('train')
 
 
+@cache
 def load(command):
     """The config of a command, and the arguments that go to tools/train.py."""
     bash, script, config, gpus, *options = shlex.split(command)
@@ -58,6 +60,7 @@ def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
         assert (tiny_runs.ROOT / 'configs' / base).is_file()
 
 
+@pytest.mark.slow
 def test_every_command_has_a_work_directory_of_its_own(monkeypatch):
     monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
     folders = [cfg.get('work_dir') or args.config for cfg, args in map(load, COMMANDS)]

@@ -1,12 +1,16 @@
 """Runs of the real tools, in this process, on tiny data."""
+import gc
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 from mmengine.config import Config
+from mmengine.runner import loops
 from mmengine.utils import ManagerMixin
 from mmpretrain.registry import DATASETS
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from . import data_makers
 
@@ -58,6 +62,11 @@ def load_tool(name):
     return module
 
 
+def skip_pauses():
+    """mmengine sleeps for two seconds between the epochs of an iteration-based loop."""
+    loops.time = SimpleNamespace(sleep=lambda seconds: None)
+
+
 def skip_config_formatting(monkeypatch):
     """Logs configs as they are: to lay one out takes longer than to train a step."""
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, False))
@@ -70,7 +79,12 @@ def call(tool, *arguments):
         cls = pending.pop()
         pending += cls.__subclasses__()
         cls._instance_dict.clear()
-    return tool.main([str(argument) for argument in arguments])
+    try:
+        return tool.main([str(argument) for argument in arguments])
+    finally:
+        # Left to the garbage collector, each worker takes five seconds to end.
+        for workers in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
+            workers._shutdown_workers()
 
 
 def write_classifier(folder):

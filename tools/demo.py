@@ -1,7 +1,8 @@
-"""The whole way on handwritten digits: make the data, train a classifier, train a detector from its
-backbone, test it, draw what it finds, fold its norms away, test it again. Started by `make demo`.
+"""Runs the whole way on handwritten digits. Started by `make demo`.
 
-An interrupted demo goes on where it stopped; finished steps are not repeated.
+It makes the data, trains a classifier, and trains a detector from its backbone. It then tests the detector, draws
+what it finds, folds its norms away, and tests it again. An interrupted demo goes on where it stopped. Finished steps
+are not repeated.
 """
 import json
 import os
@@ -23,7 +24,7 @@ def run(title: str, *command: str) -> None:
     """Runs a Python tool of this repository as a user would, and shows how."""
     print(f'\n=== {title}\n$ python {" ".join(command)}', flush=True)
     start = time.time()
-    # Threads that wait by spinning for long slow a machine down that has other work, tenfold and more.
+    # Threads that spin long while they wait slow down a machine that has other work, tenfold and more.
     env = {'GOMP_SPINCOUNT': '20000', **os.environ}
     status = subprocess.run([sys.executable, *command], cwd=ROOT, env=env).returncode
     if status:
@@ -42,7 +43,7 @@ def newest_metrics(work_dir: str) -> dict:
 
 
 def draw_sheet(count: int = 8) -> None:
-    """The first few pictures beside each other, four in a row."""
+    """Puts the first few pictures on one sheet, four in a row."""
     from torchvision.io import read_image
     from torchvision.utils import make_grid, save_image
     pictures = [read_image(str(path)) for path in sorted(Path(ROOT, PICTURES).iterdir())[:count]]
@@ -50,7 +51,7 @@ def draw_sheet(count: int = 8) -> None:
 
 
 def print_metrics() -> None:
-    """The table of both tests: the folded model is the same function."""
+    """Prints the table of both tests: the folded model is the same function."""
     print('|      |        |    AP |  AP50 |  AP75 |')
     print('|------|--------|-------|-------|-------|')
     for model, folder in (('UN', 'test'), ('folded', 'test_folded')):

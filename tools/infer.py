@@ -16,7 +16,7 @@ from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.errors import PreflightError
 
 SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
-# The visualizers' lines and letters have a fixed size: a smaller picture is enlarged to be readable.
+# The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
 READABLE_SIDE = 512
 
 
@@ -26,8 +26,8 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
-    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects from this score on')
-    parser.add_argument('--limit', type=int, help='draw only the first so many pictures of a folder')
+    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--limit', type=int, help='draw at most so many pictures of a folder, the first ones')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser)
     args = parser.parse_args(argv)
@@ -58,7 +58,7 @@ def find_images(source, out_dir, limit=None):
 
 
 def drawing_scale(height, width):
-    """How much to enlarge a picture before drawing on it: at least 1, and never beyond 2048 pixels."""
+    """The factor that enlarges a picture before drawing: at least 1, and never to more than 2048 pixels."""
     return max(1.0, min(READABLE_SIDE / min(height, width), 2048 / max(height, width)))
 
 
@@ -108,7 +108,7 @@ class Classifier:
         from mmpretrain.visualization import UniversalVisualizer
         self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
         self.visualizer = UniversalVisualizer()
-        # A data set that hands over arrays, as CIFAR does, has them in RGB; mmcv loads files as BGR.
+        # A data set that hands over arrays, such as CIFAR, has them in RGB. mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline
         self.takes_rgb = not any(step.type.endswith('LoadImageFromFile') for step in pipeline)
 

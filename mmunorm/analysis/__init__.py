@@ -1,1 +1,1 @@
-"""What is measured on models and read from their runs, and its pictures."""
+"""Measures of models and of their runs, and pictures of these measures."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
 
-# Features that are in float64 at a time, per example.
+# How many features per example are in float64 at a time.
 _CHUNK = 2**16
 _BRANCHES = ('attn', 'ffn', 'mlp')
 
@@ -24,7 +24,7 @@ def gram(features: Tensor) -> Tensor:
 
     Args:
         features: `(n, ...)`; all but the first dimension are features. Each feature's mean over the
-            batch is taken away, which does not change CKA but keeps digits.
+            batch is subtracted. This does not change CKA, but keeps digits.
     """
     features = features.flatten(1)
     total = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
@@ -36,7 +36,7 @@ def gram(features: Tensor) -> Tensor:
 
 
 def centre(grams: Tensor) -> Tensor:
-    """U-centres Gram matrices: the inner product of two, over n (n - 3), is their unbiased HSIC.
+    """U-centres Gram matrices. The inner product of two, divided by n (n - 3), is their unbiased HSIC.
 
     Args:
         grams: `(layers, n, n)`, symmetric.
@@ -60,8 +60,7 @@ def centre(grams: Tensor) -> Tensor:
 class MinibatchCKA:
     """Linear CKA between all layers of two models, from one batch after another.
 
-    Only `layers_a x layers_b` numbers are kept between batches, and one `(n, n)` matrix of each layer
-    within one.
+    Between batches, only `layers_a x layers_b` numbers are kept. Within a batch, each layer has one `(n, n)` matrix.
     """
 
     def __init__(self):
@@ -79,7 +78,7 @@ class MinibatchCKA:
         self._self_b = self._self_b + b.square().sum(dim=1).cpu().numpy()
 
     def compute(self) -> np.ndarray:
-        """CKA `(layers_a, layers_b)`; at most 1, and about 0 (also below) for unrelated layers."""
+        """CKA `(layers_a, layers_b)`; at most 1, and about 0 (or slightly below) for unrelated layers."""
         with np.errstate(invalid='ignore', divide='ignore'):
             return self._cross / np.sqrt(np.outer(self._self_a, self._self_b))
 
@@ -102,9 +101,8 @@ def branch_layers(model: nn.Module) -> dict[str, nn.Module]:
 class GramRecorder:
     """Gram matrices of the outputs of a model's layers, one forward pass at a time.
 
-    An output becomes its `(n, n)` matrix at once, so that no activation is kept. A layer that runs several
-    times in a pass has all its outputs as features; what is no tensor `(n, ...)` for n pictures
-    is left out.
+    Each output becomes an `(n, n)` matrix at once, so no activation is kept. If a layer runs several times in a
+    pass, all its outputs are features. An output that is not a tensor `(n, ...)` for n pictures is left out.
 
     Args:
         layers: the layers, by name.
@@ -116,7 +114,7 @@ class GramRecorder:
         self._handles = [module.register_forward_hook(self._hook(name)) for name, module in layers.items()]
 
     def __call__(self, forward: Callable[[], object], examples: int) -> dict[str, Tensor]:
-        """Runs `forward` on so many examples; returns `(n, n)` matrices in the order of running."""
+        """Runs `forward` on a batch of `examples`; returns `(n, n)` matrices, in the order in which layers run."""
         self._grams, self._examples = {}, examples
         with torch.no_grad():
             forward()
@@ -145,8 +143,8 @@ def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b
     """Linear CKA between the layers of two models on the same pictures.
 
     Args:
-        batches: pairs of a batch and its number of examples; those of less than 4 are left out.
-        run_a, run_b: called with a batch; run the models.
+        batches: pairs of a batch and its number of examples; batches of fewer than 4 are left out.
+        run_a, run_b: functions that run the models on a batch.
         layers_a, layers_b: the layers to compare, by name.
 
     Returns:

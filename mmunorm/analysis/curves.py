@@ -15,10 +15,10 @@ from .layout import finish
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
-# Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white paper swallows.
+# Okabe and Ito's colours, which colour-blind people can tell apart. Yellow is left out: it is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
-# Where a run has several metrics, these are the ones that tables and pictures show, and what they call them.
+# The metrics that tables and pictures show if a run has several, and their labels.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
 _TAIL = 8192  # bytes; many lines of a log
 
@@ -26,9 +26,9 @@ _TAIL = 8192  # bytes; many lines of a log
 def read_scalars(path: str | Path) -> Scalars:
     """All scalars that a run has logged, training and validation alike.
 
-    The logs of an interrupted run and of its continuations are joined: where two hold a step, the later
-    one counts. A validation stands at the last training step logged before it, as mmengine numbers
-    validations by epoch, or not at all.
+    It joins the logs of an interrupted run and of its continuations. If two logs have the same step, the later log
+    counts. A validation gets the last training step that was logged before it, because mmengine numbers validations
+    by epoch or not at all.
 
     Args:
         path: a work directory, or one `scalars.json`.
@@ -51,7 +51,7 @@ def read_scalars(path: str | Path) -> Scalars:
 
 
 def latest(work_dir: str | Path, name: str) -> tuple[int, float] | None:
-    """Step and value of the newest entry of a training scalar, from the end of the newest log alone."""
+    """Step and value of the newest entry of a training scalar; reads only the end of the newest log."""
     files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     if not files:
         return None
@@ -76,25 +76,25 @@ def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
             entry = json.loads(line)
             is_training = 'lr' in entry or 'loss' in entry
             if is_training and step is None:
-                # An earlier part went beyond the checkpoint that this one starts from.
+                # Drops the steps of earlier logs that come after the checkpoint at which this log starts.
                 for name, values in points.items():
                     points[name] = {old: value for old, value in values.items() if old < entry['step']}
             if is_training:
                 step = entry['step']
         except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):  # the run is being written, or was killed while it wrote
+            if number == len(lines):  # the run is writing this line, or was killed while it wrote
                 return
-            raise ValueError(f'{file}, line {number}: not of mmengine\'s log: {line[:80]!r}') from error
+            raise ValueError(f'{file}, line {number}: not a line of mmengine\'s log: {line[:80]!r}') from error
         for name, value in entry.items():
             if isinstance(value, (int, float)) and name not in ('step', 'iter', 'epoch'):
                 points.setdefault(name, {})[step if step is not None else before] = value
 
 
 def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) -> None:
-    """Draws one scalar over training steps: each label's mean over its runs, in a band from least to most.
+    """Draws one scalar over training steps: the mean of each label's runs, and a band from least to most.
 
-    A run takes part as far as it goes; points that are not finite are left out. A loss that exceeds its
-    median a hundredfold makes the scale logarithmic, lest it flatten all others.
+    A run counts up to its last step. Points that are not finite are left out. The scale is logarithmic if a value
+    exceeds 100 times the median; otherwise that value would flatten all others.
 
     Args:
         axes: where to draw.
@@ -132,7 +132,7 @@ def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: 
     Args:
         panels: the runs of each label, by the title of their row.
         names: scalars.
-        title: of the whole.
+        title: title of the figure.
         below: lines below the title.
     """
     figure = Figure(figsize=(6.0 * len(names), 4), layout='constrained')

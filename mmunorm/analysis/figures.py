@@ -1,4 +1,4 @@
-"""Pictures of the measures, in sizes that a phone's width leaves legible."""
+"""Pictures of the measures, in sizes that stay legible on a phone."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ def scalar_figure(runs: Mapping[str, Scalars], name: str) -> Figure:
 def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
     """Mean PNAC over training (Fig. 3): a colour for each run, gradients dashed.
 
-    With one run, the colours are the statistics', and a band shows the middle half of its layers.
+    With one run, each statistic has its own colour, and a band shows the middle half of the layers.
     """
     figure, axes = _figure()
     handles: dict[str, Artist] = {}
@@ -110,7 +110,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     figure = Figure(figsize=(WIDTH, 2 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, history in zip(panels, histories, strict=False):
-        # Statistics that change their sign have no geometric mean but by chance.
+        # Statistics that change their sign have a geometric mean only by chance, so it is not drawn.
         has_gm = not (history.values < 0).any()
         for values, label, style in (
                 (history.values, 'of the step', dict(color='0.6', linewidth=0.9)),
@@ -125,7 +125,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
             axes.set_yscale('log')
         else:
             axes.ticklabel_format(axis='y', scilimits=(-2, 4))
-        # Above the power of ten at the axis, which it would cover.
+        # The title is so high because the axis may have a power of ten below it.
         name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
@@ -155,7 +155,7 @@ def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: 
 
 def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str,
                name_b: str) -> Figure:
-    """Heat map of linear CKA between all layers of two models (Fig. 6), shallow layers below left."""
+    """Heat map of linear CKA between all layers of two models (Fig. 6); shallow layers are at the lower left."""
     figure, axes = _figure()
     axes.grid(False)
     image = axes.imshow(cka, origin='lower', vmin=0, vmax=1, cmap='viridis', aspect='auto')
@@ -189,7 +189,7 @@ def _figure() -> tuple[Figure, Axes]:
 
 def _finish(figure: Figure, panels: Sequence[Axes], height: float, title: str, runs: Collection[str] = (),
             handles: Mapping[str, Artist] | None = None) -> None:
-    """Title, with the names of one or two runs, legend, and panels of a height in inches."""
+    """Adds title and legend and sets the panels' height in inches. Up to two runs are named below the title."""
     finish(figure, list(panels), height, title, list(runs) if len(runs) < 3 else [], handles)
 
 

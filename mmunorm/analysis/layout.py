@@ -17,19 +17,19 @@ _TALL = 30.0  # more than the text around panels takes
 
 
 def wrapped(text: str, inches: float) -> str:
-    """Text in lines of about a width, broken between words, or anywhere in a word that is longer."""
+    """Breaks a text into lines of about a width: between words, or inside a word that is longer than a line."""
     return textwrap.fill(text, max(10, int(inches / _CHARACTER)))
 
 
 def finish(figure: Figure, panels: Sequence[Axes], inches: float, title: str, below: Sequence[str] = (),
            handles: Mapping[str, Artist] | None = None) -> None:
-    """Adds title and legend, and makes the figure so high that each row of panels has some `inches`.
+    """Adds title and legend, and sets the figure's height so that each panel is `inches` high.
 
     Args:
-        figure: laid out as 'constrained'.
-        panels: all of them.
+        figure: a figure with the layout 'constrained'.
+        panels: all its panels.
         inches: height of a panel without its labels.
-        title: of the whole.
+        title: title of the figure.
         below: lines below the title.
         handles: what the legend shows, by name. Defaults to None: the lines of all panels.
     """

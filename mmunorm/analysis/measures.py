@@ -14,7 +14,7 @@ from .normality import PNAC, pnac, spans
 from .rolling import peak, rolling_means
 
 FIELDS = ('activation', 'gradient')
-# Steps of a span, where there are as many. The paper does not say; the test is sharper with more.
+# Recorded steps of a span, if there are so many. The paper gives no number. The test is sharper with more steps.
 DEFAULT_SPAN = 100
 
 
@@ -25,9 +25,9 @@ class PNACOverTraining(NamedTuple):
         first (numpy.ndarray): first training step of each span `(S,)`.
         last (numpy.ndarray): last training step of each span `(S,)`.
         layers (list[str]): names of the L layers.
-        results (dict[str, list[list[PNAC]]]): S lists of L, for 'activation' and 'gradient'.
+        results (dict[str, list[list[PNAC]]]): S lists of L results, for 'activation' and 'gradient'.
         span (int): recorded steps of every span.
-        left_out (int): recorded steps before the last span that are in none.
+        left_out (int): recorded steps, before the last span, that are in no span.
     """
     first: np.ndarray
     last: np.ndarray
@@ -41,7 +41,7 @@ class PNACOverTraining(NamedTuple):
         return np.array([[result.percent for result in row] for row in self.results[field]])
 
     def mean(self, field: str) -> np.ndarray:
-        """The mean over the layers `(S,)`; NaN where no layer has one."""
+        """The mean PNAC over the layers `(S,)`; NaN where no layer has a PNAC."""
         return finite_mean(self.percent(field), axis=1)
 
     def rows(self, run: str) -> Iterable[tuple]:
@@ -52,7 +52,7 @@ class PNACOverTraining(NamedTuple):
                     yield (run, field, name, self.first[i], self.last[i], *result)
 
     def remarks(self) -> list[str]:
-        """Which steps were tested, and what could not be, as sentences."""
+        """Sentences that say which steps were tested, and what could not be tested."""
         count = len(self.first)
         rest = f'; the {self.left_out} before the last span are in none' if self.left_out else ''
         found = [f'{count} {"span" if count == 1 else "spans"} of {self.span} recorded steps{rest}.']
@@ -62,10 +62,10 @@ class PNACOverTraining(NamedTuple):
                 found.append(f'No layer has {field} statistics that could be tested.')
             elif untested.any():
                 names = [name for name, missing in zip(self.layers, untested, strict=True) if missing]
-                found.append(f'No {field} statistics that could be tested: {", ".join(names)}.')
+                found.append(f'These layers have no {field} statistics that could be tested: {", ".join(names)}.')
             constant = sum(result.constant for row in self.results[field] for result in row)
             if constant:
-                found.append(f'Left out of the {field} PNAC: {constant} sequences of a channel over a span '
+                found.append(f'Left out of the {field} PNAC: {constant} sequences (a channel over a span) '
                              'that did not change.')
         return found
 
@@ -83,7 +83,7 @@ def measure_pnac(record: Record, span: int | None = None, progress: bool = False
         progress (bool): whether to show a progress bar. Defaults to False.
 
     Raises:
-        RecordError: the record is too short, or the span.
+        RecordError: the record or the span is too short.
     """
     count = len(record.steps)
     try:
@@ -129,8 +129,8 @@ def channel_history(record: Record, layer: int | str, channel: int, field: str, 
         record: a record.
         layer, channel: which channel.
         field: 'activation' or 'gradient'.
-        window (int): M, how many recorded steps the means are over.
-        rows: which of the recorded steps; the means look further back.
+        window (int): M, the number of recorded steps in each mean.
+        rows: which of the recorded steps to take. The means also use steps before these.
 
     Raises:
         RecordError: there is no such layer or channel, or the record is shorter than the window.
@@ -152,12 +152,12 @@ def interesting_layers(record: Record, count: int) -> list[int]:
 
 
 def interesting_channel(record: Record, layer: int | str) -> int:
-    """The channel whose activation statistic has the highest peak against its median."""
+    """The channel whose activation statistic has the highest peak relative to its median."""
     return peak(record.activation(layer))
 
 
 def around_peak(record: Record, layer: int | str, channel: int, count: int = 100) -> slice:
-    """`count` recorded steps around the highest activation statistic of a channel, fewer if there are."""
+    """`count` recorded steps around the highest activation statistic of a channel; all if there are fewer."""
     values = record.activation(layer)[:, channel]
     top = int(np.where(np.isfinite(values), values, -np.inf).argmax())
     first = max(0, min(top - count // 2, len(values) - count))
@@ -165,7 +165,7 @@ def around_peak(record: Record, layer: int | str, channel: int, count: int = 100
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
-    """Writes rows under a header; numbers as short as they can be."""
+    """Writes rows under a header. Floats get at most 7 significant digits."""
     with open(path, 'w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(header)

@@ -14,11 +14,11 @@ class PNAC(NamedTuple):
     """Percentage of normal activation (or gradient) statistic channels of one layer.
 
     Attributes:
-        percent (float): of the tested channels, those whose sequence passes for normal; NaN if none
-            was, or if fewer than 20 steps are finite (a frozen layer has no gradient).
-        channels (int): how many were tested.
-        constant (int): how many were not, because their statistic did not change.
-        steps (int): steps that the test saw; those with a value that is not finite are left out.
+        percent (float): percentage of the tested channels whose sequence passes for normal. NaN if no channel
+            was tested, or if fewer than 20 steps are finite (a frozen layer has no gradient).
+        channels (int): how many channels were tested.
+        constant (int): how many channels were not tested, because their statistic did not change.
+        steps (int): how many steps were tested. Steps with a value that is not finite are left out.
     """
     percent: float
     channels: int
@@ -30,45 +30,45 @@ def pnac(statistics: np.ndarray, significance: float = SIGNIFICANCE) -> PNAC:
     """PNAC of one layer over a span of steps (Eq. 15).
 
     Each channel's sequence of statistics goes through D'Agostino and Pearson's test of normality
-    (:func:`scipy.stats.normaltest`); PNAC is the percentage of channels with p > `significance`. High is mild
-    fluctuation. A trend within the span counts as fluctuation, so spans should be short against training.
+    (:func:`scipy.stats.normaltest`). PNAC is the percentage of channels with p > `significance`. A high PNAC means
+    mild fluctuation. A trend within the span counts as fluctuation, so spans should be much shorter than training.
 
     Args:
-        statistics: `(T, C)`, one row a step.
-        significance: of the test. Defaults to 0.05.
+        statistics: `(T, C)`, one row per step.
+        significance: significance level of the test. Defaults to 0.05.
 
     Raises:
         ValueError: the span has fewer than 20 steps.
     """
-    from scipy.stats import normaltest  # which nobody waits for who records nothing
+    from scipy.stats import normaltest  # imported here, so that runs without a record need not wait for it
     statistics = np.asarray(statistics, dtype=np.float64)
     if len(statistics) < LEAST_STEPS:
         raise ValueError(f'statistics: the test of normality needs at least {LEAST_STEPS} steps, got '
                          f'{len(statistics)}')
-    # After an overflow of mixed precision a whole step is worthless.
+    # After an overflow of mixed precision, a whole step is useless.
     finite = statistics[np.isfinite(statistics).all(axis=1)]
     if len(finite) < LEAST_STEPS:
         return PNAC(float('nan'), 0, 0, len(finite))
-    # Steps of float32 rounding are no fluctuation either.
+    # Changes of the size of float32 rounding are not a fluctuation either.
     rounding = 4 * np.finfo(np.float32).eps * np.abs(finite).max(axis=0)
     varies = np.ptp(finite, axis=0) > rounding
     tested = finite[:, varies]
     percent = float('nan')
     if tested.shape[1]:
-        # The scale does not matter to the test, but tiny gradients' fourth powers do to floats.
+        # The test does not depend on the scale. Unscaled, the fourth powers of tiny gradients would underflow.
         tested = (tested - tested.mean(axis=0)) / tested.std(axis=0)
         percent = 100 * float(np.mean(normaltest(tested).pvalue > significance))
     return PNAC(percent, int(varies.sum()), int((~varies).sum()), len(finite))
 
 
 def spans(steps: int, span: int) -> list[slice]:
-    """Spans of `span` recorded steps each, for the test is sharper with more steps.
+    """Cuts the recorded steps into spans of `span` steps each. The test is sharper with more steps.
 
-    The first starts at the first step and the last ends at the last; the rest of less than a span, before the
-    last span, is in none. A single span is the end.
+    The first span starts at the first step. The last span ends at the last step. Fewer than `span` steps may remain
+    before the last span; they are in no span. If there is only one span, it is at the end.
 
     Raises:
-        ValueError: there is not one span, or a span is too short for the test.
+        ValueError: there are fewer steps than one span, or a span is too short for the test.
     """
     if span < LEAST_STEPS:
         raise ValueError(f'span={span}: the test of normality needs at least {LEAST_STEPS} steps')
@@ -83,10 +83,10 @@ def density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
     Args:
         values: `(N,)`; NaN is left out.
-        grid: `(G,)`, where the density is wanted.
+        grid: `(G,)`, the points at which to compute the density.
 
     Returns:
-        `(G,)`, or NaN if there are fewer than two values or all are alike: those have no density.
+        `(G,)`; NaN if there are fewer than two values, or if all are equal.
     """
     from scipy.stats import gaussian_kde
     values = np.asarray(values, dtype=np.float64)

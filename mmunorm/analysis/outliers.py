@@ -11,7 +11,7 @@ def accumulated_outliers(record: Record, points: int = 4) -> tuple[list[str], np
 
     Args:
         record: a record.
-        points (int): how many, at equal distances; the last is the end. Defaults to 4.
+        points (int): how many points, at equal distances; the last is the end of training. Defaults to 4.
 
     Returns:
         Names of the layers with a filter, the training steps `(P,)` and the counts `(P, layers)`.

@@ -50,7 +50,7 @@ class Section:
 
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
-    """The page.
+    """Builds the page.
 
     Args:
         measured: the runs, as :func:`.work_dirs.measure_work_dirs` measures them.
@@ -66,7 +66,7 @@ def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> s
 
 
 def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
-    """The table of settings and results: a cell for each run by the label of its row."""
+    """The table of settings and results: for the label of each row, one cell per run."""
     runs = [one.run for one in measured]
     rows = {'config': [run.config_name for run in runs],
             'norms': [run.norms for run in runs],
@@ -111,9 +111,9 @@ def _pnac(measured: Sequence[MeasuredRun]) -> Section:
                  for label, measure in found.items()]
     return Section(
         'PNAC: how mildly statistics fluctuate',
-        'Of each layer, the percentage of channels whose statistics over a span of steps pass for normal '
-        "noise (D'Agostino and Pearson's test, p > 0.05). High is mild. A trend within a span counts "
-        'as fluctuation.', [overview, layers, densities], notes)
+        'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
+        "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
+        'span counts as fluctuation.', [overview, layers, densities], notes)
 
 
 def _channels(measured: Sequence[MeasuredRun]) -> Section:
@@ -122,8 +122,8 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
                 for one in measured if one.histories]
     return Section(
         'Single channels around their highest peak',
-        'Layers over the whole depth, and in each the channel with the highest peak against its median. AM '
-        f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps; statistics that '
+        'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
+        f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
         'change their sign have no GM.', [pictures])
 
 
@@ -150,8 +150,8 @@ def _cka(summaries: Sequence[dict]) -> Section:
                           + '; '.join(lines)) for layers, lines in diagonals.items()]
     return Section('CKA: how alike two models are',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
-                   'pictures, 1 for layers that differ by a rotation and a scale. Estimated without bias '
-                   'from small batches.', [pictures])
+                   'pictures. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
+                   'small batches has no bias.', [pictures])
 
 
 def _picture(figure: Figure, text: str) -> Picture:
@@ -162,13 +162,13 @@ def _picture(figure: Figure, text: str) -> Picture:
 
 
 def read_cka(paths: Sequence[str | Path]) -> list[dict]:
-    """The contents of `cka.json` files, given by their paths or folders.
+    """Reads `cka.json` files, given by their paths or folders.
 
-    Each gets a `label` that no other has: the names of its models, and where several compare models of the
-    same names, the folder.
+    Each summary gets a `label` of its own: the names of its models. If several summaries compare models of the same
+    names, the label also has the folder.
 
     Raises:
-        RecordError: there is none, or it is something else, or one is named twice.
+        RecordError: a file is missing, is not a `cka.json`, or is named twice.
     """
     files = [Path(path, 'cka.json') if Path(path).is_dir() else Path(path) for path in paths]
     summaries = [_read_summary(file) for file in files]

@@ -12,7 +12,7 @@ from .work_dirs import MeasuredRun
 
 
 def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict:
-    """All that the report shows, as what JSON knows: NaN and infinity become None.
+    """All that the report shows, as values that JSON can hold: NaN and infinity become None.
 
     Args:
         measured: the runs.

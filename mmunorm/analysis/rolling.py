@@ -15,8 +15,8 @@ def rolling_means(sequence: np.ndarray, window: int) -> tuple[np.ndarray, np.nda
         window (int): M.
 
     Returns:
-        GM and AM `(T,)` float64; NaN for the first M - 1 steps, GM also where the window has a negative
-        value, of which there is no GM.
+        GM and AM `(T,)` float64. Both are NaN for the first M - 1 steps. GM is also NaN where the window has a
+        negative value.
 
     Raises:
         ValueError: `window` is not in 1 ... T.
@@ -31,10 +31,10 @@ def rolling_means(sequence: np.ndarray, window: int) -> tuple[np.ndarray, np.nda
 
 
 def peak(statistics: np.ndarray) -> int:
-    """The channel with the highest peak against its own median; the first if none ever differs from 0.
+    """The channel with the highest peak relative to its own median; the first if all medians are 0.
 
     Args:
-        statistics: `(T, C)`; signed ones count by their size, steps that are not finite not at all.
+        statistics: `(T, C)`. Their absolute values count. Steps with a value that is not finite are left out.
     """
     size = np.abs(statistics[np.isfinite(statistics).all(axis=1)])
     if not len(size):

@@ -1,4 +1,4 @@
-"""What the tools are given: a record, a work directory or a config."""
+"""What the tools take as input: a record, a work directory or a config."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from ..recording.record import FOLDER, Record, RecordError
 
 
 def find_record(source: str | Path) -> Record:
-    """The record that `source` means.
+    """Finds the record of a `source`.
 
     Args:
         source: the record's folder; or a work directory; or a config file `NAME.py`, whose work directory is
             `work_dirs/NAME`.
 
     Raises:
-        RecordError: there is none, or it holds no step.
+        RecordError: there is no record, or it holds no step.
     """
     path = Path(source)
     if path.suffix == '.py':
@@ -37,7 +37,7 @@ def refuse_twice(paths: Sequence[str | Path]) -> None:
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """As much of the end of each path as tells it from the others."""
+    """The shortest end of each path that tells it from the others."""
     parts = [Path(path).resolve().parts for path in paths]
     names = []
     for own in parts:
@@ -50,7 +50,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 def run_names(records: Sequence[Record]) -> list[str]:
     """A name of each run for titles and legends: the work directory, and its norms.
 
-    A record that has another name than it was given, such as an older one of the folder, goes by that name.
+    If the record's folder has another name than `norm_statistics`, such as an older record, that name is used.
     """
     paths = [record.path for record in records]
     names = distinct_names([path.parent if path.name == FOLDER else path for path in paths])
@@ -59,7 +59,7 @@ def run_names(records: Sequence[Record]) -> list[str]:
 
 
 def short_name(layer: str) -> str:
-    """A layer's name without what all layers of a backbone share, as a label."""
+    """A layer's name as a short label, without the parts that all layers of a backbone share."""
     for long, short in (('backbone.', ''), ('stages.', 's'), ('.blocks.', '.b'), ('layers.', 'l'),
                         ('.downsample.', '.down.')):
         layer = layer.replace(long, short)

@@ -1,4 +1,4 @@
-"""Work directories of training runs with what is measured of each, for the report."""
+"""Work directories of training runs and their measures, for the report."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from .measures import (
 from .outliers import accumulated_outliers
 from .sources import distinct_names, find_record, refuse_twice
 
-# M, the steps of the means of single channels.
+# M, the number of steps in the means of single channels.
 WINDOW = 4
 
 
 @dataclass(frozen=True)
 class WorkDir:
-    """What a work directory has: `record` and `config` are None where it has none, `scalars` is empty."""
+    """What a work directory has. A missing `record` or `config` is None; missing `scalars` are empty."""
     name: str
     folder: Path
     record: Record | None
@@ -58,7 +58,7 @@ class WorkDir:
 
     @property
     def last_step(self) -> int | None:
-        """The last step of the log, of which there may be none."""
+        """The last step of the log; None if there is no log."""
         return max((int(values[-1, 0]) for values in self.scalars.values()), default=None)
 
     def last_and_best(self, metric: str) -> tuple[float, float] | None:
@@ -69,7 +69,7 @@ class WorkDir:
 
     @property
     def outlier_share(self) -> float | None:
-        """The share of outlier steps, mean of the layers with a filter; None without such."""
+        """The share of outlier steps, as a mean over the layers with a filter; None if no layer has one."""
         if self.record is None:
             return None
         last = self.record.outliers()[-1]
@@ -81,7 +81,7 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
     """Reads work directories.
 
     Raises:
-        RecordError: one is no folder, or has neither a record nor a log, or one of them is damaged.
+        RecordError: a path is not a folder, a folder has neither a record nor a log, or one of these is damaged.
     """
     for folder in folders:
         if not Path(folder).is_dir():
@@ -98,7 +98,7 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
             raise RecordError(f'{error}.') from error
         if record is None and not scalars:
             raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
-                              '(TIME/vis_data/scalars.json): it is no work directory of a training.')
+                              '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')
         runs.append(WorkDir(name, folder, record, scalars, _read_config(folder)))
     return runs
 
@@ -107,7 +107,7 @@ def _read_config(folder: Path) -> Config | None:
     for path in sorted(folder.glob('*.py')):
         try:
             return Config.fromfile(path, import_custom_modules=False)
-        except Exception:  # a config is code; the page does without
+        except Exception:  # a config is code and may raise anything; the page does not need it
             continue
     return None
 
@@ -120,7 +120,7 @@ class MeasuredRun(NamedTuple):
         pnac (PNACOverTraining | None): its PNAC.
         histories (list[ChannelHistory]): single channels, around their highest peaks.
         outliers (tuple | None): layers, steps and counts of :func:`accumulated_outliers`.
-        missing (list[str]): what a record was too short for, as sentences.
+        missing (list[str]): sentences about what could not be measured because the record is too short.
     """
     run: WorkDir
     pnac: PNACOverTraining | None

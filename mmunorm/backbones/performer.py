@@ -15,7 +15,7 @@ from .norm_cfg import DEFAULT_NORM_CFG
 
 
 def positive_random_features(x: Tensor, w: Tensor) -> Tensor:
-    """`phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, with which `phi(q) . phi(k)` estimates `exp(q . k)`.
+    """Computes `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`; `phi(q) . phi(k)` estimates `exp(q . k)`.
 
     The exponent never exceeds `|w_i|^2 / 2`, so large inputs vanish and cannot overflow in float32.
 
@@ -30,7 +30,7 @@ def positive_random_features(x: Tensor, w: Tensor) -> Tensor:
 
 
 def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float = 1e-8) -> Tensor:
-    """`phi(q) (phi(k)^T v) / (phi(q) . sum phi(k) + eps)`: approximates `softmax(q k^T) v`.
+    """Computes `phi(q) (phi(k)^T v) / (phi(q) . sum phi(k) + eps)`, which approximates `softmax(q k^T) v`.
 
     Args:
         q, k, v: `(B, N, d)`, any floating dtype. Computed in float32 (float64 for float64) under any
@@ -54,15 +54,15 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float =
 class PerformerAttention(BaseModule):
     """Single-head attention of T2T-ViT's Performer block: `v + dropout(proj(attention(q, k, v)))`.
 
-    The random directions are the buffer `w`: never trained, saved in checkpoints, drawn from torch's
-    global generator. In distributed training every rank must draw the same, as it does under mmengine's
-    default seeding (`diff_rank_seed=False`).
+    The random directions are the buffer `w`. It is drawn from torch's global generator, saved in checkpoints, and
+    never trained. In distributed training, every rank must draw the same directions. With mmengine's default
+    seeding (`diff_rank_seed=False`) it does.
 
     Args:
         input_dims (int): channels of the input tokens.
         embed_dims (int): channels of keys, queries, values and output.
         kernel_ratio (float): random features per channel, `m = int(embed_dims * kernel_ratio)`. The
-            directions are orthogonal with length `sqrt(m)` as in the authors' release; the estimate of
+            directions are orthogonal with length `sqrt(m)`, as in the authors' release. The estimate of
             softmax attention is unbiased only for many features. Defaults to 0.5.
         drop_rate (float): dropout before the skip connection. Defaults to 0.1, the authors' value.
         init_cfg (dict, optional): initialization config.

@@ -23,15 +23,16 @@ DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)
 
 @MODELS.register_module()
 class UNSwinTransformer(SwinTransformer):
-    """mmpretrain's Swin Transformer with `norm_cfg` honoured in EVERY norm.
+    """mmpretrain's Swin Transformer with `norm_cfg` used in EVERY norm.
 
     The stock class gives its `norm_cfg` to the output norms alone. Here it also reaches the patch
-    embedding, `norm1` and `norm2` of each block and the norm of each patch merging: 29 norms in Swin-T
-    for classification (`out_indices=(3, )`), 32 for detection (`out_indices=(0, 1, 2, 3)`). The names in
-    `state_dict` are the stock ones and the same for both tasks, so a classifier's weights load into a
-    detector's backbone with `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`.
-    Published mmpretrain Swin checkpoints load too, the old ones included, and with another
-    `window_size`: the relative position biases are then resized by bicubic interpolation.
+    embedding, `norm1` and `norm2` of each block and the norm of each patch merging. Swin-T has 29 norms
+    for classification (`out_indices=(3, )`) and 32 for detection (`out_indices=(0, 1, 2, 3)`).
+
+    The names in `state_dict` are the stock ones and the same for both tasks. So a classifier's weights load into a
+    detector's backbone with `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`. Published
+    mmpretrain Swin checkpoints load too, also old ones. If a checkpoint has another `window_size`, its relative
+    position biases are resized by bicubic interpolation.
 
     Takes `(N, in_channels, H, W)` and returns a tuple with one `(N, C_i, H_i, W_i)` for each of
     `out_indices`.
@@ -43,10 +44,10 @@ class UNSwinTransformer(SwinTransformer):
         stage_cfgs (dict | Sequence[dict], optional): extra arguments of all stages, or of each stage. A
             `norm_cfg` in its `block_cfgs` or `downsample_cfg` wins over the argument above.
         patch_cfg (dict, optional): extra arguments of the patch embedding; its `norm_cfg` wins as well.
-        frozen_stages (int): the patch embedding, the stages up to this one and the output norms of these
-            stages get no gradient and stay in eval mode, so that their statistics rest. -1 freezes
+        frozen_stages (int): freezes the patch embedding, the stages up to this one, and the output norms of these
+            stages. They get no gradient and stay in eval mode, so their statistics do not change. -1 freezes
             nothing. Defaults to -1.
-        norm_eval (bool): keep every norm, of whatever type, in eval mode. Defaults to False.
+        norm_eval (bool): keep every norm, of any type, in eval mode. Defaults to False.
         init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
             a deviation of 0.02 for every linear layer.
         **kwargs: the other arguments of :class:`mmpretrain.models.SwinTransformer`, with its defaults.
@@ -72,11 +73,11 @@ class UNSwinTransformer(SwinTransformer):
             patch_cfg={'norm_cfg': norm_cfg, **(patch_cfg or {})},
             init_cfg=init_cfg,
             **kwargs)
-        # Before DDP wraps the model: it waits for the gradient of all that requires one at that time.
+        # Must be done before DDP wraps the model: DDP waits for the gradients of what requires one at that time.
         self._freeze_stages()
 
     def train(self, mode: bool = True) -> UNSwinTransformer:
-        """As the stock method, but `norm_eval` reaches norms of every type, and the module is returned."""
+        """Like the stock method, but `norm_eval` reaches norms of every type, and the module is returned."""
         super().train(mode)
         if self.norm_eval:
             for norm in self._norms():
@@ -96,7 +97,7 @@ class UNSwinTransformer(SwinTransformer):
                 getattr(self, f'norm{i}').eval()
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        # Checkpoints of mmpretrain's Swin before version 3; the stock class converts them for itself only.
+        # Converts checkpoints of mmpretrain's Swin before version 3. The stock class does so for itself only.
         for key in [key for key in state_dict if key.startswith(prefix)]:
             name = key[len(prefix):]
             if name.startswith('norm.'):
@@ -107,7 +108,7 @@ class UNSwinTransformer(SwinTransformer):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _prepare_relative_position_bias_table(self, state_dict, prefix, *args, **kwargs):
-        # In place of the stock hook, which calls SciPy's `interp2d`: gone since SciPy 1.14.
+        # Replaces the stock hook, which calls SciPy's `interp2d`. SciPy 1.14 has removed that function.
         for name, module in self.named_modules():
             key = f'{prefix}{name}.relative_position_bias_table'
             if key not in state_dict:

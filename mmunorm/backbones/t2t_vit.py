@@ -1,4 +1,4 @@
-"""T2T-ViT (Yuan et al., arXiv 2101.11986) with one `norm_cfg` for all its norms and both token attentions."""
+"""T2T-ViT (Yuan et al., arXiv 2101.11986) with one `norm_cfg` for all norms, and Performer or softmax tokens."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class T2TModule(StockT2TModule):
         super().__init__(
             in_channels=in_channels, embed_dims=embed_dims, token_dims=token_dims, init_cfg=init_cfg)
         check_norm_cfg(norm_cfg)
-        # The soft splits have 7 x 7, then 3 x 3 positions; these blocks take the place of the stock ones.
+        # The soft splits have 7 x 7, then 3 x 3 positions. These blocks replace the stock ones.
         for step, input_dims in ((1, in_channels * 7 * 7), (2, token_dims * 3 * 3)):
             if use_performer:
                 layer = PerformerLayer(input_dims, token_dims, performer_drop_rate, norm_cfg)
@@ -74,16 +74,16 @@ class T2TModule(StockT2TModule):
 
 @MODELS.register_module()
 class UNT2TViT(T2T_ViT):
-    """T2T-ViT on mmpretrain's class, with `norm_cfg` honoured in EVERY norm and with Performer tokens.
+    """T2T-ViT on mmpretrain's class, with `norm_cfg` used in EVERY norm, and with Performer tokens.
 
     T2T-ViT-14, the default, has 33 norms. With a linear head for 1000 classes it has 21,465,806 trainable
-    parameters; the paper gives 21.5 M. Not trained are the sin-cos position table (75,648 numbers)
-    and the Performers' random features (4,096), 21,545,550 numbers in all.
+    parameters; the paper gives 21.5 M. The sin-cos position table (75,648 numbers) and the Performers' random
+    features (4,096) are not trained. That makes 21,545,550 numbers in all.
 
-    With softmax tokens (`t2t_cfg=dict(use_performer=False)`) the names in `state_dict` are the stock
-    class's, and so are the outputs with `norm_cfg=dict(type='LN')`.
+    With softmax tokens (`t2t_cfg=dict(use_performer=False)`), the names in `state_dict` are those of the stock
+    class. With `norm_cfg=dict(type='LN')`, the outputs are then the stock ones too.
 
-    Takes `(N, in_channels, H, W)`, of other sizes than `img_size` too: the position table is then resized.
+    Takes `(N, in_channels, H, W)`. If the size is not `img_size`, the position table is resized.
 
     Args:
         img_size (int | tuple[int, int]): expected image size. Defaults to 224.
@@ -115,8 +115,8 @@ class UNT2TViT(T2T_ViT):
                  **kwargs):
         check_norm_cfg(norm_cfg)
         super().__init__(
-            # The stock tokens-to-token module takes no tuple, no norm and no Performer: let it build a tiny
-            # one with a tiny position table, and put ours in their places.
+            # The stock tokens-to-token module takes no tuple, no norm and no Performer. So the stock class builds
+            # a tiny one with a tiny position table, and ours replace them below.
             img_size=16,
             embed_dims=embed_dims,
             # The stock class writes into this list.
@@ -133,19 +133,19 @@ class UNT2TViT(T2T_ViT):
         })
         self.patch_resolution = self.tokens_to_token.init_out_size
         for module in self.modules():
-            if isinstance(module, DropPath):  # a NumPy number, on which torch.compile breaks the graph
+            if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens
         self.pos_embed = get_sinusoid_encoding(num_positions, embed_dims)
 
     def init_weights(self) -> None:
-        """As the stock method, which cannot do without a class token."""
+        """Like the stock method, which needs a class token; this one does not."""
         if self.cls_token is None:
             BaseModule.init_weights(self)
         else:
             super().init_weights()
 
     def train(self, mode: bool = True) -> UNT2TViT:
-        """As the stock method, but returns the module."""
+        """Like the stock method, but returns the module."""
         super().train(mode)
         return self

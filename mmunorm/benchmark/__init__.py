@@ -1,4 +1,4 @@
-"""What folding the norms of a model gains (Table 8), beside LN and beside no norm at all."""
+"""Measures what folding the norms of a model gains (Table 8), compared with LN and with no norm at all."""
 from .run import Settings, run_benchmark
 from .table import chart, markdown, write_results
 

@@ -1,4 +1,4 @@
-"""What measured numbers hang on. (mmengine's `collect_env` takes seconds, and does not know the CPU.)"""
+"""What measured numbers depend on. (mmengine's `collect_env` takes seconds, and does not know the CPU.)"""
 from __future__ import annotations
 
 import os

@@ -18,7 +18,7 @@ OUT_OF_MEMORY = 'out of memory'
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that a GPU or the CPU's memory did not suffice."""
+    """Whether an exception says that the memory of a GPU or of the CPU was too small."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     # What torch's CPU allocator says on Linux, and on Windows.
@@ -30,8 +30,8 @@ class Race:
     """Runs several things in turn and drops those that do not fit in memory.
 
     Args:
-        runs (dict[str, Callable]): by name, what is run, without arguments.
-        device (torch.device): where.
+        runs (dict[str, Callable]): the functions to run, by name. They take no arguments.
+        device (torch.device): where they run.
         clock (Callable[[], float]): tells the time in seconds. Defaults to `time.perf_counter`.
     """
 
@@ -43,7 +43,7 @@ class Race:
         self.failed: set[str] = set()
 
     def each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
-        """`action(name)` for each name that has not failed, in order; those that fail now are left out."""
+        """Calls `action(name)` for each name that has not failed, in order; the results leave new failures out."""
         results = {}
         for name in list(self.runs if names is None else names):
             if name in self.failed:
@@ -54,7 +54,7 @@ class Race:
                 if not is_out_of_memory(error):
                     raise
                 self.failed.add(name)
-            # Past the except block: until there the traceback holds the tensors.
+            # Only after the except block: inside it, the traceback still holds the tensors.
             if name in self.failed and self.device.type == 'cuda':
                 torch.cuda.empty_cache()
         return results
@@ -69,18 +69,18 @@ class Race:
 
     def time(self, repeat: int, least: int | None = None, budget: float = 0.0,
              after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
-        """Times each run `repeat` times, in an order that rotates and is drawn anew after each turn.
+        """Times each run `repeat` times, in an order that rotates and is shuffled after each full rotation.
 
-        So noise hits all alike, and none always has the memory and caches that the same other one leaves.
+        So noise hits all runs alike, and no run always finds the memory and caches that the same other run left.
 
         Args:
             repeat (int): rounds.
             least (int, optional): stop after so many rounds if `budget` seconds have passed.
-            budget (float): only with `least`.
+            budget (float): seconds; used only with `least`.
             after_each (Callable): called after each round.
 
         Returns:
-            Seconds by name, of those that never failed.
+            Seconds by name, for the runs that never failed.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
@@ -97,13 +97,13 @@ class Race:
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """The quotient of two medians of times, which is what a reader computes from both, and how much it varies.
+    """The ratio of two median times, as a reader would compute it, and how much it varies.
 
     Args:
-        seconds, others: of two things that :meth:`Race.time` has run in turn.
+        seconds, others: the times of two runs that :meth:`Race.time` has run in turn.
 
     Returns:
-        `value`, and `low` and `high`, the quartiles of the quotients within one round.
+        `value`, the ratio of the medians; `low` and `high`, the quartiles of the ratios of single rounds.
     """
     seconds, others = np.array(seconds), np.array(others)
     low, high = np.percentile(seconds / others, (25, 75))
@@ -123,11 +123,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(run: Callable, device: torch.device) -> int:
-    """How many bytes `run` needs at most beyond what is allocated before it.
+    """The largest number of bytes that `run` needs beyond what is allocated before it.
 
-    From torch's caching allocator on a GPU, and from torch's CPU allocator, as its profiler reports it, on a
-    CPU: every tensor, those inside of an operator and of compiled code included, but neither Python's memory
-    nor that of libraries which bring an allocator of their own.
+    On a GPU, torch's caching allocator tells it. On a CPU, torch's profiler tells it, for torch's CPU allocator.
+    That counts every tensor, also inside an operator or compiled code. It does not count Python's memory, or that
+    of libraries with an allocator of their own.
     """
     if device.type == 'cuda':
         synchronize(device)
@@ -137,13 +137,13 @@ def peak_memory(run: Callable, device: torch.device) -> int:
         synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
 
-    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # the profiler's start and stop are no news
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # hides messages about the profiler's start and stop
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as profiler:
         run()
     live = peak = 0
     for event in profiler.profiler.kineto_results.events():
-        if event.name() == '[memory]':  # in the order of time; what is freed has a negative size
+        if event.name() == '[memory]':  # in the order of time; freed memory has a negative size
             live += event.nbytes()
             peak = max(peak, live)
     return peak
@@ -173,7 +173,7 @@ def counting_norm_calls(model: nn.Module):
 
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int]:
-    """Norm calls in one run, and its FLOPs: those of matrix products and convolutions, two a multiply-add."""
+    """Norm calls and FLOPs of one run. FLOPs are of matrix products and convolutions, two per multiply-add."""
     with counting_norm_calls(model) as calls, FlopCounterMode(display=False) as flops:
         run()
     return len(calls), flops.get_total_flops()

@@ -25,33 +25,33 @@ def norm_name(cfg: Config) -> str:
     """The type of the backbone's norm.
 
     Raises:
-        PreflightError: it is LN, which is what the others are compared with and cannot be folded.
+        PreflightError: the model has no backbone, or its norm is LN. LN cannot be folded; it is the baseline.
     """
     if 'backbone' not in cfg.model:
         raise PreflightError('the model of the config has no backbone whose norms could be folded.')
     name = (cfg.model.backbone.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
     if name == LN:
         raise PreflightError("norm_cfg=dict(type='LN') computes its statistics for every token and cannot be "
-                             "folded: name a config with an offline norm, such as dict(type='UN'). LN is "
-                             'measured beside it.')
+                             "folded: name a config with an offline norm, such as dict(type='UN'). The benchmark "
+                             'then measures LN too.')
     return name
 
 
 class Models(NamedTuple):
-    """What is compared, by the name of its row; what folding did; and the `meta` of the checkpoint."""
+    """The compared models by the name of their row, the report of the folding, and the checkpoint's `meta`."""
     rows: dict[str, nn.Module]
     fusion: FusionReport
     meta: dict
 
 
 def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
-    """Builds the models that are compared, in eval mode, on the CPU, with the same weights between norms.
+    """Builds the compared models in eval mode on the CPU, with the same weights outside their norms.
 
     Args:
-        cfg (Config): of a classifier or a detector whose backbone has an offline norm.
-        checkpoint (str, optional): weights of that model. Without, weights are drawn as at the start of
+        cfg (Config): config of a classifier or a detector whose backbone has an offline norm.
+        checkpoint (str, optional): weights of that model. Without it, weights are drawn as at the start of
             training, and every norm gets random statistics and a random affine part.
-        seed (int): of what is drawn. Defaults to 0.
+        seed (int): seed of all that is drawn. Defaults to 0.
 
     Returns:
         Models: the rows 'LN', the config's norm, that name with ' folded', and 'norm-free', where every
@@ -75,7 +75,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 
     cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type=LN))
     layer_norm = build_model(cfg).eval()
-    # By name, and so the affine parts too; what only one of the two has are statistics.
+    # Copies by name, and so the affine parts too. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)
 
     folded = copy.deepcopy(model)
@@ -86,10 +86,10 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 
 @torch.no_grad()
 def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
-    """Gives every norm of a model other statistics and another affine part than it starts with, in place.
+    """Gives every norm of a model random statistics and a random affine part, in place.
 
-    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. None is exactly zero, as
-    none is after training: a folded window attention pays for that with a copy of its map.
+    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. No weight is exactly zero, as after
+    training: for a zero weight, a folded window attention needs an extra copy of its map.
     """
     def draw(tensor: torch.Tensor, make=torch.randn) -> torch.Tensor:
         return make(tensor.shape, generator=generator).to(tensor)
@@ -106,7 +106,7 @@ def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def remove_norms(model: nn.Module) -> nn.Module:
-    """Puts an Identity in the place of every norm, in place; returns the model."""
+    """Replaces every norm of a model by an Identity, in place; returns the model."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if is_norm(child):
@@ -117,7 +117,7 @@ def remove_norms(model: nn.Module) -> nn.Module:
 def _init_weights(model: nn.Module) -> None:
     logger = MMLogger.get_current_instance()
     level = logger.level
-    logger.setLevel('WARNING')  # it would tell of every parameter
+    logger.setLevel('WARNING')  # otherwise it logs every parameter
     try:
         model.init_weights()
     finally:

@@ -20,7 +20,7 @@ from .table import summarize
 from .tasks import ClassifierTask, DetectorTask, task_of
 
 SEED = 0
-# Without `repeat`: as many as fit in this time, within these bounds.
+# Without `repeat`, there are as many rounds as fit in this time, within these bounds.
 BUDGET_SECONDS = 45
 REPEATS = (5, 100)
 AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
@@ -28,7 +28,7 @@ AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
 
 @dataclass
 class Settings:
-    """How to measure. None is a default that depends on task and device.
+    """How to measure. None means a default that depends on task and device.
 
     Args:
         batch_size (int, optional): images in a batch.
@@ -39,8 +39,8 @@ class Settings:
         channels_last (bool): weights and images in NHWC memory.
         warmup (int, optional): rounds that are not counted, at least 1.
         repeat (int, optional): rounds that are counted; in each, every model runs one batch.
-        threads (int, optional): of the CPU.
-        task_part (str): 'model', or 'backbone' to time that alone.
+        threads (int, optional): threads of the CPU.
+        task_part (str): 'model', or 'backbone' to time the backbone alone.
     """
     batch_size: int | None = None
     shape: tuple[int, int] | None = None
@@ -55,7 +55,7 @@ class Settings:
 
     @classmethod
     def of_the_paper(cls, cfg: Config, **others) -> Settings:
-        """Table 8's: 512 images of 224 x 224, or 2 of 1333 x 800; 1000 batches. `others` win."""
+        """The settings of Table 8: 512 images of 224 x 224, or 2 of 1333 x 800; 1000 batches. `others` win."""
         if isinstance(task_of(cfg, 'model'), DetectorTask):
             paper = dict(batch_size=2, shape=(800, 1333), repeat=1000)
         else:
@@ -65,23 +65,23 @@ class Settings:
 
 def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
                   save: str | None = None, progress: bool = True) -> dict:
-    """Measures LN, the config's norm, that folded, and no norm at all, in turn on the same images.
+    """Measures LN, the config's norm, the same norm folded, and no norm, in turn on the same images.
 
     Args:
-        cfg (Config): of a classifier of mmpretrain or a detector of mmdet with an offline norm.
-        settings (Settings): how.
-        checkpoint (str, optional): weights; random ones without.
-        title (str, optional): of the report. Defaults to the name of the config file.
+        cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm.
+        settings (Settings): how to measure.
+        checkpoint (str, optional): weights; without it, they are random.
+        title (str, optional): title of the report. Defaults to the name of the config file.
         save (str, optional): write the folded model to this checkpoint file, see
             :func:`mmunorm.fusion.save_folded`.
         progress (bool): show a progress bar. Defaults to True.
 
     Returns:
         A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
-        `settings`, `environment`, `fusion` (the report of the folding), and `rows`, each with `name`,
-        `error` ('out of memory' or None), `seconds` (of each repeat), `throughput`, `latency_ms`,
-        `peak_memory` and `parameters` (bytes and a number), `flops` (an image), `norm_calls`,
-        `output_difference` and `to_ln`, the ratios.
+        `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has `name`,
+        `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN.
+        Without an error it also has `seconds` (of each repeat), `throughput`, `latency_ms`,
+        `peak_memory` (bytes), `flops` (per image) and `norm_calls`. The folded row has `output_difference`.
 
     Raises:
         PreflightError: the config does not fit, see :func:`build_models`.
@@ -143,7 +143,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
 
 
 def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: torch.device) -> Settings:
-    """The settings with a number for every None but `repeat`."""
+    """Puts a number in place of every None in the settings, except `repeat`."""
     settings = Settings(**asdict(settings))
     settings.batch_size = settings.batch_size or task.default_batch_size.get(device.type, 1)
     settings.shape = settings.shape or task.default_shape(cfg, device.type)
@@ -209,14 +209,14 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None,
            device: torch.device) -> list[str]:
     """What the reader of the numbers must know."""
     part = task.about if task.part == 'model' else (
-        'the backbone alone, from normalized images on the device to its maps; folded as part of the whole '
-        'model, so the norms on its outputs, which the next layer takes in, are not in the folded row')
+        'the backbone alone, from normalized images on the device to its maps. It is folded as part of the whole '
+        'model: the norms on its outputs go into the next layer, so they are not in the folded row')
     height, width = settings.shape
     precision_name = f'autocast to {settings.amp}' if settings.amp else 'float32'
     memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
               "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
-    weights = (f'{checkpoint}; LN and norm-free have the same between their norms, but their outputs mean '
-               'nothing' if checkpoint else
+    weights = (f'{checkpoint}; LN and norm-free have the same weights outside their norms, but their outputs '
+               'mean nothing' if checkpoint else
                f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs mean '
                'nothing')
     return [
@@ -226,7 +226,7 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None,
         f'{", channels last" if settings.channels_last else ""}; on {device_name(device)}'
         f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
         'All rows run in one process, one batch each in turn, in an order that rotates. Speed is the median '
-        'with its quartiles, a ratio the quotient of two medians.',
-        f'Memory: {memory}, weights and images of the row included. FLOPs: an image, matrix products and '
-        'convolutions only (torch.utils.flop_counter), two a multiply-add.',
+        'with its quartiles. A ratio is that of two medians.',
+        f'Memory: {memory}, weights and images of the row included. FLOPs: per image, matrix products and '
+        'convolutions only (torch.utils.flop_counter), two per multiply-add.',
     ]

@@ -1,4 +1,4 @@
-"""From measured rows to ratios, a Markdown table, a chart and files."""
+"""Turns measured rows into ratios, a Markdown table, a chart and files."""
 from __future__ import annotations
 
 import json
@@ -20,14 +20,14 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
     """Adds throughput, latency and ratios to rows of measurements.
 
     Args:
-        rows: each with `name`, `error` and `parameters`, and without an error also `seconds` (list[float],
-            of a batch, of the same repeats in all rows), `peak_memory`, `flops` and `norm_calls`.
+        rows: each with `name`, `error` and `parameters`. A row without an error also has `peak_memory`, `flops`,
+            `norm_calls` and `seconds` (list[float], one for each batch, of the same repeats in all rows).
         batch_size: images in a batch.
 
     Returns:
-        New rows with `throughput` (images/s) and `latency_ms`, each a dict of `median` and quartiles `low`
-        and `high`, and `to_ln`: the same two as quotients by LN's, each a dict as :func:`.measure.ratio`
-        returns it, and `peak_memory`, `parameters` and `flops`. Empty where LN or the row has failed.
+        New rows. `throughput` (images/s) and `latency_ms` are dicts of `median` and the quartiles `low` and `high`.
+        `to_ln` has the ratios to LN: `throughput` and `latency_ms` as :func:`.measure.ratio` returns them, and
+        `peak_memory`, `parameters` and `flops` as numbers. It is empty where LN or the row has failed.
     """
     ln = next((row for row in rows if row['name'] == LN), None)
     summaries = []
@@ -60,7 +60,7 @@ def markdown(result: dict) -> str:
              f'| {" | ".join(COLUMNS)} |', '|---' * len(COLUMNS) + '|']
     lines += [f'| {" | ".join(_cells(row))} |' for row in result['rows']]
     if kept:
-        lines += ['', 'What stays, and why:', '', '```', result['fusion']['report'], '```']
+        lines += ['', 'Norms that stay, and why:', '', '```', result['fusion']['report'], '```']
     return '\n'.join(lines) + '\n'
 
 
@@ -120,7 +120,7 @@ def chart(result: dict) -> Figure:
 
 
 def write_results(result: dict, folder: str | Path) -> list[Path]:
-    """Writes `benchmark.json`, `.md` and `.png` into a folder, which is made; returns their paths."""
+    """Writes `benchmark.json`, `.md` and `.png` into a folder and returns their paths; makes the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f'benchmark.{suffix}' for suffix in ('json', 'md', 'png')]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import PreflightError
 
-# Boxes of an image that pass the score threshold of a two-stage detector. On noise a detector finds nothing
-# or, untrained, everything. Masks cost by the box.
+# How many boxes of an image pass the score threshold of a two-stage detector. On noise, a trained detector finds
+# nothing, and an untrained one everything. The cost of masks depends on the number of boxes.
 CANDIDATES = 50
 
 
@@ -33,11 +33,11 @@ class ClassifierTask:
         return (side, side) if isinstance(side, int) else tuple(side)
 
     def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
-        """Prepares the inputs of all models with the data preprocessor of one: uint8 `(3, H, W)` each."""
+        """Prepares the inputs of all models with the data preprocessor of one; pictures are uint8 `(3, H, W)`."""
         self.images = model.data_preprocessor(dict(inputs=torch.stack(list(pictures))), False)['inputs']
 
     def to(self, memory_format: torch.memory_format) -> None:
-        """Lays the images out in another way."""
+        """Changes the memory format of the images."""
         self.images = self.images.to(memory_format=memory_format)
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
@@ -45,15 +45,15 @@ class ClassifierTask:
         return _tensors(model(self.images, mode='tensor'))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
-        """Makes the work of all models equal, where it hangs on their outputs.
+        """Makes the work of all models equal, where it depends on their outputs.
 
         Args:
-            models: all of them.
+            models: all models.
             reference: the `outputs` of one of them.
         """
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
-        """Runs `model`, sets what the work of all `models` hangs on, and tells the reader."""
+        """Runs `model`, sets what the work of all `models` depends on, and returns notes for the reader."""
         return []
 
     def run(self, model: nn.Module):
@@ -61,7 +61,7 @@ class ClassifierTask:
         return model.backbone(self.images) if self.part == 'backbone' else model(self.images, mode='tensor')
 
     def compile(self, model: nn.Module) -> str:
-        """Compiles, in place, what `run` calls; returns what that is, for the reader."""
+        """Compiles what `run` calls, in place; returns a name of it for the reader."""
         if self.part == 'backbone':
             model.backbone.compile()
             return 'the backbone'
@@ -92,14 +92,14 @@ class DetectorTask(ClassifierTask):
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """What folding must not change: the maps that the neck hands to the heads.
 
-        Not the boxes: the order of two boxes with nearly the same score hangs on the last bit.
+        It may change the boxes: the order of two boxes with nearly the same score depends on the last bit.
         """
         return _tensors(model.extract_feat(self.images))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
         """Gives the heads of all models the same maps, and so the same proposals, boxes and masks.
 
-        The models' own maps are computed all the same, and overwritten: their time and memory count.
+        Each model still computes its own maps, so their time and memory count. Then they are overwritten.
         """
         if self.part == 'model':
             for model in models:
@@ -108,14 +108,14 @@ class DetectorTask(ClassifierTask):
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
         if self.part == 'backbone':
             return []
-        notes = ['The heads of every row read the same feature maps, copied over those that the row has '
-                 'computed: proposals, boxes and masks are the same work in all rows.']
+        notes = ['The heads of every row read the same feature maps. They overwrite those that the row has '
+                 'computed, so proposals, boxes and masks are the same work in all rows.']
         threshold = self._score_threshold(model)
         if threshold is not None:
             for other in models:
                 other.roi_head.test_cfg.score_thr = threshold
-            notes.append('The images are noise: the score threshold of the box head is set to '
-                         f'{threshold:.4g}, which {CANDIDATES} boxes an image pass.')
+            notes.append('The images are noise, so the score threshold of the box head is set to '
+                         f'{threshold:.4g}: {CANDIDATES} boxes per image pass it.')
         found = [sample.pred_instances for sample in self.run(model)]
         notes.append(f'Detections in a batch: {sum(len(instances) for instances in found)}'
                      f'{", with masks" if "masks" in found[0] else ""}.')
@@ -128,7 +128,7 @@ class DetectorTask(ClassifierTask):
             return None
         scores = []
         hook = head.register_forward_hook(lambda module, args, output: scores.append(output[0]))
-        # Nothing passes, so that no NMS goes through all boxes of all classes.
+        # No box passes, so that NMS need not go through all boxes of all classes.
         model.roi_head.test_cfg.score_thr = 1.0
         self.run(model)
         hook.remove()
@@ -139,7 +139,7 @@ class DetectorTask(ClassifierTask):
     def run(self, model: nn.Module):
         if self.part == 'backbone':
             return model.backbone(self.images)
-        # New ones: what the last run has left in them would be freed while this one's memory is measured.
+        # New samples: old ones hold results of the last run, which would be freed while this run is measured.
         return model(self.images, [sample.new() for sample in self.samples], mode='predict')
 
     def compile(self, model: nn.Module) -> str:
@@ -147,7 +147,7 @@ class DetectorTask(ClassifierTask):
         if self.part == 'backbone' or not model.with_neck:
             return 'the backbone'
         model.neck.compile()
-        return 'the backbone and the neck, as the number of boxes is not known before a run'
+        return 'the backbone and the neck, because the number of boxes is not known before a run'
 
 
 def task_of(cfg: Config, part: str) -> ClassifierTask:
@@ -157,7 +157,7 @@ def task_of(cfg: Config, part: str) -> ClassifierTask:
         part (str): 'model' or 'backbone'.
 
     Raises:
-        PreflightError: it is neither mmpretrain's nor mmdet's.
+        PreflightError: the scope is neither 'mmpretrain' nor 'mmdet'.
     """
     tasks = {'mmpretrain': ClassifierTask, 'mmdet': DetectorTask}
     scope = cfg.get('default_scope')
@@ -171,7 +171,7 @@ def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:
 
     def extract_feat(images: Tensor):
         features = extract(images)
-        # In place: the model's own maps stay in memory as long as they would.
+        # In place, so that the model's own maps stay in memory as long as usual.
         for own, same in zip(_tensors(features), reference, strict=True):
             own.copy_(same)
         return features

@@ -1,4 +1,4 @@
-"""The arguments that several tools have, a config made ready by them, and errors of one line."""
+"""The arguments that several tools share, the config that they give, and errors of one line."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +20,7 @@ from .preflight import check_norms
 def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
-    The processes of a distributed run part in order when they are done.
+    At the end of a distributed run, it closes the process group in order.
     """
 
     @functools.wraps(main)
@@ -32,8 +32,8 @@ def command(main):
                 print(f'error: {error}', file=sys.stderr)
             raise SystemExit(3 if isinstance(error, RunError) else 2) from None
         if torch.distributed.is_initialized():
-            # A gloo thread that lets go of its last tensor while Python shuts down aborts the process.
-            # The group joins its threads when nothing refers to it, neither the model nor its runner.
+            # A gloo thread aborts the process if it frees its last tensor while Python shuts down.
+            # The group joins its threads once nothing refers to it, neither the model nor its runner.
             gc.collect()
             torch.distributed.destroy_process_group()
         return result
@@ -56,16 +56,16 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:
         parser.add_argument('--norm', metavar='NORM',
-                            help='give every norm of the backbone, and the work directory and weights that go with '
-                            f'it, another norm: {HELP}')
+                            help='replace every norm of the backbone; the names of the work directory and of the '
+                            f'backbone weights follow. NORM is one of {HELP}')
     parser.add_argument(
         '--cfg-options',
         nargs='+',
         action=_ConfigOptions,
         metavar='KEY=VALUE',
         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
-        'key="[a,b]". pretrained=PATH names the backbone weights to start from, pretrained=None starts '
-        'without')
+        'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
+        'without any')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _ConfigOptions(DictAction):
-    """mmengine's DictAction, with a usage error in place of a traceback."""
+    """mmengine's DictAction, with a usage error instead of a traceback."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         for value in values:
@@ -92,10 +92,10 @@ class _ConfigOptions(DictAction):
 
 
 def load_config(path: str, options: dict | None = None, norm: str | None = None) -> Config:
-    """Reads a config, merges `--cfg-options`, and gives it the norm of `--norm`, in which the options win.
+    """Reads a config, gives it the norm of `--norm`, and merges `--cfg-options`, which override the norm.
 
-    `pretrained` among the options also sets the weights that the backbone starts from. With a norm, `work_dir` is
-    set where the config has none of its own.
+    The option `pretrained` also sets the weights that the backbone starts from. With a norm, `work_dir` is set if
+    the config has none.
 
     Raises:
         PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
@@ -109,7 +109,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
     if 'model' not in cfg:
         raise PreflightError(f'the config {path} has no `model`.')
     if 'pretrained' in cfg and pretrained_path(cfg) is not None:
-        # A config that sets the variable anew has inherited an init_cfg made of the old one.
+        # If a config sets the variable anew, the init_cfg that it inherits still has the old value.
         set_pretrained(cfg, cfg.pretrained)
     _merge(cfg, path, options)
     if norm is not None:
@@ -147,7 +147,7 @@ def prepare(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
-    if scope == 'mmpretrain':  # whose own tool sets these
+    if scope == 'mmpretrain':  # mmpretrain's own tool sets these
         dataloader.setdefault('pin_memory', torch.cuda.is_available())
         dataloader.setdefault('persistent_workers', True)
         dataloader.setdefault('collate_fn', dict(type='default_collate'))
@@ -156,14 +156,14 @@ def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
 
 
 def out_folder(path: str) -> Path:
-    """The folder of `--out`, made if need be.
+    """The folder of `--out`; makes it if it is missing.
 
     Raises:
-        PreflightError: there is something else of this name.
+        PreflightError: the path is a file, or lies under one.
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise PreflightError(f'--out {path}: is or lies under a file; name a folder.') from error
+        raise PreflightError(f'--out {path}: this path is a file, or lies under one; name a folder.') from error
     return folder

@@ -1,4 +1,4 @@
-"""Checks that take a moment and save a traceback: is everything that a run reads where its config says?"""
+"""Quick checks before a run: is everything that it reads where its config says?"""
 from __future__ import annotations
 
 import os
@@ -15,7 +15,7 @@ from ..config.checkpoints import check_checkpoint, pretrained_path
 from ..errors import PreflightError
 from ..norms import Norm
 
-# How to get the data, by the name of a folder that it is expected in; the first that fits.
+# How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
     'digits': 'make it with `python tools/dataset/make_digits.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
@@ -29,17 +29,17 @@ SOURCES = {
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
-    """Checks that the files and folders that a run reads its data from are there.
+    """Checks that the data files and folders of a run are there.
 
-    Follows dataset wrappers, and the `ann_file` of evaluators. Remote paths and data sets that are to be
-    downloaded are left to their classes.
+    It looks inside dataset wrappers, and at the `ann_file` of evaluators. It does not check remote paths, or data
+    sets that download themselves: their classes do.
 
     Args:
-        cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`, each may be missing.
-        splits (Sequence[str]): of 'train', 'val' and 'test'.
+        cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`; each may be missing.
+        splits (Sequence[str]): some of 'train', 'val' and 'test'.
 
     Raises:
-        PreflightError: something is missing, empty or damaged; says what, and where to get it.
+        PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
     problems = {}
     for split in splits:
@@ -55,10 +55,10 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
 
 
 def check_norms(cfg: Config) -> None:
-    """Checks that each `norm_cfg` in the model names a known norm, and the arguments of ours.
+    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right.
 
     Raises:
-        PreflightError: names the `norm_cfg` and what is wrong with it.
+        PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
     """
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
         for key, norm_cfg in _norm_cfgs(cfg.model, 'model'):
@@ -93,22 +93,22 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
 
     Args:
         cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`.
-        config_path (str): where it was read; the config that makes the checkpoint is looked for beside it.
+        config_path (str): the path of that config. The config that makes the checkpoint should lie beside it.
 
     Raises:
-        PreflightError: it does not exist; says how to make it and how to start without it.
+        PreflightError: the checkpoint does not exist. The message says how to make it, and how to start without.
     """
     path = pretrained_path(cfg)
     if path is None or '://' in path or os.path.isfile(path):
         return
     if os.path.isdir(path):
-        check_checkpoint(path)  # says what to do about a folder
+        check_checkpoint(path)  # its error says what to do about a folder
     # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
     maker = Path(config_path).parent / f'{Path(path).parent.name}.py'
     make = f'make it with `python tools/train.py {maker}`, ' if maker.is_file() else ''
     raise PreflightError(
         f'the backbone weights to start from are missing: no file {path}; {make}name another with '
-        '`--cfg-options pretrained=PATH`, or start without with `--cfg-options pretrained=None`.')
+        '`--cfg-options pretrained=PATH`, or start without any with `--cfg-options pretrained=None`.')
 
 
 def _leaf_datasets(dataset) -> Iterator[dict]:
@@ -132,7 +132,7 @@ def _is_local(path, cfg: dict) -> bool:
 
 
 def _dataset_problems(dataset: dict) -> dict[str, str]:
-    """What is wrong, by path."""
+    """What is wrong with a data set, by path."""
     root = dataset.get('data_root') or ''
     name = str(dataset.get('type')).rpartition('.')[2]
     cls = DATASETS.get(f'mmpretrain.{name}')
@@ -156,7 +156,7 @@ def _expected_paths(dataset: dict, cls: type | None):
     prefixes = dataset.get('data_prefix') or ''
     if 'split' in dataset:
         if not (isinstance(cls, type) and issubclass(cls, ImageNet)):
-            return  # each class has files of its own for a split
+            return  # the files of a split depend on the class
         prefixes = prefixes or dataset['split']
     prefixes = prefixes.values() if isinstance(prefixes, dict) else [prefixes]
     for prefix in prefixes:

@@ -17,10 +17,10 @@ def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = No
 
 
 def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
-    """Records and the names of their runs.
+    """Reads records; returns them and the names of their runs.
 
     Raises:
-        RecordError: there is no record, or it holds no step, or two are one.
+        RecordError: a record is missing or holds no step, or two of them are the same.
     """
     records = [find_record(source) for source in sources]
     refuse_twice([record.path for record in records])
@@ -28,5 +28,5 @@ def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
 
 
 def suffixes(records: Sequence[Record]) -> list[str]:
-    """What tells the files of several runs apart: nothing for one run, else `_1`, `_2`, ..."""
+    """A suffix for the files of each run: nothing for a single run, else `_1`, `_2`, ..."""
     return [''] if len(records) == 1 else [f'_{i}' for i in range(1, len(records) + 1)]

@@ -1,4 +1,4 @@
-"""`--resume`: finding what an interrupted run can go on from."""
+"""`--resume`: finds the checkpoint that an interrupted run can go on from."""
 from __future__ import annotations
 
 import os
@@ -17,9 +17,10 @@ _CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
-    A run that continues takes all its weights from there, so pretrained ones are not looked for, and its seed
-    where the config has none. The latest is what :func:`find_resumable` finds, whatever an interrupted run
-    has left beside it; with none in the work directory the run starts at the beginning, and says so.
+    A resumed run takes all its weights from the checkpoint, so pretrained weights are not looked for. It also takes
+    its seed from there if the config has none. :func:`find_resumable` finds the latest checkpoint; damaged files of
+    an interrupted run do not count. If the work directory has no checkpoint, the run starts at the beginning, and
+    says so.
 
     Raises:
         PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
@@ -31,7 +32,7 @@ def set_resume(cfg: Config, resume: str | None) -> None:
             warn(f'{damaged[0]} was not written to its end: {where}.')
         elif source is None:
             warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
-        # With nothing to load mmengine would look itself, and take what was refused here.
+        # With resume=True and nothing to load, mmengine would search itself, and take what was refused here.
         cfg.resume = source is not None
         cfg.load_from = source or cfg.get('load_from')
     elif resume is not None:
@@ -53,7 +54,7 @@ def _reads_folders(cfg: Config) -> bool:
 
 
 def _take_seed(cfg: Config, checkpoint: str) -> None:
-    """Goes on with the seed of a run whose config has none: mmengine builds the sampler before it resumes."""
+    """Takes the checkpoint's seed if the config has none: mmengine builds the sampler before it resumes."""
     randomness = cfg.get('randomness') or {}
     if randomness.get('seed') is None:
         seed = (read_checkpoint(checkpoint).get('meta') or {}).get('seed')
@@ -61,21 +62,22 @@ def _take_seed(cfg: Config, checkpoint: str) -> None:
 
 
 def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
-    """The checkpoint that a run in `work_dir` can go on from, and what was left out.
+    """Finds the checkpoint that a run in `work_dir` can go on from, and the damaged ones that it cannot use.
 
-    mmengine writes a checkpoint and then its name into `last_checkpoint`. A run that was killed in between
-    has a newer one than that says, and one that was killed while writing has a damaged one. The checkpoint
-    that is named is taken, unless a whole one has both a higher number and a later time: times alone do not
-    survive a copy. A work directory that was copied or renamed goes on from its own checkpoints, whatever
-    folder the name says; that folder counts where the work directory has none, as with CheckpointHook's
-    `out_dir`.
+    mmengine writes a checkpoint, and then its name into `last_checkpoint`. If a run is killed in between, its newest
+    checkpoint is not the named one. If it is killed while it writes a checkpoint, that checkpoint is damaged.
+
+    The function takes the named checkpoint, unless a whole one has both a higher number and a later time. Times
+    alone do not survive a copy. A copied or renamed work directory goes on from its own checkpoints, even if
+    `last_checkpoint` names another folder. That folder counts only if the work directory does not have the named
+    checkpoint, as with CheckpointHook's `out_dir`.
 
     Returns:
-        The path of the checkpoint or None, and those that would have come before it but are damaged.
+        The path of the checkpoint or None, and the damaged checkpoints that would have come before it.
     """
     pointer = Path(work_dir, 'last_checkpoint')
     text = pointer.read_text().strip() if pointer.is_file() else ''
-    if '://' in text:  # not ours to look into
+    if '://' in text:  # a remote path is not checked
         return text, []
     candidates = _checkpoints(Path(work_dir))
     named = None
@@ -102,7 +104,7 @@ def _checkpoints(folder: Path) -> set[Path]:
 
 
 def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
-    """Largest of what is tried first: later ones than the named, it, earlier ones, others by their time."""
+    """A sort key; the largest is tried first. The order: later than the named one, named, earlier, others by time."""
     time = path.stat().st_mtime_ns
     if path == named:
         return 2, 0, 0
@@ -111,15 +113,15 @@ def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
     if match is not None and match[1] == kind:
         if int(number) < int(match[2]):
             return 1, int(number), time
-        # Whether a folder is whole nobody but the name knows.
+        # A folder may be incomplete: only `last_checkpoint` tells that it is whole.
         if time > named.stat().st_mtime_ns and path.is_file():
             return 3, int(number), time
     return 0, time, int(number)
 
 
 def is_whole(path: str | os.PathLike) -> bool:
-    """Whether a file ends as one that torch.save has written; one that was cut off does not.
+    """Whether a checkpoint is whole: the file ends as torch.save ends it, and was not cut off.
 
-    A folder, which sharded training writes, is taken for whole.
+    A folder, which sharded training writes, counts as whole.
     """
     return os.path.isdir(path) or zipfile.is_zipfile(path)

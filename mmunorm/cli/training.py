@@ -1,4 +1,4 @@
-"""A training or test run: mixed precision, hooks, what it resumes, and its Runner."""
+"""Prepares and starts a training or test run: mixed precision, hooks, kept checkpoints, and the Runner."""
 from __future__ import annotations
 
 import ctypes
@@ -43,7 +43,7 @@ def enable_auto_scale_lr(cfg: Config) -> None:
 
 
 def add_training_hooks(cfg: Config) -> None:
-    """Adds the hooks of every training run, those that the config's own `custom_hooks` do not name."""
+    """Adds the hooks of every training run, except those that the config's `custom_hooks` already name."""
     hooks = list(cfg.get('custom_hooks') or [])
     named = {_class_name(hook) for hook in hooks}
     for name in ('OfflineNormHook', 'RepeatableHook', 'DivergenceHook'):
@@ -53,7 +53,7 @@ def add_training_hooks(cfg: Config) -> None:
 
 
 def _class_name(hook: dict | Hook) -> str:
-    """The bare name of a hook's class, which a config gives as text, with or without a scope, or itself."""
+    """The class name of a hook, without a scope. A config gives the class as text, as a class, or as a hook."""
     kind = hook.get('type') if isinstance(hook, dict) else type(hook)
     return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
 
@@ -61,7 +61,7 @@ def _class_name(hook: dict | Hook) -> str:
 def keep_two_checkpoints(cfg: Config) -> None:
     """Lets a run that keeps one checkpoint keep two.
 
-    mmengine removes the old one before it writes the next: a run that is killed then has none.
+    mmengine removes the old checkpoint before it writes the next. A run that is killed in between has none.
     """
     hook = (cfg.get('default_hooks') or {}).get('checkpoint')
     if isinstance(hook, dict) and hook.get('max_keep_ckpts') == 1:
@@ -71,15 +71,14 @@ def keep_two_checkpoints(cfg: Config) -> None:
 
 def fuse_before_test(cfg: Config) -> None:
     """Makes a test run of `cfg` fold the model first."""
-    # A checkpoint's weights are the averaged ones already; EMAHook would exchange them for its own copy,
-    # which is not folded.
+    # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
     hooks = [hook for hook in cfg.get('custom_hooks') or []
              if not (isinstance(hook, dict) and str(hook.get('type')).endswith('EMAHook'))]
     cfg.custom_hooks = [*hooks, dict(type='FuseNormsHook')]
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Builds the Runner of a config, with processes that talk over gloo where there is no GPU.
+    """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
 
     Raises:
         PreflightError: the config names a type that is not registered.
@@ -96,9 +95,10 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def _end_with_launcher() -> None:
-    """Lets Linux end this process when torchrun is killed, which gives it a session of its own.
+    """Makes Linux end this process when torchrun is killed.
 
-    It would train on, beside the run that is resumed in the same work directory.
+    torchrun gives the process a session of its own. So it would train on, beside a resumed run in the same work
+    directory.
     """
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
@@ -118,8 +118,8 @@ def _distribute_on_cpu(cfg: Config) -> None:
 def train(runner: Runner) -> None:
     """Trains, and lets hooks that hold data write them when an error or Ctrl-C ends the run.
 
-    mmengine calls `after_train` only at a run's proper end. Of each hook that has a method
-    `flush(runner)`, it is called here.
+    mmengine calls `after_train` only when a run ends normally. This function calls the method `flush(runner)` of
+    each hook that has one.
     """
     try:
         runner.train()

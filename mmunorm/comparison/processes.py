@@ -29,12 +29,12 @@ class Process:
         self.run = run
         run.work_dir.mkdir(parents=True, exist_ok=True)
         run.config.write_text(config_text(cfg))
-        # The child holds the lock with its copy of the file, so that one which outlives this process is seen.
+        # The child inherits the open file, and with it the lock. So a child that outlives this process is noticed.
         with (run.work_dir / 'lock').open('w') as lock, run.log.open('a') as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             command = [sys.executable, str(TRAIN), str(run.config), '--work-dir', str(run.work_dir),
                        '--resume']
-            # Threads that wait by spinning slow a machine down that has other work.
+            # Threads that spin while they wait slow down a machine that has other work.
             env = {'GOMP_SPINCOUNT': '20000', **os.environ}
             if threads:
                 env['OMP_NUM_THREADS'] = str(threads)
@@ -44,7 +44,7 @@ class Process:
                                           start_new_session=True)
 
     def stop(self) -> None:
-        """Ends it, with the workers that load its data."""
+        """Ends the run and the workers that load its data."""
         try:
             os.killpg(self.popen.pid, signal.SIGTERM)
         except ProcessLookupError:
@@ -52,7 +52,7 @@ class Process:
         self.popen.wait()
 
     def progress(self) -> str:
-        """How far it is."""
+        """How far the run is."""
         step, loss = latest(self.run.work_dir, 'loss') or (None, None)
         return f'{self.run} starts' if step is None else f'{self.run}: step {step}, loss {loss:.3f}'
 
@@ -63,7 +63,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
 
     Args:
         pending: the config of each run, in the order of running.
-        jobs: how many at a time.
+        jobs: how many runs at a time.
         after_each: called after each run with what went wrong so far.
 
     Returns:
@@ -103,7 +103,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
 
 
 def missing_weights(cfg: Config) -> str | None:
-    """A sentence if the weights that a run starts from are not there."""
+    """A sentence if the weights that a run starts from are missing, else None."""
     path = pretrained_path(cfg)
     if path is None or '://' in path or os.path.isfile(path):
         return None

@@ -16,8 +16,8 @@ def write_outputs(out: Path, name: str, runs: Sequence[ComparedRun], errors: Map
                   header: str, recipe: str) -> list[Path]:
     """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
 
-    In the CSV `last_logged_step` is that of a finished run's log, which need not be its last one, and
-    `failed_step` the first bad step of a run that diverged.
+    In the CSV, `last_logged_step` is the last step in a finished run's log; the run itself may have gone further.
+    `failed_step` is the first bad step of a run that diverged.
 
     Args:
         out: folder.
@@ -100,7 +100,7 @@ def _tables(runs, results, metrics) -> list[str]:
 
 
 def summary(results: Sequence[dict | None], metric: str) -> str:
-    """Mean and sample standard deviation over the seeds that have the metric, and what of the others."""
+    """Mean and sample standard deviation over the seeds that have the metric, and what became of the others."""
     values = [result['metrics'][metric] for result in results if result and metric in result['metrics']]
     failed = sum(result is not None and result['status'] == FAIL for result in results)
     if failed == len(results):

@@ -22,7 +22,7 @@ _RESULT = 'result.json'
 class ComparedRun:
     """One training run of a comparison.
 
-    It lies in `OUT/NORM/seed_K/`, a stressed one in `OUT/stressed/NORM/seed_K/`; its config is the `.py`
+    It lies in `OUT/NORM/seed_K/`; a stressed run lies in `OUT/stressed/NORM/seed_K/`. Its config is the `.py`
     file of the same name beside that folder.
     """
     out: Path
@@ -48,7 +48,7 @@ class ComparedRun:
         return f'{stressed}{self.norm} seed {self.seed}'
 
     def result(self) -> dict | None:
-        """The file of a finished run: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
+        """The result of a run that has ended: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
         try:
             return json.loads((self.work_dir / _RESULT).read_text())
         except FileNotFoundError:
@@ -57,8 +57,8 @@ class ComparedRun:
     def close(self, returncode: int) -> dict | None:
         """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
 
-        Without a log, or with a metric that was last measured before the last step, which is that of an
-        interrupted validation, the run is not finished, whatever its status: it can be resumed.
+        A run without a log is not finished. After an interrupted validation, a metric was last measured before the
+        last step; such a run is not finished either. Both return None for any exit status: they can be resumed.
         """
         if (self.work_dir / RECORD).exists():
             record = json.loads((self.work_dir / RECORD).read_text())
@@ -71,7 +71,7 @@ class ComparedRun:
             if not scalars:
                 return None
             last = max(int(values[-1, 0]) for values in scalars.values())
-            # NormStatisticsHook's numbers are of training.
+            # NormStatisticsHook's numbers belong to training, not to a validation.
             measured = {name: values[-1] for name, values in scalars.items()
                         if '/' in name and not name.startswith('norm/')}
             if any(step < last for step, _ in measured.values()):

@@ -24,7 +24,7 @@ def clear_build_errors():
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """The model of a config, on the CPU, with weights that nobody has initialized.
+    """The model of a config, on the CPU, with uninitialized weights.
 
     Raises:
         PreflightError: it names a type that is not registered.

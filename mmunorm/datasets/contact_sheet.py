@@ -1,4 +1,4 @@
-"""A picture for people of what a COCO-format data set holds."""
+"""Draws a picture that shows people what a COCO-format data set holds."""
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -19,10 +19,10 @@ def draw_contact_sheet(annotation_file, image_folder, out_file, columns=4, rows=
         annotation_file (str | Path): instances with RLE masks.
         image_folder (str | Path): where the images lie.
         out_file (str | Path): the picture to write.
-        columns, rows (int): how many images there are side by side and one below the other.
+        columns, rows (int): number of images in a row, and number of rows.
         tile (int): side of one image on the sheet in pixels.
     """
-    with redirect_stdout(None):  # it tells how long it takes
+    with redirect_stdout(None):  # COCO prints how long it takes
         coco = COCO(str(annotation_file))
     infos = coco.loadImgs(coco.getImgIds()[:columns * rows])
     tiles = [_annotate(read_image(str(Path(image_folder) / info['file_name']), ImageReadMode.RGB),

@@ -15,18 +15,18 @@ from sklearn.datasets import load_digits, load_sample_images
 SPLITS = ('train', 'val')
 # Of every class, one sample in VAL_EVERY is a val sample.
 VAL_EVERY = 5
-# Left of this fraction of its width a photograph serves train, right of it val.
+# Train uses a photograph left of this fraction of its width, val uses the rest.
 PHOTO_CUT = 0.64
 
-# As a share of the picture's side. At 128 pixels a digit is legible from a height of about 20 on,
-# and the largest leave room for others.
+# Heights as a share of the picture's side. In a picture of 128 pixels, a digit is legible from a height of about 20.
+# The largest digits leave room for others.
 SCENE_HEIGHT_RANGE = (20 / 128, 56 / 128)
 SINGLE_HEIGHT_RANGE = (0.6, 0.85)
-# Far below 45 degrees: 6 and 9, 4 and 9 keep apart.
+# Far below 45 degrees, so that 6 and 9, and 4 and 9, stay different.
 MAX_ANGLE = 15.
 MAX_DIGITS = 5
-# What of a digit's mask the digits drawn over it must leave visible. A place that would hide more
-# is not taken, so no picture holds a digit that is too hidden to be annotated.
+# The share of a digit's mask that must stay visible under later digits. A place that would hide more is not used.
+# So every digit in a picture is visible enough to be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
 
@@ -41,8 +41,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Glyph:
-    """A digit as it lies in a picture: ``alpha`` (h, w) in [0, 1] with its top left corner at
-    (``top``, ``left``), and the RGB colours (3,) of its upper and its lower end."""
+    """A digit as it lies in a picture. ``alpha`` (h, w) in [0, 1] has its top left corner at
+    (``top``, ``left``). ``colours`` are the RGB colours (3,) of its upper and its lower end."""
     sample: Sample
     alpha: np.ndarray
     top: int
@@ -62,7 +62,7 @@ class Glyph:
 def split_samples(split, seed):
     """The samples of a split. Train and val of one seed share none.
 
-    Classes take turns in the list, so that any few samples in a row are of many classes.
+    Classes take turns in the list, so a few samples in a row already have many classes.
 
     Args:
         split (str): 'train' or 'val'.
@@ -86,7 +86,7 @@ def split_samples(split, seed):
 
 @cache
 def photo_regions(split):
-    """The part of each photograph that serves a split, uint8 (h, w, 3). Train and val share no
+    """The part of each photograph that a split may use, uint8 (h, w, 3). Train and val share no
     pixel."""
     regions = []
     for photo in load_sample_images().images:
@@ -102,7 +102,7 @@ def draw_background(rng, split, size, share=1.):
         rng (np.random.Generator): decides everything.
         split (str): 'train' or 'val': which part of the photographs may be used.
         size (int): side of the square picture in pixels.
-        share (float): what share of a scene's side the picture stands for.
+        share (float): share of a scene's side that the picture represents.
 
     Returns:
         np.ndarray: float32 (size, size, 3) in [0, 255].
@@ -172,7 +172,7 @@ def draw_alpha(rng, cells, height):
 
 
 def pick_colours(rng):
-    """The RGB colours of a digit's upper and lower end: light and close to each other, as of chalk."""
+    """The RGB colours of a digit's upper and lower end: light and close to each other, like chalk."""
     colour = rng.uniform(210, 255) + rng.uniform(-45, 10, size=3)
     return tuple(np.clip(colour + rng.uniform(-15, 15, size=(2, 3)), 0, 255))
 

@@ -1,8 +1,8 @@
 """Small real data sets of handwritten digits, in the formats that OpenMMLab reads.
 
-A COCO-format set of scenes for detection and instance segmentation, and an ImageNet-folder set for
-classification that looks like the digits in the scenes, so that the weights of a classifier are a
-start for a detector. Both come from data that scikit-learn bundles: nothing is downloaded.
+One is a COCO-format set of scenes for detection and instance segmentation. The other is an ImageNet-folder set for
+classification. Its pictures look like the digits in the scenes, so a detector can start from a classifier's weights.
+Both come from data that scikit-learn bundles: nothing is downloaded.
 """
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ LIMITS = {
     'val_images': (1, 999999),
     'image_size': (16, 512),
 }
-# Goes up when the same settings come to give other files.
+# Goes up when the code changes and the same settings give other files.
 VERSION = 2
 
 LICENSES = [
@@ -46,7 +46,7 @@ LICENSES = [
 
 
 def check_setting(name, value, label=None):
-    """Raise ValueError if the value of a setting is no whole number within ``LIMITS``.
+    """Raise ValueError if the value of a setting is not a whole number within ``LIMITS``.
 
     Args:
         name (str): the setting.
@@ -135,16 +135,16 @@ def make_classification_set(folder,
                             progress=True):
     """Write pictures of one digit each in ImageNet's layout of one folder a class.
 
-    ``folder`` gets ``{train,val}/{0..9}/digitDDDD_N.png``: the N-th drawing, each time at another
-    size, angle and place, in other colours and on another background, of the handwriting with index
-    DDDD in ``sklearn.datasets.load_digits``. Train and val of one seed share no handwriting, and
-    the split is that of ``make_detection_set``. The same arguments give the same files.
+    ``folder`` gets ``{train,val}/{0..9}/digitDDDD_N.png``: the N-th drawing of the handwriting with
+    index DDDD in ``sklearn.datasets.load_digits``. Each drawing has another size, angle and place,
+    other colours and another background. Train and val of one seed share no handwriting. The split
+    is that of ``make_detection_set``. The same arguments give the same files.
 
     Args:
         folder (str | Path): where to write; made if it is missing.
         seed (int): decides everything random.
-        train_images, val_images (int): how many pictures; every sample is drawn before any is drawn
-            again, and the classes take turns.
+        train_images, val_images (int): how many pictures. Every sample is drawn once before any is
+            drawn again, and the classes take turns.
         image_size (int): side of a picture in pixels.
         progress (bool): whether to show progress bars.
 
@@ -184,12 +184,14 @@ def make_digits(out,
                 image_size=32,
                 force=False,
                 progress=True):
-    """Make both sets in one folder, as a whole or not at all: ``coco/`` (``make_detection_set``),
-    ``imagenet/`` (``make_classification_set``) and ``preview.png``, annotated val scenes.
+    """Make both sets in one folder, as a whole or not at all.
+
+    The folder gets ``coco/`` (``make_detection_set``), ``imagenet/`` (``make_classification_set``)
+    and ``preview.png``, annotated val scenes.
 
     Args:
         out (str | Path): the folder.
-        force (bool): whether to make anew a folder that this function made before. It never touches
+        force (bool): whether to overwrite a folder that this function made before. It never touches
             any other folder that holds files.
         Others: as for ``make_detection_set`` and ``make_classification_set``.
 

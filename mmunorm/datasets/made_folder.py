@@ -8,7 +8,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed run left behind then stays there.
+except ImportError:  # On Windows, what a killed run left behind stays there.
     fcntl = None
 
 MARKER = '.made_by_mmunorm.json'
@@ -24,14 +24,14 @@ def is_made(folder, settings, force=False):
     Args:
         folder (str | Path): the folder.
         settings (dict): what it should have been made with; values that JSON can hold.
-        force (bool): whether a folder that was made before is to be made anew.
+        force (bool): whether to overwrite a folder that was made before.
 
     Returns:
         bool: True if there is nothing to do; False if ``making_folder`` may write it.
 
     Raises:
-        FolderError: if it is a file, holds something that was not made here, or, without ``force``,
-            was made with other settings or has lost files since.
+        FolderError: if it is a file, or holds something that was not made here. Without ``force``,
+            also if it was made with other settings or has lost files since.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -62,14 +62,14 @@ def is_made(folder, settings, force=False):
 
 @contextmanager
 def making_folder(folder, settings, force=False):
-    """Fill a folder out of sight and put it in its place at the end of the ``with`` block.
+    """Fill a temporary folder, and move it to its place at the end of the ``with`` block.
 
     The block gets the path of a new, empty folder beside the real one. If the block fails or is
-    interrupted, that folder goes and nothing else has changed. What a killed run left behind is
-    removed by the next run.
+    interrupted, that folder is removed and nothing else changes. The next run removes what a killed
+    run left behind.
 
     Args:
-        folder, settings, force: as for ``is_made``, whose errors it raises.
+        folder, settings, force: as for ``is_made``; the errors are the same too.
     """
     # A link to a larger disk stays a link.
     folder = Path(folder).resolve()

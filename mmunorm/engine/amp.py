@@ -1,4 +1,4 @@
-"""What `--amp` means where mmengine's AmpOptimWrapper, which needs a GPU, cannot go."""
+"""`--amp` on a CPU; mmengine's AmpOptimWrapper needs a GPU."""
 from contextlib import contextmanager
 
 import torch
@@ -10,9 +10,10 @@ from torch import nn
 
 @OPTIM_WRAPPERS.register_module()
 class BFloat16OptimWrapper(OptimWrapper):
-    """Mixed precision in bfloat16, on a CPU too; its range is float32's, so no loss scale is needed.
+    """Trains with mixed precision in bfloat16, on a CPU too.
 
-    Arguments are those of :class:`mmengine.optim.OptimWrapper`.
+    bfloat16 has the range of float32, so no loss scale is needed. The arguments are those of
+    :class:`mmengine.optim.OptimWrapper`.
     """
 
     @contextmanager

@@ -27,10 +27,10 @@ from .runner import saves_after_this_step, unwrapped_model
 RECORD = 'divergence.json'
 LAST_GOOD = 'last_good.pth'
 
-# What is watched of a norm layer.
+# What is watched in each norm layer.
 WATCHED = OUTPUT, SQUARE, GRADIENT = range(3)
-# A larger output counts as infinite: an estimate is a root mean square, and a single number may be larger by
-# the root of the number of tokens.
+# A larger output counts as infinite. An output that is estimated is a root mean square. A single value may be
+# larger than that, by a factor of up to the square root of the number of tokens.
 LARGEST_OUTPUT = 1e35
 
 
@@ -42,43 +42,48 @@ class DivergenceError(RunError):
 class DivergenceHook(Hook):
     """Stops a run whose loss, activations or norm statistics are no longer finite; `tools/train.py` adds it.
 
-    A step is bad when it has one of these:
+    A step is bad if one of these holds:
 
-    - a loss that is not finite or, with `factor`, exceeds that many times the starting loss, the median of
-      the first `patience` good ones;
-    - a norm layer whose output is not finite, or beyond 1e35;
-    - a norm layer whose input is too large to be squared, so that the mean square `s`, or the variance, is
-      not finite, though the norm makes do with its running statistics; an infinite input is one;
-    - a norm layer whose `weight` has a gradient `sum(dy * z)` that is not finite, and `g` with it. Under a
-      loss scale that happens now and then, and does no harm: the step is skipped.
+    - The loss is not finite.
+    - `factor` is given, and the loss exceeds `factor` times the starting loss. The starting loss is the median
+      loss of the first `patience` good steps.
+    - The output of a norm layer is not finite, or is beyond 1e35.
+    - The input of a norm layer is infinite, or too large to be squared. The mean square `s`, or the variance, is
+      then not finite. The norm itself goes on with its running statistics.
+    - The `weight` of a norm layer has a gradient `sum(dy * z)` that is not finite. Then `g` is not finite either.
+      With a loss scale this happens now and then and does no harm: the optimizer skips the step.
 
-    After `patience` bad steps in a row, or if the run ends in steps from which weights do not recover, it
-    stops with a :class:`DivergenceError`; `divergence.json` in the work directory has
+    The hook stops the run with a :class:`DivergenceError` after `patience` bad steps in a row. It also does so if
+    the run ends in bad steps that the weights do not recover from. `divergence.json` in the work directory then has
 
-    - `step` (int): the first bad step, counted from 1; `loss` at it and `start_loss` (float or None);
-    - `layer` (str or None): the first norm layer, in the order of execution, whose output or square is not
-      finite at that step; where the loss is finite, the first in the backward pass whose gradient is not;
-      where nothing is amiss, the layer whose largest output has grown most since the last good step;
-    - `checkpoint` (str or None): the last checkpoint that a good step has followed, by which its weights are
-      known to be good; one that was saved after the update that broke them is none;
-    - `message` (str): all of it in words, with advice.
+    - `step` (int): the first bad step, counted from 1;
+    - `loss` and `start_loss` (float or None): the loss of that step, and the starting loss;
+    - `layer` (str or None): the norm layer that went wrong first at that step, see below;
+    - `checkpoint` (str or None): the last checkpoint that is known to be good, because a good step came after it.
+      A checkpoint that was saved after the update that broke the weights is not good;
+    - `message` (str): all of this in words, with advice.
 
-    While the run trains, that checkpoint has a second name (a hard link), `last_good.pth`, so that it
-    outlives the next save whatever `max_keep_ckpts` says; where the file system has no links, it is copied
-    at the first bad step. A run that ends well removes the name. In a distributed run the mean over the
-    processes decides. A model whose `train_step` returns no `loss` is not watched, and of a compiled one
-    (`torch.compile`) only the loss and the gradients are.
+    `layer` is the first norm layer, in the order of execution, whose output or square is not finite. If there is
+    none and the loss is finite, it is the first layer of the backward pass whose gradient is not finite. Otherwise
+    it is the layer whose largest output has grown most since the last good step.
 
-    The input and the output of a norm layer are read once each. Of an offline norm (UN and its family, but
-    PN with `layer_scale` and PRepBN, and without a `pad_mask`) the statistics that it has measured are read
-    instead, and of its output only a float16 one. Its largest output is then an estimate: the largest root
-    mean square of a channel, `sqrt(weight^2 * s / (var_hat + eps) + bias^2)`.
+    During training, the last good checkpoint has a second name (a hard link), `last_good.pth`. So it survives the
+    next save for any value of `max_keep_ckpts`. If the file system has no links, the hook copies the checkpoint at
+    the first bad step. A run that ends well removes `last_good.pth`.
+
+    In a distributed run, the mean over the processes decides. A model is not watched if its `train_step` returns no
+    `loss`. In a compiled model (`torch.compile`), only the loss and the gradients are watched.
+
+    The hook reads the input and the output of a norm layer once each. For an offline norm (UN and its family), it
+    reads the measured statistics instead, and the output only if it is float16. It does not do so for PN with
+    `layer_scale`, for PRepBN, and for calls with a `pad_mask`. The largest value of an output that is not read is
+    estimated: the largest root mean square of a channel, `sqrt(weight^2 * s / (var_hat + eps) + bias^2)`.
 
     Args:
-        patience (int): bad steps in a row that end the run. Defaults to 10.
-        factor (float, optional): how many times the starting loss is an explosion. Defaults to None: a loss
-            that is finite may be as large as it likes.
-        interval (int): steps between two looks at what was recorded; each waits for the device once.
+        patience (int): number of bad steps in a row that ends the run. Defaults to 10.
+        factor (float, optional): a loss above this many times the starting loss makes a step bad. Defaults to
+            None: any finite loss is accepted.
+        interval (int): steps between two looks at what was recorded. Each look waits for the device once.
             Defaults to 10.
 
     Raises:
@@ -99,22 +104,22 @@ class DivergenceHook(Hook):
             Path(runner.work_dir, RECORD).unlink(missing_ok=True)
         self._first_losses = list(_info(runner, 'divergence_first_losses', []))
         self._peaks: dict[tuple[int, str], Tensor] = {}  # of the current step
-        self._steps: dict[str, Step | None] = {}  # the newest of each offline norm that has been looked at
+        self._steps: dict[str, Step | None] = {}  # the last step of each offline norm that was looked at
         self._rows: list[Tensor] = []  # loss and peaks of the steps since the last look
-        self._saved: list[str | None] = []  # the checkpoint that came last before each of them
+        self._saved: list[str | None] = []  # the newest checkpoint before each of these steps
         self._good: list[float] | None = None  # the row of the last good step
-        self._bad: list[float] | None = None  # the row of the first step of the bad ones in a row
+        self._bad: list[float] | None = None  # the row of the first step in the current series of bad steps
         self._bad_steps = 0
-        self._is_lost = False  # whether a bad one in a row is such that weights do not recover
-        self._confirmed: str | None = None  # the last checkpoint that a good step has followed
-        self._is_kept = False  # whether LAST_GOOD is of this run
+        self._is_lost = False  # whether that series has a step from which the weights do not recover
+        self._confirmed: str | None = None  # the last checkpoint with a good step after it
+        self._is_kept = False  # whether LAST_GOOD belongs to this run
         self._order: dict[str, int] = {}
         self._handles = []
         self._names = []
         for name, module in unwrapped_model(runner).named_modules():
             if is_norm(module):
                 self._names.append(name)
-                # Before FSDP's own hook, which may take a norm's weights away.
+                # Must run before FSDP's own hook, which may take a norm's weights away.
                 self._handles.append(
                     module.register_forward_hook(partial(self._watch, name), prepend=True, with_kwargs=True))
                 weight = getattr(module, 'weight', None)
@@ -122,7 +127,7 @@ class DivergenceHook(Hook):
                     self._handles.append(weight.register_hook(partial(self._watch_gradient, name)))
 
     def _watch(self, name: str, module: nn.Module, args, kwargs, output) -> None:
-        # A graph has no place for what is only looked at; what is recomputed has been looked at before.
+        # A compiled graph cannot hold this look. A recomputed forward pass has been looked at before.
         if torch.compiler.is_compiling() or in_backward_pass():
             return
         if not (module.training and isinstance(output, Tensor) and output.numel()):
@@ -143,7 +148,7 @@ class DivergenceHook(Hook):
             self._note(SQUARE, name, square)
 
     def _new_step(self, name: str, module: nn.Module, pad_mask: Tensor | None) -> Step | None:
-        """What an offline norm has recorded of this forward pass, if that tells of all its tokens."""
+        """The step that an offline norm recorded for this forward pass; None if it does not cover all tokens."""
         if not isinstance(module, OfflineNorm):
             return None
         step, before = module.newest_step, self._steps.get(name)
@@ -204,7 +209,7 @@ class DivergenceHook(Hook):
                 self._bad = row
                 self._copy_last_good(runner)
             self._bad_steps += 1
-            # A step whose gradient has overflowed under a loss scale is not taken.
+            # With a loss scale, the optimizer skips a step whose gradient has overflowed.
             scaled = getattr(runner.optim_wrapper, 'loss_scaler', None) is not None
             harmful = row[:1 + GRADIENT * len(self._names)] if scaled else row
             self._is_lost |= not all(map(math.isfinite, harmful))
@@ -227,7 +232,7 @@ class DivergenceHook(Hook):
         return statistics.median(self._first_losses) if self._first_losses else None
 
     def _confirm(self, runner, checkpoint: str) -> None:
-        """Takes a checkpoint for good, and gives it a second name before a hook removes it for the next."""
+        """Notes that a checkpoint is good, and gives it a second name before CheckpointHook can remove it."""
         self._confirmed = checkpoint
         if not is_main_process() or not os.path.isfile(checkpoint):
             return
@@ -247,14 +252,14 @@ class DivergenceHook(Hook):
 
     def _stop(self, runner, step: int) -> None:
         message = [None]
-        if is_main_process():  # which alone knows what has become of the files
+        if is_main_process():  # only this process knows which files exist
             message = [self._report(runner, step)]
         broadcast_object_list(message)
         runner.logger.error(message[0])
         raise DivergenceError(message[0])
 
     def _report(self, runner, step: int) -> str:
-        """Writes RECORD; the message."""
+        """Writes RECORD and returns the message."""
         loss, start = self._bad[0], self._start_loss()
         layer, trouble = self._layer()
         checkpoint = self._last_good(runner)
@@ -273,9 +278,9 @@ class DivergenceHook(Hook):
         if self._confirmed is None:
             return None
         kept = Path(runner.work_dir, LAST_GOOD)
-        if kept.exists():  # of a resumed run's checkpoint it may be the only name
+        if kept.exists():  # in a resumed run it may be the only name of the checkpoint
             return str(kept)
-        # A remote one has no second name, nor has a folder, which sharded training writes.
+        # A remote checkpoint has no second name. A folder, which sharded training writes, has none either.
         is_there = '://' in self._confirmed or os.path.exists(self._confirmed)
         return self._confirmed if is_there else None
 
@@ -284,12 +289,12 @@ class DivergenceHook(Hook):
         peaks = self._by_layer(self._bad)
         names = sorted(self._names, key=lambda name: self._order.get(name, len(self._order)))
         for name in names:
-            # Of an offline norm's, the square tells both: infinity of large input, NaN of NaN.
+            # For an offline norm, the square tells two cases apart: infinity means a large input, NaN means NaN.
             if math.isinf(peaks[name][SQUARE]):
                 return name, f'the first norm layer whose input is too large for its statistics is {name}'
             if not all(map(math.isfinite, peaks[name][:GRADIENT])):
                 return name, f'the first norm layer with a non-finite output is {name}'
-        if math.isfinite(self._bad[0]):  # a loss that is not finite sends such a gradient through all layers
+        if math.isfinite(self._bad[0]):  # after a non-finite loss, the gradients of all layers are non-finite
             for name in reversed(names):
                 if not math.isfinite(peaks[name][GRADIENT]):
                     return name, ('the first norm layer with a non-finite gradient, in the order of the '
@@ -324,7 +329,7 @@ def _largest_square(values: Tensor) -> Tensor:
 
 
 def _mean_square(step: Step) -> Tensor:
-    """Of an offline norm's input, `(C,)` or `(1, C)`; not finite where one of its squares is not."""
+    """The mean square of an offline norm's input, `(C,)` or `(1, C)`; not finite where a square is not."""
     if step.mean is None:
         return step.measured
     variance, mean = step.measured
@@ -332,13 +337,13 @@ def _mean_square(step: Step) -> Tensor:
 
 
 def _output_size(norm: OfflineNorm, step: Step, square: Tensor) -> Tensor:
-    """The largest root mean square of a channel of an offline norm's output, estimated from its statistics.
+    """Estimates the largest root mean square of a channel of an offline norm's output, from its statistics.
 
-    `square` is the mean square of the input. That of the output is exact where the mean that was taken off,
-    or 0, is the input's, and off by a factor of at most the root of 2 without `skip`.
+    `square` is the mean square of the input. The norm subtracts a mean, or 0. The estimate is exact where that is
+    the mean of the input. Otherwise, without `skip`, the true value is at most sqrt(2) times the estimate.
     """
     deviation = square
-    if step.mean is not None:  # which is that of all ranks
+    if step.mean is not None:  # this mean is over all ranks
         deviation = step.measured[0] + (step.measured[1] - step.mean).square()
     size = torch.hypot(norm.weight * (deviation / (step.var_hat + norm.eps)).sqrt(), norm.bias)
     if norm.skip is not None:
@@ -356,7 +361,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _advice(runner) -> str:
-    """What to change, the likeliest first."""
+    """Advice on what to change; the most likely help comes first."""
     wrapper = runner.optim_wrapper
     advice = []
     norms = [module for module in runner.model.modules() if isinstance(module, OfflineNorm)]

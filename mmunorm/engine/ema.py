@@ -9,8 +9,8 @@ class BufferedEMA(ExponentialMovingAverage):
     """Exponential moving average of weights and statistics, for `EMAHook(ema_type='BufferedEMA')`.
 
     mmengine's default pairs averaged weights with the newest statistics, which were measured on other
-    weights; its `update_buffers=True` averages the statistics too but leaves integer buffers, the
-    counters of a norm, at their first value. Here they follow the model.
+    weights. With `update_buffers=True` it averages the statistics too, but integer buffers keep their first
+    value. A norm's counters are such buffers. This class copies them from the model.
 
     Args:
         model (nn.Module): the model to average.

@@ -10,7 +10,7 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class FuseNormsHook(Hook):
-    """Folds the model's norms before a test, once its checkpoint is loaded, and logs what went where."""
+    """Folds the model's norms before a test, after its checkpoint is loaded, and logs what went where."""
 
     def before_test(self, runner) -> None:
         model = unwrapped_model(runner)

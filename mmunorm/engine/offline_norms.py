@@ -15,14 +15,14 @@ from .runner import saves_after_this_step
 
 @HOOKS.register_module()
 class OfflineNormHook(Hook):
-    """Does for the norms what a training loop has to; `tools/train.py` adds it.
+    """Does what norms need from a training loop; `tools/train.py` adds it.
 
-    - When the run begins it tells each norm (:meth:`mmunorm.norms.Norm.start_run`): UN, MABN and PN begin their
-      warm-up, unless the run is resumed. It warns of a run that ends before the warm-up does.
-    - Before each step it tells them the loss scale, where the optimizer wrapper has one (AmpOptimWrapper).
-    - Before validation, and before a checkpoint is saved, it sets their buffers to the mean over the processes of a
-      distributed run, those of EMAHook's averaged model too. Neither then depends on which process does it, and a
-      resumed run goes on as the uninterrupted one does. Counters are rounded to whole steps, so that
+    - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
+      warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does.
+    - Before each step, it tells the norms the loss scale, if the optimizer wrapper has one (AmpOptimWrapper).
+    - In a distributed run, it sets the norms' buffers to their mean over the processes. It does so before validation
+      and before a checkpoint is saved, also for EMAHook's averaged model. So validation and checkpoints do not depend
+      on the process, and a resumed run goes on like an uninterrupted one. Counters are rounded to whole steps:
       `num_outliers` is what one process has seen on average. Norms that synchronize keep their values.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
@@ -58,15 +58,15 @@ class OfflineNormHook(Hook):
 
 
 def set_loss_scale(model: nn.Module, scaler: torch.amp.GradScaler | Tensor | None) -> None:
-    """Tells the offline norms of a model what its loss is multiplied with, for the backward passes to come.
+    """Tells the offline norms of a model the factor of its loss in the backward passes to come.
 
-    In a loop of your own with a gradient scaler, before each `scaler.scale(loss).backward()`. Without it, the
-    gradient statistics carry the scale, and are off by a factor for some steps after each change of it. Does
-    not wait for the device.
+    In your own training loop with a gradient scaler, call it before each `scaler.scale(loss).backward()`. Without
+    it, the gradient statistics contain the scale. After each change of the scale, they are then wrong by a factor
+    for some steps. The function does not wait for the device.
 
     Args:
-        model (nn.Module): with norms of any device.
-        scaler (GradScaler | Tensor, optional): the gradient scaler, or the factor itself `()`; None is 1.
+        model (nn.Module): the model; its norms may be on any device.
+        scaler (GradScaler | Tensor, optional): the gradient scaler, or the factor itself `()`; None means 1.
     """
     norms = [module for module in model.modules() if isinstance(module, OfflineNorm)]
     scales: dict[torch.device, Tensor | None] = {}
@@ -87,7 +87,7 @@ def average_statistics(models: Iterable[nn.Module]) -> None:
     buffers: list[Tensor] = [buffer for norm in norms for buffer in norm.buffers()]
     if not buffers:
         return
-    # In float64 equal values keep every bit, whatever the number of processes.
+    # In float64, equal values keep every bit for any number of processes.
     values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
     all_reduce(values, op='mean')
     for buffer, mean in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
@@ -98,7 +98,7 @@ def average_statistics(models: Iterable[nn.Module]) -> None:
 class SyncNormsHook(Hook):
     """Synchronizes the statistics of all offline norms of a model over the processes of a run.
 
-    As `mmunorm.convert_sync` on the model; `norm_cfg=dict(type='SyncUN')` does so for UN alone.
+    It calls `mmunorm.convert_sync` on the model. `norm_cfg=dict(type='SyncUN')` does the same for UN alone.
     """
 
     def before_train(self, runner) -> None:

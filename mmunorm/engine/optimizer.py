@@ -1,4 +1,4 @@
-"""Weight decay for our norms as for LayerNorm, in every config, by the stock constructor's own rules."""
+"""Gives our norms the weight decay of LayerNorm in every config, by the stock constructors' own rules."""
 from __future__ import annotations
 
 from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
@@ -13,8 +13,8 @@ from ..norms import Norm
 class _KnowsOurNorms:
     """Counts mmunorm's norms among the norms.
 
-    The stock constructors know a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...), so that
-    `norm_decay_mult` misses every other. Arguments and all else are the stock ones.
+    The stock constructors recognize a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...). Their
+    `norm_decay_mult` misses all other norms. The arguments and everything else are the stock ones.
     """
 
     def add_params(self, params, module, *args, **kwargs):
@@ -23,16 +23,17 @@ class _KnowsOurNorms:
         super().add_params(params, module, *args, **kwargs)
 
 
-# These replace the stock constructors of the same names: a user's config that only swaps `norm_cfg`
-# names no other, and would pull gamma to zero. (mmdet's own layer decay goes by shapes and needs none.)
+# These replace the stock constructors of the same names. A user's config that only swaps `norm_cfg` names no
+# other constructor, and the stock one would pull gamma to zero. mmdet's own layer decay goes by shapes: it needs
+# no replacement.
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
 class DefaultOptimWrapperConstructor(_KnowsOurNorms, _StockConstructor):
-    """mmengine's constructor, with ours counted among the norms."""
+    """mmengine's constructor, which counts our norms among the norms."""
 
 
 @MMPRETRAIN_CONSTRUCTORS.register_module(force=True)
 class LearningRateDecayOptimWrapperConstructor(_KnowsOurNorms, _StockLayerDecay):
-    """mmpretrain's constructor for layer-wise learning rates, with ours among the norms."""
+    """mmpretrain's constructor for layer-wise learning rates, which counts our norms among the norms."""
 
 
 def _as_layer_norm(norm: Norm) -> nn.LayerNorm:

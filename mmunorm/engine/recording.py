@@ -20,7 +20,7 @@ from ..recording.record import FOLDER, OFFLINE_GRADIENT, Layer, RecordError, Rec
 from ..recording.taps import Tap, gradient_kind
 from .runner import unwrapped_model
 
-# Steps that wait in memory (a GPU's, where the model is there) for being written together.
+# The most steps that wait in memory, to be written together. The memory is the GPU's if the model is there.
 BLOCK_STEPS = 100
 BLOCK_BYTES = 16 * 2**20
 
@@ -29,37 +29,41 @@ BLOCK_BYTES = 16 * 2**20
 class NormStatisticsHook(Hook):
     """Records activation and gradient statistics of norm layers into a folder of the work directory.
 
-    Of each recorded step and layer: the mean square of the input over all tokens, per channel (the paper's
-    `s`); of norms with running statistics the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9), of
-    others, and of PRepBN, which blends LayerNorm in, the mean square of the gradient at their output;
-    outlier steps so far; and now and then the running variances. They are those of the step itself,
-    whatever the norm averages or filters, and those of the first process in a distributed run.
-    :mod:`mmunorm.recording.record` reads them.
+    For each recorded step and layer, the folder has
 
-    The gradients are those of the loss as it is propagated: without the loss scale of mixed precision, with
-    the division by the steps of a gradient accumulation. A statistic is NaN where none came: the
-    gradient of a frozen layer, everything of a layer that did not run. A layer that runs several times
-    in a step has the statistics of all its tokens but padded ones, which a `pad_mask` names; a gradient that
-    reaches a padded token counts. With activation checkpointing the first of both forward
-    passes counts. Steps wait in memory, at most 100 and 16 MiB, and are written together and before every
-    checkpoint, so a resumed run has no gap. :func:`mmunorm.cli.training.train` writes them also when an
-    error ends the run, or Ctrl-C.
+    - the mean square of the input over all tokens, per channel (the paper's `s`);
+    - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9);
+    - for another norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
+    - the outlier steps so far;
+    - now and then, the running variances.
 
-    The visualizer shows `norm/outlier_share`, the share of outlier steps, and
-    `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers, over the last `span`
-    recorded steps, as often as steps are written.
+    The statistics are those of the step itself, before the norm averages or filters them. In a distributed run,
+    they are those of the first process. :mod:`mmunorm.recording.record` reads them.
+
+    The gradients do not contain the loss scale of mixed precision. They do contain the division by the steps of a
+    gradient accumulation. A statistic is NaN where there is none: the gradient of a frozen layer, and everything of
+    a layer that did not run. For a layer that runs several times in a step, the statistics cover the tokens of all
+    these runs. Tokens that a `pad_mask` marks as padding are left out, but a gradient that reaches such a token
+    counts. With activation checkpointing, the first of the two forward passes counts.
+
+    Steps wait in memory, at most 100 steps and 16 MiB. They are written together, and before every checkpoint, so a
+    resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them when an error or Ctrl-C ends the run.
+
+    Each time that steps are written, the visualizer gets numbers of the last `span` recorded steps.
+    `norm/outlier_share` is the share of outlier steps. `norm/pnac_activation` and `norm/pnac_gradient` are the mean
+    PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
-        layers (Sequence[str], optional): regular expressions; the norms with a name that one of them is
-            found in. Defaults to None: all norms.
-        span (int): recorded steps that the numbers for the visualizer are of, at least 20; as many are kept
-            in memory. Defaults to 100.
+        layers (Sequence[str], optional): regular expressions. A norm is recorded if one of them is found in its
+            name. Defaults to None: all norms.
+        span (int): how many recorded steps the visualizer's numbers cover, at least 20. So many steps are kept in
+            memory. Defaults to 100.
 
     Raises:
         ValueError: an argument is out of its range.
-        PreflightError: when training begins; no norm has such a name, or a record of other layers or of
-            another `interval` is in the way of a resumed run.
+        PreflightError: when training begins: no norm has such a name, or a resumed run meets a record of other
+            layers or of another `interval`.
     """
 
     def __init__(self, interval: int = 1, layers: Sequence[str] | None = None, span: int = 100):
@@ -120,7 +124,7 @@ class NormStatisticsHook(Hook):
         self._block = torch.empty(size, 2, ends[-1], device=device)
         self._outliers = torch.empty(size, sum(self._filters), dtype=torch.long, device=device)
         self._steps: list[int] = []
-        self._complete = 0  # of these
+        self._complete = 0  # how many of these steps have ended
         self._loss_scales: list[float] = []
         self._recent: list[np.ndarray] = []
 
@@ -154,7 +158,7 @@ class NormStatisticsHook(Hook):
         self.flush(runner)
 
     def flush(self, runner) -> None:
-        """Writes the steps that wait in memory, but for one that was broken off, and records no more."""
+        """Writes the steps that wait in memory, except an interrupted one, and stops recording."""
         if self._taps:
             del self._steps[self._complete:]
         self._write(runner)
@@ -179,7 +183,7 @@ class NormStatisticsHook(Hook):
         rows['outliers'] = -1
         rows['outliers'][:, self._filters] = self._outliers[:count].cpu().numpy()
         running_var = self._running_var()
-        # Before they are written: what interrupts that must not have them written again.
+        # Cleared before the write: an interruption of it must not make `flush` write the steps again.
         self._steps, self._loss_scales, self._complete = [], [], 0
         self._writer.append(rows, running_var)
         self._publish(runner, rows)
@@ -192,9 +196,9 @@ class NormStatisticsHook(Hook):
         return values.cpu().numpy()
 
     def _publish(self, runner, rows: np.ndarray) -> None:
-        """Hands what the last `span` steps show to the logger."""
+        """Hands the numbers of the last `span` steps to the logger."""
         recent = np.concatenate([*self._recent, rows])[-self.span:]
-        self._recent = [recent.copy()]  # a view would keep all that it is cut from
+        self._recent = [recent.copy()]  # a view would keep the whole array in memory
         if len(recent) < LEAST_STEPS:
             return
         for field in ('activation', 'gradient'):

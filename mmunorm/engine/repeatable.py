@@ -1,4 +1,4 @@
-"""Runs that go on after an interruption as if there had been none."""
+"""Lets a run go on after an interruption as if there had been none."""
 from __future__ import annotations
 
 import random
@@ -16,18 +16,19 @@ from torch.utils.data import BatchSampler
 class RepeatableHook(Hook):
     """Makes every step's random numbers depend on the seed and the step alone, so that resuming is exact.
 
-    mmengine seeds a run once. A resumed one starts with the first numbers again, and its data workers do
-    too: augmentation, dropout and sampling differ from what the uninterrupted run would have drawn. With
-    this hook training data are made with numbers that are seeded by their place in the order of the
-    sampler, however many workers there are, and each step computes with numbers that are seeded by the
-    step. A resumed run then ends with the same weights, where the device computes deterministically
-    (`randomness=dict(deterministic=True)` on a GPU) and the run resumes with as many processes.
+    mmengine seeds a run once. A resumed run and its data workers start with the first random numbers again. So
+    augmentation, dropout and sampling differ from those of the uninterrupted run.
 
-    Only the random generators of `random`, numpy and torch are seeded. A batch of an epoch-based loop is
-    taken again from the epoch's beginning, as mmengine resumes there.
+    With this hook, each training sample gets a seed from its place in the order of the sampler. The number of
+    workers does not matter. Each step computes with numbers that are seeded by the step. A resumed run then ends
+    with the same weights, if the device computes deterministically (`randomness=dict(deterministic=True)` on a GPU)
+    and the number of processes is the same.
 
-    mmengine saves a checkpoint before it validates, so a run that was interrupted in its last validation
-    resumes at its end, where nothing is left to train. It is validated then, and has its last metrics.
+    Only the random generators of `random`, numpy and torch are seeded. An epoch-based loop takes its batches again
+    from the beginning of the epoch, because mmengine resumes there.
+
+    mmengine saves a checkpoint before it validates. A run that was interrupted in its last validation therefore
+    resumes with nothing left to train. The hook then validates it, so that it has its last metrics.
     """
     priority = 'VERY_HIGH'
 
@@ -38,12 +39,12 @@ class RepeatableHook(Hook):
         dataloader = runner.train_dataloader
         if dataloader.batch_sampler is None or not hasattr(dataloader.batch_sampler, 'sampler'):
             runner.logger.warning(
-                f'RepeatableHook: data of a {type(dataloader.batch_sampler).__name__} are not seeded one by '
-                'one, so that a resumed run will draw other augmentations.')
+                f'RepeatableHook cannot seed the samples of a {type(dataloader.batch_sampler).__name__}: '
+                'a resumed run will draw other augmentations.')
             return
         self._order = _Numbered(dataloader.batch_sampler.sampler, self._seed)
         dataloader.batch_sampler.sampler = self._order
-        if hasattr(dataloader.dataset, '__dict__'):  # anything but a plain list, which has nothing random
+        if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random either
             dataloader.dataset.__getitems__ = _SeededItems(dataloader.dataset)
 
     def before_train_epoch(self, runner) -> None:
@@ -52,7 +53,7 @@ class RepeatableHook(Hook):
         if not isinstance(runner.train_loop, IterBasedTrainLoop):
             self._order.start(runner.epoch, 0)
             return
-        # The loop forwards a sampler that can skip; from any other it draws, and the places count themselves.
+        # On resuming, the loop lets a sampler skip if it can. Otherwise it draws, and the drawing counts the places.
         batches = runner.train_dataloader.batch_sampler
         forwarded = type(batches) is BatchSampler and hasattr(self._order.sampler, 'skip')
         self._order.start(0, runner.iter * batches.batch_size if forwarded else 0)
@@ -65,12 +66,12 @@ class RepeatableHook(Hook):
             runner.train_dataloader.batch_sampler.sampler = self._order.sampler
         if self._was_over and runner.val_loop is not None:
             runner.logger.warning('The run is resumed at its end, with nothing left to train: it is '
-                                  'validated, lest an interruption has kept it from that.')
+                                  'validated, in case the last validation was interrupted.')
             runner.val_loop.run()
 
 
 def _is_over(runner) -> bool:
-    """Whether a resumed run has no step left, though its loop would have validated after the last one."""
+    """Whether a resumed run has no step left, and its loop validates after the last step."""
     loop = runner.train_loop
     by_iter = isinstance(loop, IterBasedTrainLoop)
     done, end = (runner.iter, runner.max_iters) if by_iter else (runner.epoch, runner.max_epochs)
@@ -86,7 +87,7 @@ def seed_everything(key: list[int]) -> None:
 
 
 class _Numbered:
-    """A sampler whose indices remember their place in its order; all else is the sampler's."""
+    """Wraps a sampler: its indices remember their place in its order. All else is the sampler's."""
 
     def __init__(self, sampler, seed: list[int]):
         self.sampler = sampler
@@ -98,7 +99,7 @@ class _Numbered:
 
     def __iter__(self):
         for index in self.sampler:
-            # The last number tells it from a step's key: SeedSequence does not count zeros at the end.
+            # The 1 makes it different from a step's key: SeedSequence ignores zeros at the end.
             place = (*self._seed, self._epoch, self._position, 1)
             self._position += 1
             yield _Index(index, place)
@@ -107,7 +108,7 @@ class _Numbered:
         return len(self.sampler)
 
     def __getattr__(self, name: str):
-        if name == 'sampler':  # not there yet, while it is being unpickled
+        if name == 'sampler':  # missing while the object is being unpickled
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
@@ -125,7 +126,7 @@ class _Index(int):
 
 
 class _SeededItems:
-    """What torch's DataLoader calls for a batch of a data set, if that has it as `__getitems__`."""
+    """Makes the items of a batch. torch's DataLoader calls it as the data set's `__getitems__`."""
 
     def __init__(self, dataset):
         self.dataset = dataset

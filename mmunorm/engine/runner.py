@@ -12,7 +12,7 @@ def unwrapped_model(runner) -> nn.Module:
 
 
 def saves_after_this_step(runner) -> bool:
-    """Whether a checkpoint that counts steps is saved after this step; to be asked in `after_train_iter`."""
+    """Whether a CheckpointHook that counts steps saves after this step; for use in `after_train_iter`."""
     return any(isinstance(hook, CheckpointHook) and not hook.by_epoch
                and (hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
                     or (hook.save_last and hook.is_last_train_iter(runner)))

@@ -1,4 +1,4 @@
-"""A disturbance of training inputs that every norm meets alike."""
+"""A disturbance of training inputs that is the same for every norm."""
 from __future__ import annotations
 
 import math
@@ -12,19 +12,19 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class InputStressHook(Hook):
-    """Scales a small share of training batches up strongly: activations with a heavy tail.
+    """Strongly scales up a small share of the training batches, which gives activations a heavy tail.
 
-    With `probability`, all normalized inputs of a step are multiplied by one factor, whose logarithm is
-    uniform between those of `scale`. `seed` and the step alone decide, so that all runs with one seed,
-    resumed ones too, meet the same disturbed steps. Validation and testing are not disturbed.
+    With `probability`, all normalized inputs of a step are multiplied by one factor. Its logarithm is uniform
+    between the logarithms of the two values of `scale`. Only `seed` and the step decide. So all runs with one seed,
+    resumed ones too, have the same disturbed steps. Validation and testing are not disturbed.
 
     LayerNorm hardly notices: after the patch embedding it divides the factor out again. A norm with
-    averaged or running statistics meets outliers.
+    averaged or running statistics gets outliers.
 
     Args:
         probability (float): share of the steps, in [0, 1]. Defaults to 0.02.
         scale (tuple[float, float]): least and greatest factor, 0 < least <= greatest. Defaults to (2, 30).
-        seed (int): not negative. Defaults to 0.
+        seed (int): random seed, at least 0. Defaults to 0.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -43,7 +43,7 @@ class InputStressHook(Hook):
         self._factor = 1.0
 
     def factor(self, step: int) -> float:
-        """What the inputs of a step, counted from 0, are multiplied by; 1 for an undisturbed one."""
+        """The factor for the inputs of a step; steps are counted from 0. An undisturbed step has factor 1."""
         rng = np.random.default_rng([self.seed, step])
         if rng.random() >= self.probability:
             return 1.0

@@ -1,4 +1,4 @@
-"""The algebra of folding (Algorithm 1, spec section 4) on single layers, in float64, and what forbids it."""
+"""The algebra of folding (Algorithm 1) on single layers, in float64, and what forbids it."""
 from __future__ import annotations
 
 import torch

@@ -72,7 +72,7 @@ class NotFoldedError(ValueError):
 
 
 def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
-    """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1, spec section 4).
+    """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
     The folded model computes the same function without any normalization, for every input size. Offline
     norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the

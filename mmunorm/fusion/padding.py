@@ -1,4 +1,4 @@
-"""The padding trap (spec section 4): window attention pads zeros in between a norm and its reader.
+"""The padding trap: window attention pads with zeros between a norm and its reader.
 
 A padded token gives `W @ 0 + b` before folding, and `b + W @ shift` after. So the folded module pads with the
 token that the norm would have turned into zero, `-shift / scale`; then `W' @ fill + b' = b`. Where the

@@ -1,4 +1,4 @@
-"""The fold rules of the OpenMMLab blocks and of ours: where each norm of spec section 4 goes."""
+"""The fold rules of the OpenMMLab blocks and of ours: where each of their norms goes."""
 from __future__ import annotations
 
 from mmcv.cnn import ConvModule

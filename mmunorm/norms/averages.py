@@ -66,7 +66,7 @@ def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
     Args:
         omega: the last M statistics with the newest, `(M, C)`.
         omega_prev: the M statistics before the newest, `(M, C)`.
-        per_channel: read `V` for each channel; for study only (spec section 3).
+        per_channel: read `V` for each channel; for study only.
         gm: `geometric_mean(omega)` if it is known.
 
     Returns:

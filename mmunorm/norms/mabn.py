@@ -1,5 +1,5 @@
 """MABN (Yan et al., "Towards Stabilizing Batch Statistics in Backward Propagation of Batch Normalization",
-ICLR 2020): spec section 2."""
+ICLR 2020)."""
 from __future__ import annotations
 
 from mmengine.registry import MODELS

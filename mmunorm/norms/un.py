@@ -1,4 +1,4 @@
-"""Unified Normalization (Algorithm 2 with Eq. 18-19 of arXiv 2208.01313): spec section 3."""
+"""Unified Normalization (Algorithm 2 with Eq. 18-19 of arXiv 2208.01313)."""
 from __future__ import annotations
 
 from mmengine.registry import MODELS

@@ -1,8 +1,8 @@
 """The compiled operators that R-CNN needs, for an mmcv that was installed without a compiler.
 
-`pip install` of mmcv without torch in its build environment gives a pure Python mmcv: `mmcv.ops`, and
-with it most of mmdet, then fails for want of the module `mmcv._ext`. After :func:`install`, that name is
-answered by `mmcv_ext.py` beside this file. Nothing is imported before someone asks for it.
+Without torch in its build environment, `pip install` gives a pure Python mmcv. Then `mmcv.ops`, and most of mmdet
+with it, fails because the module `mmcv._ext` is missing. After :func:`install`, `mmcv_ext.py` beside this file
+serves as that module. It is imported only when someone asks for it.
 """
 import sys
 import warnings
@@ -26,10 +26,10 @@ class _StandInFinder:
 
 
 def install() -> None:
-    """Make `mmcv.ops` importable when mmcv has no compiled operators; leave a compiled mmcv as it is.
+    """Makes `mmcv.ops` importable when mmcv has no compiled operators; leaves a compiled mmcv as it is.
 
-    Call it before mmdet is imported: mmdet's modules replace every operator whose import fails by a
-    function that raises, and keep that function. A second call changes nothing.
+    Call it before mmdet is imported. If the import of an operator fails, mmdet's modules replace it by a function
+    that raises, and keep that function. A second call changes nothing.
 
     Warns:
         UserWarning: models of mmdet were imported already, and `mmcv.ops` was not importable then.
@@ -39,6 +39,6 @@ def install() -> None:
     sys.meta_path.append(_StandInFinder)
     if 'mmcv.ops' not in sys.modules and any(m.startswith('mmdet.models.') for m in sys.modules):
         warnings.warn(
-            'mmdet.models was imported before mmunorm, when mmcv had no operators, and parts of it '
-            'keep functions that raise in their place. Restart Python and import mmunorm first.',
+            'mmdet.models was imported before mmunorm, when mmcv had no operators. Parts of it now have '
+            'functions that raise in their place. Restart Python and import mmunorm first.',
             stacklevel=2)

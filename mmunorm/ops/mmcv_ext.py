@@ -1,17 +1,17 @@
 """What `mmcv._ext` is when mmcv has no compiled operators (see `mmunorm.ops.install`).
 
 The functions keep the names, arguments and in-place outputs of the C++ ones in `mmcv/ops/csrc/pytorch`;
-torchvision's operators do the work. torchvision is imported on first use, since a classifier needs none
-of this and the import takes as long as torch's own.
+torchvision's operators do the work. torchvision is imported on first use: the import takes as long as torch's
+own, and a classifier does not need it.
 """
 import torch
 
 _ANSWERED = 'nms and roi_align (average pooling)'
 _HOW_TO_GET = (
     'To get it, build mmcv where this torch is installed, with a C++ compiler (for GPU tensors also the '
-    'CUDA toolkit): unpack the source archive of your mmcv distribution (`pip download --no-deps '
-    '--no-binary :all: onedl-mmcv`) and run `pip install --no-build-isolation .` in it; torch 2.14 and '
-    'later need -std=c++20 where its setup.py says c++17. mmunorm then uses the compiled operators.')
+    'CUDA toolkit). Unpack the source archive of your mmcv distribution (`pip download --no-deps '
+    '--no-binary :all: onedl-mmcv`) and run `pip install --no-build-isolation .` in it. For torch 2.14 and '
+    'later, write -std=c++20 where its setup.py says c++17. mmunorm then uses the compiled operators.')
 
 
 def _operators():
@@ -33,7 +33,7 @@ def nms(boxes, scores, iou_threshold, offset):
     Args:
         boxes (Tensor): (N, 4), x1 y1 x2 y2, any real dtype.
         scores (Tensor): (N,), any real dtype. Equal scores count in the order given.
-        iou_threshold (float): A box goes when its IoU with a kept one is strictly above this.
+        iou_threshold (float): A box is dropped if its IoU with a kept one is strictly above this.
         offset (int): Added to every width and height, 0 or 1 (1: coordinates are pixel indices).
 
     Returns:
@@ -41,8 +41,8 @@ def nms(boxes, scores, iou_threshold, offset):
     """
     dtype = _at_least_float32(boxes, scores)
     if offset:
-        # Moving x2 and y2 by the offset gives the widened boxes and intersections; in float64 the
-        # shift itself rounds nothing away.
+        # Moving x2 and y2 by the offset gives the widened boxes and intersections. In float64 the
+        # shift itself loses no digits.
         dtype = torch.float64
         boxes = boxes.to(dtype)
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:] + offset], dim=1)
@@ -61,15 +61,15 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
         output (Tensor): (K, C, aligned_height, aligned_width), overwritten.
         argmax_y, argmax_x (Tensor): Used by max pooling only.
         aligned_height, aligned_width (int): Bins in each direction.
-        spatial_scale (float): From the coordinates of `rois` to those of `input`.
-        sampling_ratio (int): Samples a bin in each direction; 0: as many as the bin has pixels.
-        pool_mode (int): 1 for average; 0, for maximum, is not offered.
+        spatial_scale (float): Factor from the coordinates of `rois` to those of `input`.
+        sampling_ratio (int): Samples per bin in each direction; 0 means as many as the bin has pixels.
+        pool_mode (int): 1 for average. 0, for maximum, is not supported.
         aligned (bool): Shift by half a pixel; False is the older convention, with sides of at least 1.
 
     Raises:
         NotImplementedError: `pool_mode` is 0.
-        ValueError: A box asks for pixels that are not there. What lies inside the boxes is checked on
-            the CPU only; on a GPU it would cost a synchronisation a call.
+        ValueError: A box asks for pixels that are not there. The numbers in `rois` are checked on the CPU
+            only; on a GPU, the check would cost a synchronization in each call.
     """
     _check_pool_mode(pool_mode)
     if not output.numel():
@@ -83,7 +83,7 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
 
 def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height,
                        aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
-    """Add the gradient of :func:`roi_align_forward` with respect to `input` to `grad_input`.
+    """Adds the gradient of :func:`roi_align_forward` with respect to `input` to `grad_input`.
 
     Args:
         grad_output (Tensor): Shape of the forward's `output`.
@@ -114,8 +114,8 @@ def get_compiling_cuda_version():
 
 
 def __getattr__(name):
-    # mmcv asks only whether an operator is there when it is imported, so that one that is never called
-    # may be missing. A module's private names stay missing.
+    # When mmcv is imported, it only asks whether an operator is there. So an operator that is never called may be
+    # missing. A module's private names stay missing.
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
@@ -136,7 +136,7 @@ def _check_pool_mode(pool_mode):
 
 
 def _check_rois(input, rois, aligned):
-    """Refuse what would make torchvision read outside of `input`, and crash the process."""
+    """Refuses boxes that would make torchvision read outside of `input` and crash the process."""
     if not input.numel():
         raise ValueError(f'roi_align: input of shape {tuple(input.shape)} has no pixels to pool, but '
                          f'rois holds {rois.size(0)} boxes')

@@ -1,1 +1,1 @@
-"""What a run's norms did, step by step: measuring it, and the folder that keeps it. No Runner is needed to read it."""
+"""Measures what a run's norms do, step by step, and keeps it in a folder. Reading the folder needs no Runner."""

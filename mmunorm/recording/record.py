@@ -1,13 +1,13 @@
 """The folder that NormStatisticsHook writes: `norm_statistics/` in the work directory.
 
-- `record.json`: `format`, `version`, what is known of the run (`run`, `config`, `interval`, `processes`), and `layers`,
-  each with `name`, `norm` (class), `channels` and `gradient` (see :class:`Layer`);
-- `steps_LAST.npy`: a block of recorded steps up to training step LAST, with the fields `step` (int64), `activation` and
-  `gradient` (float32, the channels of all layers one layer after the other) and `outliers` (int64, outlier steps so far
-  of each layer, -1 where a layer has no filter);
+- `record.json`: `format`, `version`, what is known of the run (`run`, `config`, `interval`, `processes`), and `layers`.
+  Each layer has `name`, `norm` (class), `channels` and `gradient` (see :class:`Layer`).
+- `steps_LAST.npy`: a block of recorded steps up to training step LAST. Its fields are `step` (int64), `activation`,
+  `gradient` and `outliers`. `activation` and `gradient` (float32) have the channels of all layers, one layer after the
+  other. `outliers` (int64) has the outlier steps so far of each layer, -1 where a layer has no filter.
 - `running_var_LAST.npy`: the running variances after that block, float32, channels as above.
 
-Every file appears whole or not at all, so a process that is killed loses no block before its last.
+Every file appears whole or not at all. A process that is killed loses at most its last block.
 """
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class RecordError(PreflightError, ValueError):
 class Layer(NamedTuple):
     """One norm layer of a record.
 
-    `gradient` says which statistic of the gradient is recorded: the paper's `g` (Eq. 6-9) of a norm with
-    running statistics, or the mean square of the gradient at the output of a norm that has none (or blends
-    one in, as PRepBN).
+    `gradient` says which statistic of the gradient is recorded. For a norm with running statistics, it is the paper's
+    `g` (Eq. 6-9). For a norm without running statistics, it is the mean square of the gradient at the output. The
+    same holds for PRepBN, which blends such a norm in.
     """
     name: str
     norm: str
@@ -49,7 +49,7 @@ class Layer(NamedTuple):
 
 
 def step_dtype(layers: Sequence[Layer]) -> np.dtype:
-    """One recorded step: `itemsize` is the bytes that it takes on disk."""
+    """The dtype of one recorded step; its `itemsize` is the number of bytes of a step on disk."""
     channels = sum(layer.channels for layer in layers)
     return np.dtype([('step', '<i8'), ('activation', '<f4', (channels,)), ('gradient', '<f4', (channels,)),
                      ('outliers', '<i8', (len(layers),))])
@@ -62,11 +62,10 @@ class RecordWriter:
         folder: the record's folder. One that exists is continued: its steps after `resume_step` are dropped.
         layers: the layers, in the order of their columns.
         info: what is known of the run, as JSON; written when the folder is created.
-        resume_step: the last step to keep. With 0 the run is a new one, and a record that is there is
-            renamed to `*.old`.
+        resume_step: the last step to keep. 0 means a new run; a record that is there is then renamed to `*.old`.
 
     Raises:
-        RecordError: the folder to continue is no record, or one of other layers or another `interval`.
+        RecordError: the folder to continue is not a record, or it has other layers or another `interval`.
     """
 
     def __init__(self, folder: str | Path, layers: Sequence[Layer], info: dict, resume_step: int = 0):
@@ -111,7 +110,7 @@ class RecordWriter:
             kept = steps[steps['step'] <= resume_step]
             if len(kept) == len(steps):
                 continue
-            if len(kept):  # its variances are of a later step, and go
+            if len(kept):  # the variances belong to a later step, so they are removed
                 self._put(f'steps_{kept["step"][-1]:010d}.npy', lambda file, kept=kept: np.save(file, kept))
             path.unlink()
             _variances_of(path).unlink(missing_ok=True)
@@ -121,7 +120,7 @@ class Record:
     """Reads a record; the statistics stay on disk until they are asked for.
 
     Args:
-        folder: what NormStatisticsHook wrote. One that is being written may be read.
+        folder: what NormStatisticsHook wrote. A record that is still being written can be read too.
 
     Attributes:
         info (dict): what is known of the run.
@@ -166,7 +165,7 @@ class Record:
         return _join([block['outliers'] for block in self._blocks], np.empty((0, len(self.layers)), np.int64))
 
     def running_var(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps `(S,)` and running variances `(S, C)` at the end of each block; NaN without."""
+        """Steps `(S,)` and running variances `(S, C)` at the end of each block; NaN for a norm without any."""
         columns = self._slice(layer)
         paths = _blocks(self.path, 'running_var')
         return (np.array([int(path.stem.rpartition('_')[2]) for path in paths], np.int64),

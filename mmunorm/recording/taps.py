@@ -1,4 +1,4 @@
-"""What is measured of one norm while a model trains."""
+"""Measures one norm while a model trains."""
 from __future__ import annotations
 
 import torch
@@ -13,13 +13,13 @@ from .record import OFFLINE_GRADIENT, ONLINE_GRADIENT
 
 
 def gradient_kind(norm: nn.Module) -> str:
-    """Which statistic of the gradient is recorded of a norm, for :class:`.record.Layer`."""
+    """Which statistic of the gradient is recorded for a norm; it goes into :class:`.record.Layer`."""
     is_offline = isinstance(norm, OfflineNorm) and not norm.blends_another or isinstance(norm, _BatchNorm)
     return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
 
 
 class Tap:
-    """What is taken from one norm on its way through a step.
+    """Takes the statistics of one norm during a training step.
 
     For an offline norm `g` costs nothing: the gradient of gamma, summed over tokens, is `sum(dy * z)`.
 
@@ -52,7 +52,7 @@ class Tap:
         self.gradient_tokens = 0
 
     def close(self) -> None:
-        """Ends the step: what runs until the next is not recorded."""
+        """Ends the step. What runs before the next step is not recorded."""
         self.row = None
 
     def remove(self) -> None:
@@ -99,7 +99,7 @@ class Tap:
 
     @staticmethod
     def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
-        """Joins the mean over further tokens to the mean that `target` holds."""
+        """Merges the mean over further tokens into the mean that `target` holds."""
         if isinstance(old_tokens, int) and old_tokens == 0:
             target.copy_(new)
         else:

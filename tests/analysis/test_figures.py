@@ -77,6 +77,7 @@ def test_pnac_over_training(measure, count, name):
             assert handle.get_marker() == line.get_marker()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [SHORT.format(0), LONG.format(0)])
 def test_pictures_of_one_run(record, measure, name):
     layers = figures.pnac_layers_figure(name, measure)
@@ -133,6 +134,7 @@ def test_cka(names):
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[1, 0.5, 0.2], [1, 1, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [SHORT, LONG])
 @pytest.mark.parametrize('count', [1, 3, 8])
 def test_curves(count, name):

@@ -68,6 +68,7 @@ def measure(folders):
     return measure_work_dirs(read_work_dirs(folders))
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing(folders, cka):
     text = build_report(measure(folders), [cka])
     page = Page(text)
@@ -89,6 +90,7 @@ def test_the_page_is_whole_and_needs_nothing(folders, cka):
         assert text in page.text
 
 
+@pytest.mark.slow
 def test_numbers_of_the_table(folders):
     rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>',
                       build_report(measure(folders)))

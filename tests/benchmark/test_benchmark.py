@@ -194,6 +194,7 @@ def test_a_checkpoint_that_does_not_fit(classifier, tmp_path):
 
 # ---------------------------------------------------------------- detectors
 
+@pytest.mark.slow
 def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
     monkeypatch.setattr(tasks, 'CANDIDATES', 10)
     rows, _, _ = models.build_models(detector)
@@ -340,6 +341,7 @@ def test_the_papers_settings(classifier, detector):
     assert (paper.batch_size, paper.shape, paper.repeat) == (1, (800, 1333), 1000)
 
 
+@pytest.mark.slow
 def test_compiled(classifier, monkeypatch):
     compile_module = nn.Module.compile
     compiled = []

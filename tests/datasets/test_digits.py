@@ -168,6 +168,7 @@ def test_mmpretrain_reads_a_set_that_lacks_classes(tmp_path):
     assert sorted(dataset.get_gt_labels().tolist()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_sample_drawn_again_looks_different(tmp_path):
     train = len(split_samples('train', 0))
     make_classification_set(tmp_path, train_images=train + 1, val_images=1, image_size=16,

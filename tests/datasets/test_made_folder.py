@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 
@@ -6,6 +5,8 @@ import pytest
 
 from mmunorm.datasets import FolderError
 from mmunorm.datasets.made_folder import MARKER, is_made, making_folder
+
+from ..processes import FORKSERVER
 
 SETTINGS = {'seed': 0, 'size': 3}
 
@@ -122,9 +123,8 @@ def _hang(folder, connection):
 
 def test_leftover_of_a_killed_run_is_removed_but_not_that_of_a_live_one(tmp_path):
     folder = tmp_path / 'made'
-    context = multiprocessing.get_context('spawn')
-    here, there = context.Pipe()
-    process = context.Process(target=_hang, args=(folder, there), daemon=True)
+    here, there = FORKSERVER.Pipe()
+    process = FORKSERVER.Process(target=_hang, args=(folder, there), daemon=True)
     process.start()
     try:
         assert here.poll(60) and here.recv() == 'there'

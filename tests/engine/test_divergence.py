@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mmunorm.engine import DivergenceError, DivergenceHook, divergence
 from mmunorm.engine.divergence import LAST_GOOD, RECORD
 from mmunorm.norms import UN, OfflineNorm, TokenBN
+from mmunorm.norms.layers import norm_layers
 
 from .. import tiny_runs
 from ..norms.cases import NORMS, OFFLINE, NoSync
@@ -88,6 +89,7 @@ def test_an_explosion_counts_if_asked_for(runner):
     hook = DivergenceHook(patience=3, interval=1)
     hook.before_train(runner)
     go(hook, runner, [0.1] * 10 + [1e6] * 10)
+    assert hook._bad_steps == 0 and not runner.errors
 
 
 def test_an_explosion_among_the_first_steps(runner):
@@ -429,6 +431,7 @@ def test_watching_waits_for_no_device(runner, name):
         for _ in range(4):
             runner.model(torch.randn(2, 8, 6), lambda block, x: block(x)).sum().backward()
             hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+    assert len(hook._rows) == 4  # which are looked at later
 
 
 def test_weights_that_are_there_for_the_forward_pass_alone(runner):
@@ -439,6 +442,7 @@ def test_weights_that_are_there_for_the_forward_pass_alone(runner):
     hook.before_train(runner)
     norm(torch.randn(5, 4))
     hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(1.0)))
+    assert hook._good is not None and math.isfinite(hook._good[1])
 
 
 def test_a_gradient_that_overflows_under_a_loss_scale_now_and_then_is_normal(runner, tmp_path):
@@ -460,7 +464,10 @@ def test_a_frozen_norm_and_one_without_weight(runner):
     runner.model = Norms()
     runner.model.norms[1].requires_grad_(False)
     runner.model.norms.append(nn.LayerNorm(4, elementwise_affine=False))
-    DivergenceHook().before_train(runner)
+    hook = DivergenceHook()
+    hook.before_train(runner)
+    assert len(hook._names) == len(list(norm_layers(runner.model)))
+    assert len(hook._handles) == 2 * len(hook._names) - 2  # neither has a gradient to watch
 
 
 @pytest.mark.parametrize('outputs', [None, dict(log_vars=1)])
@@ -469,6 +476,7 @@ def test_a_model_that_returns_no_loss_is_not_watched(runner, outputs):
     hook.before_train(runner)
     runner.model(torch.full((2, 4), math.nan))
     hook.after_train_iter(runner, 0, outputs=outputs)
+    assert not hook._rows and not runner.errors
 
 
 def test_a_compiled_model_is_one_graph(runner):

@@ -108,6 +108,7 @@ def mean(a, b):
             ((a[key] + b[key]).double() / 2).round().long() for key in a}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_mean_over_the_processes(runs):
     folder, a, b = runs
     plain_a, plain_b = a['plain']['saved'][0], b['plain']['saved'][0]

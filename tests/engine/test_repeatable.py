@@ -137,7 +137,6 @@ class Interrupt(Hook):
 @pytest.mark.parametrize('loop', [dict(by_epoch=True, max_epochs=4, val_interval=2),
                                   dict(by_epoch=False, max_iters=16, val_interval=8)])
 def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop, capfd, monkeypatch):
-    monkeypatch.setattr('mmengine.runner.loops.time.sleep', lambda seconds: None)
 
     def train(*hooks, resume=True, **settings):
         model = Model()

@@ -62,6 +62,7 @@ def test_wrong_arguments(arguments, text):
         InputStressHook(**arguments)
 
 
+@pytest.mark.slow
 def test_a_real_run(tmp_path, monkeypatch):
     """Without biases, a factor of 4 is one of 16 in the first norm's statistic of the first step."""
     tiny_runs.skip_config_formatting(monkeypatch)

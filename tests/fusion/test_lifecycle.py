@@ -110,6 +110,7 @@ def test_compiled_before_and_after_folding(make):
     models.assert_equal(run(compiled), before)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_folded_through_its_wrapper():
     model = models.randomize(models.vit_classifier().double())
     x = X[..., :32, :32]

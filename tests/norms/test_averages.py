@@ -1,4 +1,4 @@
-"""The theory of the paper as properties: Lemma 3.1, Corollary 3.2 and the AM-GM bound (spec section 3)."""
+"""The theory of the paper as properties: Lemma 3.1, Corollary 3.2 and the AM-GM bound."""
 import numpy as np
 import torch
 from hypothesis import given, settings

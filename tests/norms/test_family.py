@@ -373,6 +373,7 @@ def test_no_host_synchronisation(name, masked):
         assert norm.num_batches_tracked == 18
 
 
+@pytest.mark.slow
 @every_norm
 def test_compiles_as_one_graph(name):
     torch._dynamo.reset()

@@ -155,6 +155,7 @@ def assert_refused(block, run):
     assert block.first.num_batches_tracked == 3
 
 
+@pytest.mark.slow
 @every_offline_norm
 @both_modes
 def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):

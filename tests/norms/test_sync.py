@@ -64,6 +64,7 @@ def in_parts():
     return processes.run(train_in_parts, OFFLINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', OFFLINE)
 def test_two_processes_equal_one(name, in_parts):
     whole = train(build(name, CHANNELS).double(), lambda t: slice(None))
@@ -167,6 +168,7 @@ def train_ddp(rank, variants):
     return results
 
 
+@pytest.mark.slow
 def test_a_model_in_ddp_with_and_without_activation_checkpointing():
     """A recomputed forward must not communicate: it would wait for ever, or mix two norms' statistics."""
     net = make_net()

@@ -359,6 +359,7 @@ print(_ext.__file__)
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('compiled', [True, False])
 @pytest.mark.parametrize('mmcv_first', [True, False])
 def test_install_steps_aside_for_a_compiled_mmcv(tmp_path, compiled, mmcv_first):
@@ -390,7 +391,7 @@ def test_install_too_late_warns(monkeypatch):
 
 @pytest.mark.slow
 def test_import_in_a_fresh_interpreter():
-    run('import mmunorm, mmdet.models, mmcv.ops')
+    assert run('import mmunorm, mmdet.models, mmcv.ops; print(mmcv.ops.nms.__module__)').strip() == 'mmcv.ops.nms'
 
 
 @pytest.mark.slow

@@ -147,6 +147,7 @@ def save_weights(cfg, path):
     return model
 
 
+@pytest.mark.slow
 def test_cka_refuses_weights_of_another_model(models, capsys):
     """Those of LN have no running statistics: UN would work, and CKA be a number, but of no model."""
     for arguments, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'running_var'),

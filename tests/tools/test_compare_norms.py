@@ -94,6 +94,7 @@ def run_config(run):
     return Config.fromfile(f'out/{run}.py')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('jobs', [1, 3])
 def test_every_norm_and_seed_is_trained_once(config, fake, jobs, capsys):
     fake('un', 'diverges')
@@ -109,6 +110,7 @@ def test_every_norm_and_seed_is_trained_once(config, fake, jobs, capsys):
     assert sorted(fake.calls()) == ['out/ln/seed_2', *(f'out/un-nofilter/seed_{seed}' for seed in range(3))]
 
 
+@pytest.mark.slow
 def test_what_a_run_is_given(config, fake):
     compare(config, '--norms', 'LN', 'UN', 'own=UN,window=8', '--seeds', 2, '--fail-patience', 4,
             '--cfg-options', 'train_cfg.max_epochs=2')
@@ -123,6 +125,7 @@ def test_what_a_run_is_given(config, fake):
         assert {key for key in base if base[key] != cfg[key]} == {'model', 'randomness', 'train_cfg'}
 
 
+@pytest.mark.slow
 def test_stress(config, fake):
     compare(config, '--norms', 'LN', '--seeds', 1, '--stress', '--stress-lr', 5, '--stress-scale', 3, 4,
             '--stress-probability', 0.5)
@@ -138,6 +141,7 @@ def test_stress(config, fake):
     assert 'learning rate times 5; with probability 0.5' in text and 'between those of 3 and 4' in text
 
 
+@pytest.mark.slow
 def test_a_crash_is_an_error_and_the_others_go_on(config, fake, capsys):
     fake('ln', 'crashes')
     compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
@@ -160,6 +164,7 @@ def test_a_run_without_its_final_metrics_is_an_error(config, fake):
             'see out/ln/seed_0/output.log') in read('comparison.md')
 
 
+@pytest.mark.slow
 def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, monkeypatch, capsys):
     fake('un', 'sleeps')
     started, polls = [], []
@@ -189,6 +194,7 @@ def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, m
     assert fake.calls() == ['out/un/seed_0']
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
     compare(config, '--norms', 'LN', '--seeds', 1)
     fake.calls()
@@ -209,6 +215,7 @@ def test_a_run_that_another_process_trains_is_left_alone(config, fake):
     assert 'another process is training it' in read('comparison.md')
 
 
+@pytest.mark.slow
 def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path, capsys):
     compare(config, '--norms', 'LN', '--seeds', 1, '--pretrained', 'none/{norm}.pth', status=2)
     assert 'no backbone weights none/ln.pth' in capsys.readouterr().err
@@ -220,6 +227,7 @@ def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path, capsys
     assert 'error in PN seed 0: there are no backbone weights pn_0.pth' in read('comparison.md')
 
 
+@pytest.mark.slow
 def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_path):
     """In a variable, as the detectors' configs do: what the run reads is its own weights all the same."""
     config.write_text(config.read_text() + "pretrained = 'theirs.pth'\nmodel['backbone']['init_cfg'] = dict("
@@ -231,6 +239,7 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
         assert pretrained_path(load_config(f'out/{norm}/seed_0.py')) == path
 
 
+@pytest.mark.slow
 def test_weights_that_the_runs_would_not_get_are_refused(config, fake, capsys):
     for options, message in ((['pretrained=a.pth'], '--cfg-options pretrained is not for a comparison'),
                              (['model.backbone.init_cfg.checkpoint=a.pth'], '--cfg-options model.backbone'),
@@ -243,6 +252,7 @@ def test_weights_that_the_runs_would_not_get_are_refused(config, fake, capsys):
     assert fake.calls() == ['out/ln/seed_0']
 
 
+@pytest.mark.slow
 def test_an_optimizer_without_a_learning_rate(config, fake, capsys):
     config.write_text(config.read_text() + "optim_wrapper = dict(optimizer=dict(type='Adam'))\n")
     compare(config, '--norms', 'LN', '--stress', status=2)
@@ -251,6 +261,7 @@ def test_an_optimizer_without_a_learning_rate(config, fake, capsys):
     assert 'learning rate' not in read('comparison.md')
 
 
+@pytest.mark.slow
 def test_the_order_of_settings_does_not_matter(config, fake):
     compare(config, '--norms', 'LN', '--seeds', 1)
     path = Path('out/ln/seed_0.py')

@@ -40,9 +40,6 @@ def demo(tmp_path, monkeypatch):
 
 def test_steps_and_table(demo, capsys):
     demo.main()
-    tools = [command[0] for command in demo.commands]
-    assert tools == ['tools/dataset/make_digits.py', 'tools/train.py', 'tools/train.py', 'tools/test.py',
-                     'tools/infer.py', 'tools/analysis/fuse_and_benchmark.py', 'tools/test.py']
     for command in demo.commands:
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))

@@ -55,6 +55,7 @@ def predictions(path):
         return pickle.load(file)
 
 
+@pytest.mark.slow
 def test_a_classifier_is_tested_folded(classifier, tmp_path):
     config, _ = classifier
     runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ),
@@ -70,6 +71,7 @@ def test_a_classifier_is_tested_folded(classifier, tmp_path):
     assert '7 of 7 norms folded' in logs['b'] and '0 of 0 norms folded' in logs['d']
 
 
+@pytest.mark.slow
 def test_a_detector_is_tested_folded(detector):
     config, _, options = detector
     options = ('--cfg-options', *options)
@@ -112,6 +114,7 @@ def test_the_classification_inferencer_loads_it(classifier, tmp_path):
         scores(folded_cfg, 'unfolded.pth')
 
 
+@pytest.mark.slow
 def test_the_detection_inferencer_loads_it(detector, tmp_path):
     from mmdet.apis import DetInferencer, init_detector
     config, cfg, _ = detector

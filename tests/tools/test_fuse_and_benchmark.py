@@ -56,6 +56,7 @@ def test_classifier(classifier, tmp_path, capsys, monkeypatch):
         assert picture.width > 1000
 
 
+@pytest.mark.slow
 def test_detector(detector, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, 'CANDIDATES', 5)
     result = call(detector, '--repeat', '1', '--shape', '60', '90', '--out', tmp_path / 'out',
@@ -67,6 +68,7 @@ def test_detector(detector, tmp_path, monkeypatch):
     assert any(note.startswith('Detections in a batch: ') for note in result['notes'])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
     cfg = Config.fromfile(classifier)
     init_default_scope(cfg.default_scope)

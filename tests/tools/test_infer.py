@@ -89,6 +89,7 @@ def test_a_class_is_written_on_an_enlarged_picture(classifier, tmp_path):
     assert (drawn[256:] == [0, 0, 255]).all() and not (drawn[:64, :256] == [0, 0, 255]).all()
 
 
+@pytest.mark.slow
 def test_objects_are_drawn_on_an_enlarged_picture(detector, tmp_path):
     config, checkpoint, data = detector
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'some', '--score-thr', '0', *SMALL)
@@ -121,6 +122,7 @@ def test_how_much_a_picture_is_enlarged(size, scale):
     assert INFER.drawing_scale(*size) == scale
 
 
+@pytest.mark.slow
 def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeypatch):
     """The data set hands over RGB arrays, a file is read as BGR: the scores must be the same."""
     config = tiny_runs.ROOT / 'configs/t2t_vit_14_ln_cifar10.py'

@@ -71,6 +71,7 @@ def test_a_place_that_cannot_be_written(main, tmp_path):
     assert 'cannot write' in error_of(main, '--out', tmp_path / 'file' / 'digits', *TINY)
 
 
+@pytest.mark.slow
 def test_run_as_a_script_an_error_is_one_line(tmp_path):
     (tmp_path / 'dear.txt').write_text('dear')
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))

@@ -57,6 +57,7 @@ def test_trains_into_work_dirs_and_is_tested(classifier, tmp_path):
     assert metrics['accuracy/top1'] == scalars(work_dir)[-1]['accuracy/top1'] == 100
 
 
+@pytest.mark.slow
 def test_resume_goes_on_where_a_run_stopped(classifier, tmp_path):
     def state(path):
         checkpoint = torch.load(path, map_location='cpu', weights_only=False)
@@ -76,6 +77,7 @@ def test_resume_goes_on_where_a_run_stopped(classifier, tmp_path):
     assert not (tmp_path / 'other/epoch_2.pth').exists()
 
 
+@pytest.mark.slow
 def test_resume_without_a_seed_shuffles_on(classifier):
     """mmengine builds the sampler, with a seed of the new process, before it reads that of the checkpoint."""
     options = ['--cfg-options', 'randomness.seed=None']
@@ -107,6 +109,7 @@ def test_out_and_show_dir_of_a_classifier(classifier, tmp_path):
     assert len(list(tmp_path.glob('pictures/*.png'))) == 2  # two names in two folders
 
 
+@pytest.mark.slow
 def test_out_and_show_dir_of_a_detector(tmp_path):
     config, options = tiny_runs.write_detector(tmp_path)
     train(config, '--work-dir', 'w', '--cfg-options', *options)
@@ -119,6 +122,7 @@ def test_out_and_show_dir_of_a_detector(tmp_path):
     assert len(list(tmp_path.glob('w/*/pictures/*.jpg'))) == 2
 
 
+@pytest.mark.slow
 def test_a_detector_starts_from_a_classifier_and_without(tmp_path, capsys):
     config, options = tiny_runs.write_detector(tmp_path)
     arguments = ['--cfg-options', *options]
@@ -203,6 +207,7 @@ def run(*command, **environment):
     return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_as_a_script_an_error_leaves_no_traceback():
     result = run(sys.executable, tiny_runs.ROOT / 'tools/train.py', 'nowhere.py')
     assert result.returncode == 2
@@ -212,18 +217,16 @@ def test_as_a_script_an_error_leaves_no_traceback():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
-def test_two_processes_train_the_digits_detector(tmp_path, norm):
+def test_two_processes_train_the_digits_detector(tmp_path, norm, monkeypatch):
     base = tiny_runs.ROOT / 'configs/digits/swin_un_fasterrcnn.py'
     config = tmp_path / 'detector.py'
     config.write_text(KEPT.format(base=base, norm=norm))
     options = tiny_runs.tiny_data(Config.fromfile(base), tmp_path / 'data')
     # What each process has when the checkpoint is written.
     (tmp_path / 'keeping.py').write_text(KEEPING)
-    result = run('bash', tiny_runs.ROOT / 'tools/dist_train.sh', config, 2, '--work-dir', 'w',
-                 '--cfg-options', *options, 'train_cfg.max_iters=2', 'train_dataloader.batch_size=1',
-                 **processes.without_a_gpu(),
-                 PYTHONPATH=os.pathsep.join([str(tiny_runs.ROOT), str(tmp_path)]))
-    assert result.returncode == 0, result.stdout + result.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    assert processes.run_tool('train', config, '--work-dir', 'w', '--cfg-options', *options, 'train_cfg.max_iters=2',
+                              'train_dataloader.batch_size=1', processes=2) == [0, 0]
     saved = torch.load('w/iter_2.pth', weights_only=False)['state_dict']
     states = [torch.load(f'rank{rank}.pt') for rank in range(2)]
     before, after = ([state[moment] for state in states] for moment in ('before', 'after'))

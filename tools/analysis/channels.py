@@ -1,6 +1,6 @@
-"""Statistics of single channels over training with their geometric and arithmetic means (Fig. 4), and
-channels.csv. Chooses layers and channels by itself when none is named: layers over the whole depth, and
-in each the channel with the highest peak, around which it shows 100 steps."""
+"""Draws statistics of single channels over training with their geometric and arithmetic means (Fig. 4), and
+writes channels.csv. Without --layers, it takes layers over the whole depth. Without --channels, it takes the
+channel with the highest peak in each layer. Without --steps, it shows 100 steps around the peak."""
 import argparse
 
 from mmunorm.analysis.figures import statistics_figure
@@ -21,12 +21,12 @@ from mmunorm.recording.record import RecordError
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     add_record_arguments(parser)
-    parser.add_argument('--layers', nargs='+', metavar='NAME', help='names of layers; 3 of all by default')
+    parser.add_argument('--layers', nargs='+', metavar='NAME', help='names of layers (default: 3 over the depth)')
     parser.add_argument('--channels', nargs='+', type=int, metavar='N',
                         help='a channel for each of --layers, or one for all')
     parser.add_argument('--steps', nargs=2, type=int, metavar=('FIRST', 'LAST'),
-                        help='training steps to show; 100 recorded ones around each peak by default')
-    parser.add_argument('--window', type=int, default=4, help='steps of the means, M; 4 by default')
+                        help='training steps to show (default: 100 recorded steps around each peak)')
+    parser.add_argument('--window', type=int, default=4, help='M, the number of steps in the means (default 4)')
     args = parser.parse_args(argv)
     if args.channels and len(args.channels) not in (1, len(args.layers or ())):
         parser.error('--channels takes one number, or as many as --layers has names')

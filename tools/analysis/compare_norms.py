@@ -1,13 +1,14 @@
 """Trains one recipe with several norms and seeds; writes one table, one CSV and one picture of the curves.
 
 The same command goes on after an interruption: finished runs are not repeated, others resume from their
-last checkpoint. A run is stopped and marked FAIL when for --fail-patience steps in a row its loss or the
-output of a norm is not finite, or its loss exceeds --fail-factor times that of its start; and also when it
-ends in fewer steps that are not finite. A run that crashes for another reason is an error, and is tried again
-by the next call.
+last checkpoint. A run that crashes is an error. The next call tries it again.
 
-The results are OUT/comparison.md, .csv and .png, with --stress OUT/stress.md, .csv and .png, always of the
-norms and seeds that the command names.
+FAIL marks a run that diverged and was stopped: it had --fail-patience bad steps in a row. A step is bad if
+its loss, or the output, statistics or gradient of a norm, is not finite. A step whose loss exceeds
+--fail-factor times that of the start is bad too. A run that ends in fewer non-finite steps is also a FAIL.
+
+The results are OUT/comparison.md, .csv and .png; with --stress, they are OUT/stress.md, .csv and .png. They
+cover the norms and seeds that the command names, and no others.
 """
 import argparse
 import shlex
@@ -37,9 +38,9 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         'config',
-        help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Its arguments go to '
-        'every UN, its warmup_iters to all that have one; PRepBN fades LayerNorm out over half a run from '
-        'nothing')
+        help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Every UN gets its '
+        'arguments, and every norm with a warm-up gets its warmup_iters. PRepBN fades LayerNorm out over half '
+        'of a run that starts from nothing')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
         help=HELP)
@@ -47,33 +48,33 @@ def parse_args(argv=None):
                         help='runs of each norm, with seeds 0, 1, ... (default 3)')
     parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
     parser.add_argument('--jobs', type=int, default=1,
-                        help='runs at a time (default 1), which all share one GPU if there is one')
+                        help='runs at a time (default 1); if there is a GPU, they all share it')
     parser.add_argument(
         '--pretrained', metavar='PATTERN',
-        help="backbone weights to start from, with {norm} (the name of the norm's folder) and {seed} in it, "
-        'e.g. "OUT/{norm}/seed_{seed}/epoch_8.pth"; without it every backbone starts from nothing')
+        help="path of the backbone weights to start from. {norm} in it is the name of the norm's folder, {seed} "
+        'the seed, e.g. "OUT/{norm}/seed_{seed}/epoch_8.pth". Without it, every backbone starts from nothing')
     parser.add_argument('--fail-factor', type=float, default=3.0,
-                        help='how many times the starting loss is an explosion (default 3)')
+                        help='a step is bad if its loss exceeds so many times the starting loss (default 3)')
     parser.add_argument('--fail-patience', type=int, default=10,
-                        help='bad steps in a row that end a run (default 10)')
+                        help='number of bad steps in a row that ends a run (default 10)')
     stress = parser.add_argument_group('stress')
     stress.add_argument(
         '--stress', action='store_true',
-        help='train everything a second time with a higher learning rate and disturbed inputs: a share of '
-        'the steps, the same for every norm, has its inputs multiplied by a log-uniform factor')
+        help='train everything a second time with a higher learning rate and disturbed inputs. In a share of '
+        'the steps, the same for every norm, the inputs are multiplied by a log-uniform factor')
     stress.add_argument('--stress-probability', type=float, default=0.02,
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
     stress.add_argument('--stress-lr', type=float, default=1.5,
-                        help='what the learning rate is multiplied by (default 1.5)')
+                        help='factor for the learning rate (default 1.5)')
     add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     for name in ('seeds', 'jobs'):
         if getattr(args, name) < 1:
             parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
     if len(set(args.norms)) < len(args.norms):
-        parser.error('--norms names one twice')
+        parser.error('--norms names a norm twice')
     return args
 
 
@@ -88,7 +89,7 @@ def plan(args):
     check_data(base, ['train', 'val'])
     norm_cfgs = dict(map(parse_norm, args.norms))
     if len({slug(name) for name in norm_cfgs}) < len(args.norms):
-        raise PreflightError('--norms: two have one name, or names that give one folder.')
+        raise PreflightError('--norms: two norms have the same name, or names that give the same folder.')
 
     steps = count_steps(base)
     recipes = {name: with_norm(base, name, norm_cfg, steps) for name, norm_cfg in norm_cfgs.items()}
@@ -119,7 +120,7 @@ def with_norm(base, name, norm_cfg, steps):
 
 
 def refuse_other_weights(args, base):
-    """Raises a PreflightError if the runs are to start from weights that they would not get."""
+    """Raises a PreflightError if a setting names weights that the runs would not load."""
     for option, value in (args.cfg_options or {}).items():
         if value is not None and (option == 'pretrained' or option.startswith('model.backbone.init_cfg')):
             raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
@@ -141,7 +142,7 @@ def make_config(recipe, run, args):
     hooks = [checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
                           patience=args.fail_patience, factor=args.fail_factor)]
     if run.condition == STRESSED:
-        # One seed's disturbance for every norm, another's for another seed.
+        # For one seed, every norm gets the same disturbance. Another seed gets another one.
         hooks.append(checked_hook('--stress-probability and --stress-scale', type='InputStressHook',
                                   probability=args.stress_probability, scale=tuple(args.stress_scale),
                                   seed=run.seed))
@@ -151,7 +152,7 @@ def make_config(recipe, run, args):
         try:
             path = args.pretrained.format(norm=slug(run.norm), seed=run.seed)
         except (KeyError, IndexError, ValueError):
-            raise PreflightError('--pretrained may have {norm} and {seed} in it, and no other braces, got '
+            raise PreflightError('--pretrained may contain {norm} and {seed}, but no other braces, got '
                                  f'{args.pretrained!r}.') from None
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
@@ -160,7 +161,7 @@ def make_config(recipe, run, args):
 
 
 def checked_hook(options, **cfg):
-    """The config of a hook that can be built, so that no run starts with settings which would end it."""
+    """The config of a hook. Raises a PreflightError if the hook cannot be built from it, before any run starts."""
     try:
         HOOKS.build(cfg)
     except (TypeError, ValueError) as error:
@@ -169,7 +170,7 @@ def checked_hook(options, **cfg):
 
 
 def check_settings(configs):
-    """Raises a PreflightError if a run of other settings lies where one of these is to go."""
+    """Raises a PreflightError if the folder of one of these runs has a run with other settings."""
     for run, cfg in configs.items():
         if not run.config.exists():
             continue
@@ -188,15 +189,16 @@ def describe(args, configs):
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
              f'Metrics of the last validation; {args.seeds} seed(s); '
              + ('' if rate is None else f'learning rate {rate:g}; ') +
-             'std is the sample standard deviation; FAIL is a run whose loss or a norm\'s output is not '
-             f'finite, or whose loss is more than {args.fail_factor:g} times that of the start, for '
-             f'{args.fail_patience} steps in a row, or which ends in fewer steps that are not finite.']
+             'std is the sample standard deviation. A step is bad if its loss, or a norm\'s output, statistics or '
+             f'gradient, is not finite, or if its loss is more than {args.fail_factor:g} times that of the start. '
+             f'FAIL is a run with {args.fail_patience} bad steps in a row, or one that ends in fewer non-finite '
+             'steps.']
     if args.stress:
         low, high = args.stress_scale
         lines.append(
             f'Stressed: learning rate times {args.stress_lr:g}; with probability '
-            f'{args.stress_probability:g} the inputs of a step are multiplied by a factor whose logarithm is '
-            f'uniform between those of {low:g} and {high:g}, on the same steps for every norm.')
+            f'{args.stress_probability:g} the inputs of a step are multiplied by a factor. Its logarithm is '
+            f'uniform between those of {low:g} and {high:g}. Every norm has the same disturbed steps.')
     if args.pretrained:
         lines.append(f'Backbones start from `{args.pretrained}`.')
     settings = {run.norm: dict(cfg.model.backbone.norm_cfg) for run, cfg in configs.items()}
@@ -212,8 +214,8 @@ def main(argv=None):
     configs = plan(args)
     check_settings(configs)
     if args.pretrained and all(missing_weights(cfg) for cfg in configs.values()):
-        raise PreflightError(f'--pretrained: {missing_weights(next(iter(configs.values())))}, nor those of '
-                             'any other run.')
+        raise PreflightError(f'--pretrained: {missing_weights(next(iter(configs.values())))}, and no other '
+                             'run has its weights.')
     header = describe(args, configs)
     name = 'stress' if args.stress else 'comparison'
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Training curves of several runs on one picture (Fig. 1), curves.png, and their numbers, curves.csv."""
+"""Draws training curves of several runs in one picture, curves.png (Fig. 1), and writes their numbers, curves.csv."""
 import argparse
 
 from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
@@ -13,7 +13,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('log', nargs='+', help="work directories, or mmengine's scalars.json files")
     parser.add_argument('--keys', nargs='+', metavar='KEY',
-                        help='scalars to draw; the loss and the usual metrics by default')
+                        help='scalars to draw (default: the loss and the usual metrics)')
     parser.add_argument('--out', required=True, help='folder for the picture and the numbers')
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""Folds the norms of a model and measures what that gains beside LN and beside no norm at all."""
+"""Folds the norms of a model and measures what that gains, compared with LN and with no norm at all."""
 import argparse
 from pathlib import Path
 
@@ -23,24 +23,26 @@ def positive(text):
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file of a model with an offline norm')
-    parser.add_argument('checkpoint', nargs='?', help='checkpoint file; random weights without')
-    parser.add_argument('--out', help='folder of the results; work_dirs/CONFIG/fuse_and_benchmark')
+    parser.add_argument('checkpoint', nargs='?', help='checkpoint file (default: random weights)')
+    parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/fuse_and_benchmark)')
     parser.add_argument('--task-part', choices=['model', 'backbone'], default='model',
                         help='what is timed')
     parser.add_argument('--preset', choices=['paper'],
                         help='batch 512 at 224 x 224, or 2 at 1333 x 800 for detectors; 1000 batches. Other '
-                        'options win')
-    parser.add_argument('--batch-size', type=positive, help='images in a batch; by task and device')
+                        'options override it')
+    parser.add_argument('--batch-size', type=positive,
+                        help='images in a batch (the default depends on task and device)')
     parser.add_argument('--shape', type=positive, nargs='+', metavar='N',
                         help='height and width of the images, or one number for both')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     parser.add_argument('--amp', choices=['fp16', 'bf16'], help='run under autocast')
     parser.add_argument('--compile', action='store_true', help='use torch.compile')
     parser.add_argument('--channels-last', action='store_true', help='weights and images in NHWC memory')
-    parser.add_argument('--warmup', type=positive, help='rounds that are not counted; 1, on a GPU 10')
+    parser.add_argument('--warmup', type=positive,
+                        help='rounds that are not counted (default 1, with --compile 2, on a GPU 10)')
     parser.add_argument('--repeat', type=positive,
-                        help='rounds that are counted, one batch of each row; as many as fit in 45 s')
-    parser.add_argument('--threads', type=positive, help="threads of the CPU; torch's choice")
+                        help='rounds that are counted, with one batch of each row (default: as many as fit in 45 s)')
+    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
     add_config_arguments(parser)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Accumulated outlier steps of each layer at several points of training (Fig. 5), and outliers.csv."""
+"""Draws the accumulated outlier steps of each layer at several points of training (Fig. 5), and writes outliers.csv."""
 import argparse
 
 from mmunorm.analysis.figures import outliers_figure
@@ -12,7 +12,7 @@ from mmunorm.cli.records import add_record_arguments, read_records
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     add_record_arguments(parser)
-    parser.add_argument('--points', type=int, default=4, help='points of training; 4 by default')
+    parser.add_argument('--points', type=int, default=4, help='number of points of training (default 4)')
     args = parser.parse_args(argv)
     if args.points < 1:
         parser.error(f'--points must be at least 1, got {args.points}')

@@ -1,5 +1,5 @@
-"""PNAC of one or several runs (Eq. 15): mean over training and by layer (Fig. 3), density at start and end
-(Fig. 7), and the numbers as pnac.csv."""
+"""Draws the PNAC of one or several runs (Eq. 15): the mean over training and by layer (Fig. 3), and the density at
+start and end (Fig. 7). Writes the numbers as pnac.csv."""
 import argparse
 
 from mmunorm.analysis.figures import pnac_density_figure, pnac_figure, pnac_layers_figure
@@ -13,7 +13,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     add_record_arguments(parser, nargs='+')
     parser.add_argument('--span', type=int,
-                        help='recorded steps of a span; 100, or all if there are fewer')
+                        help='recorded steps of a span (default: 100, or all if there are fewer)')
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,6 @@
-"""One or several runs as one HTML page that opens from disk, report.html: settings and metrics, training
-curves, PNAC, single channels, outlier steps, and CKA where it is given. Their numbers are in report.json."""
+"""Writes a report of one or several runs: report.html, one HTML page that opens from disk. It shows settings and
+metrics, training curves, PNAC, single channels, outlier steps, and CKA if it is given. The numbers are in
+report.json."""
 import argparse
 import json
 
@@ -15,7 +16,8 @@ def parse_args(argv=None):
     parser.add_argument('--out', required=True, help='folder for report.html and report.json')
     parser.add_argument('--cka', nargs='+', default=[], metavar='PATH',
                         help='output folders of tools/analysis/cka.py, or their cka.json')
-    parser.add_argument('--span', type=int, help='recorded steps of a span for PNAC; 100 by default')
+    parser.add_argument('--span', type=int,
+                        help='recorded steps of a span for PNAC (default: 100, or all if there are fewer)')
     return parser.parse_args(argv)
 
 

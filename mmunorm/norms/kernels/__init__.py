@@ -38,7 +38,7 @@ def _passes(*tensors: Tensor) -> ModuleType:
 
 
 def one_launch(record: Tensor, *vectors: Tensor) -> ModuleType | None:
-    """Triton's `settle` and `average_gradient`, if they take a record `(M, C)` and vectors `(C,)`; else None."""
+    """Triton's averages over steps, if they take this record `(M, C)` and these vectors `(C,)`; else None."""
     if torch.compiler.is_compiling() or len(record) > LONGEST_RECORD:
         return None
     fits = all(vector.is_cuda and vector.dtype == torch.float32 and vector.is_contiguous()
