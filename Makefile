@@ -7,13 +7,21 @@ REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/tes
 OPENCV := requirements/opencv.txt
 JOBS ?= 2
 
-.PHONY: help install test test-fast lint demo
+# The last releases of OpenMMLab's own packages, beside a torch of their time.
+TORCH ?= 2.1
+TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
+TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
+OPENMMLAB := .venv-openmmlab-$(TORCH)
+
+.PHONY: help install test test-fast test-openmmlab lint demo
 
 help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       train and test on handwritten digits, about 12 minutes on 2 CPU cores"
 	@echo "make test       lint and all tests, about 12 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
+	@echo "make test-openmmlab [TORCH=2.4]"
+	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make lint       ruff alone"
 
 install: $(STAMP)
@@ -39,6 +47,21 @@ test-fast: lint
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+
+# mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
+$(OPENMMLAB)/.installed: setup.py requirements/openmmlab.txt requirements/test.txt
+	@test -n "$(TORCH_PACKAGES_$(TORCH))" || { echo "TORCH must be 2.1 or 2.4, not $(TORCH)"; exit 2; }
+	$(PYTHON) -m venv $(OPENMMLAB)
+	$(OPENMMLAB)/bin/python -m pip install --quiet 'setuptools<70' wheel $(TORCH_PACKAGES_$(TORCH)) 'numpy<2'
+	MMCV_WITH_OPS=0 $(OPENMMLAB)/bin/python -m pip install --quiet --no-build-isolation -r requirements/openmmlab.txt \
+	  -r requirements/test.txt
+	$(OPENMMLAB)/bin/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
+	$(OPENMMLAB)/bin/python -m pip install --quiet --no-deps $$(grep opencv requirements/openmmlab.txt)
+	$(OPENMMLAB)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-openmmlab: $(OPENMMLAB)/.installed
+	$(OPENMMLAB)/bin/python -m pytest -n $(JOBS) --dist loadscope
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py

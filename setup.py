@@ -20,10 +20,15 @@ setup(
     long_description_content_type='text/markdown',
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
-    package_data={'mmunorm.analysis': ['*.jinja']},
+    # .mim is where mmengine looks for configs; in the repository it is links to configs/ and tools/.
+    package_data={'mmunorm.analysis': ['*.jinja'],
+                  'mmunorm': ['.mim/*.yml', '.mim/configs/**/*.py', '.mim/tools/**/*.py', '.mim/tools/*.sh']},
+    exclude_package_data={'mmunorm': ['.mim/tools/demo.py']},
+    entry_points=dict(console_scripts=['mmunorm = mmunorm.__main__:main']),
     install_requires=[
-        'torch', 'torchvision', 'numpy', 'pillow>=10.1', 'scipy', 'scikit-learn', 'pycocotools',
-        'tqdm', 'matplotlib', 'jinja2'
+        # What `make test-openmmlab` tests with.
+        'torch>=2.1', 'torchvision>=0.16', 'numpy>=1.26', 'pillow>=10.1', 'scipy>=1.11', 'scikit-learn>=1.3',
+        'pycocotools>=2.0.7', 'matplotlib>=3.8', 'jinja2>=3.1', 'tqdm>=4.65'
     ],
     extras_require={
         'onedl': read_requirements('onedl.txt'),

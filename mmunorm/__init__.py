@@ -14,12 +14,25 @@ if _MISSING:
         "that you have, install it from the same distribution as those (mmcv or onedl-mmcv, never both); "
         "with none, run `pip install -e '.[onedl]'` in the folder of mmunorm.")
 
+import torch  # noqa: E402
+
+if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
+    raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
+
+from mmengine.config.utils import MODULE2PACKAGE  # noqa: E402
+
 from . import ops  # noqa: E402
+
+# `_base_ = ['mmunorm::configs/NAME.py']`, as with mmengine's own packages.
+MODULE2PACKAGE.setdefault('mmunorm', 'mmunorm')
 
 # Before anything imports mmcv.ops.
 ops.install()
 
-from . import backbones, engine, norms  # noqa: E402, F401
+from .quiet import quiet_imports  # noqa: E402
+
+with quiet_imports():
+    from . import backbones, engine, norms  # noqa: F401
 from .fusion import fuse_norms  # noqa: E402
 from .norms import (  # noqa: E402
     MABN,

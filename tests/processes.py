@@ -2,6 +2,7 @@
 import gc
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 import tempfile
@@ -37,7 +38,7 @@ def run(function, *args, processes=2):
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(_enter, (folder, processes, function, args), nprocs=processes,
                                      join=False, start_method='forkserver')
-        while not context.join(grace_period=5):
+        while not context.join():
             pass
         return [torch.load(f'{folder}/{rank}.pt', weights_only=False) for rank in range(processes)]
 
@@ -57,6 +58,8 @@ def _enter(rank, folder, processes, function, args):
 def run_tool(name, *arguments, processes=1, **environment):
     """Runs tools/NAME.py on one thread in each of so many processes, as torchrun would start them.
 
+    ERRORS names a file for what they print to stderr.
+
     Returns:
         The exit status of each, negative for a signal.
     """
@@ -75,9 +78,25 @@ def run_tool(name, *arguments, processes=1, **environment):
     return [process.exitcode for process in started]
 
 
+def run_script(path, *arguments):
+    """The exit status of a Python script that is run as `python path arguments`."""
+    process = FORKSERVER.Process(target=_run_script, args=(str(path), [str(argument) for argument in arguments]))
+    process.start()
+    process.join(300)
+    return process.exitcode
+
+
+def _run_script(path, arguments):
+    torch.set_num_threads(1)
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name='__main__')
+
+
 def _run_tool(name, arguments, environment, folder, path):
     os.environ.update(environment)
     os.chdir(folder)
+    if 'ERRORS' in environment:  # the server that forks has the output of the test that started it
+        os.dup2(os.open(environment['ERRORS'], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     sys.path[:] = path
     torch.set_num_threads(1)
     tiny_runs.skip_pauses()

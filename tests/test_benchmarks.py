@@ -7,6 +7,7 @@ import pytest
 from mmunorm.recording.record import RecordWriter
 
 from . import tiny_runs
+from .versions import needs_fused_adamw
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def test_norm_layers(run):
     assert all(row['to_ln']['value'] > 0 and row['peak_memory_to_ln'] > 0 for row in rows)
 
 
+@needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):
     printed, rows = run('train_step', '--batch', '1')

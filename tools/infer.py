@@ -1,5 +1,6 @@
 """Draws what a detector or a classifier sees: boxes and masks, or the class, on one or many pictures."""
 import argparse
+import os
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -11,9 +12,12 @@ import torch
 from mmengine.device import get_device
 from tqdm import tqdm
 
-from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
+from mmunorm.cli.pictures import picture_problem
+from mmunorm.config.checkpoints import check_statistics
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.errors import PreflightError
+from mmunorm.files import whole_file
 
 SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 # The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
@@ -44,12 +48,14 @@ def find_images(source, out_dir, limit=None):
     """
     source, out_dir = Path(source), Path(out_dir)
     root = source if source.is_dir() else source.parent
-    if out_dir.resolve() == root.resolve():
+    # Not Path.resolve, which raises an error on a link that leads to itself.
+    drawn = Path(os.path.realpath(out_dir))
+    if drawn == Path(os.path.realpath(root)):
         raise PreflightError(f'--out-dir {out_dir} is where the pictures are: they would be overwritten.')
     if source.is_dir():
         found = (path for path in source.rglob('*') if path.suffix.lower() in SUFFIXES)
         # An output folder inside the input folder holds the drawings of an earlier run.
-        images = sorted(path for path in found if out_dir.resolve() not in path.resolve().parents)
+        images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
     else:
         images = [source] if source.is_file() else []
     if not images:
@@ -66,7 +72,7 @@ def read_picture(path):
     """The picture as a uint8 BGR array, or None if it cannot be read."""
     try:
         return mmcv.imread(str(path))
-    except cv2.error:  # an empty file
+    except (cv2.error, OSError):  # an empty file, or a link to nowhere
         return None
 
 
@@ -78,6 +84,7 @@ class Detector:
         from mmdet.visualization import DetLocalVisualizer
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
+        check_statistics(self.model, checkpoint)
         self.visualizer = DetLocalVisualizer(alpha=0.5)  # what lies under a mask stays visible
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
@@ -107,6 +114,7 @@ class Classifier:
         from mmpretrain import ImageClassificationInferencer
         from mmpretrain.visualization import UniversalVisualizer
         self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
+        check_statistics(self.inferencer.model, checkpoint)
         self.visualizer = UniversalVisualizer()
         # A data set that hands over arrays, such as CIFAR, has them in RGB. mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline
@@ -138,19 +146,30 @@ def main(argv=None):
     images = find_images(args.images, args.out_dir, args.limit)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     match_folded(cfg, args.checkpoint)
+    out_folder(args.out_dir, '--out-dir')
     artist = build_artist(cfg, args)
-    unreadable = []
+    unreadable, refused = [], []
     for path, out_file in tqdm(images, desc='drawing', unit='picture'):
         picture = read_picture(path)
         if picture is None:
             unreadable.append(str(path))
             continue
-        artist.draw(path, picture, out_file)
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out_file) as part:
+            try:
+                artist.draw(path, picture, part)
+            except cv2.error as error:
+                height, width = picture.shape[:2]
+                refused.append(f'{path} ({width} x {height} pixels): {picture_problem(error)}')
     if len(unreadable) == len(images):
         raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
+    if len(unreadable) + len(refused) == len(images):
+        raise PreflightError(f'no picture could be drawn: {"; ".join(unreadable + refused)}.')
     if unreadable:
         print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
-    print(f'{len(images) - len(unreadable)} pictures are in {args.out_dir}')
+    if refused:
+        print(f'skipped, not to be resized or drawn: {"; ".join(refused)}')
+    print(f'{len(images) - len(unreadable) - len(refused)} pictures are in {args.out_dir}')
 
 
 if __name__ == '__main__':

@@ -1,17 +1,21 @@
 """Tests a trained detector or classifier and prints its metrics."""
 import argparse
+import functools
+from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+import mmengine
 from mmengine.registry import METRICS
 
 from mmunorm.cli import training
-from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
+from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_folder, prepare
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import match_folded
 from mmunorm.errors import PreflightError
+from mmunorm.files import whole_file
 
 
 def parse_args(argv=None):
@@ -42,6 +46,14 @@ def enable_drawing(cfg, args):
     hook.update(settings, show=args.show, wait_time=args.wait_time)
 
 
+def save_predictions(path, predictions):
+    """Writes the file of --out, whole or not at all; it stands in for a metric and has no value."""
+    with whole_file(path) as part:
+        mmengine.dump(predictions, part)
+    print(f'{path} has the predictions.')
+    return {}
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
@@ -51,14 +63,20 @@ def main(argv=None):
     cfg.load_from = args.checkpoint
     if args.show or args.show_dir:
         enable_drawing(cfg, args)
+    training.add_hooks(cfg, 'OfflineNormHook')
     if args.fuse:
         training.fuse_before_test(cfg)
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
+    if args.out:
+        out_folder(Path(args.out).parent)
     runner = training.build_runner(cfg)
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
-        runner.test_evaluator.metrics.append(METRICS.build(dict(type=dump, out_file_path=args.out)))
+        metric = METRICS.build(dict(type=dump, out_file_path=args.out))
+        metric.compute_metrics = functools.partial(save_predictions, args.out)
+        runner.test_evaluator.metrics.append(metric)
+    training.introduce(runner)
     return runner.test()
 
 

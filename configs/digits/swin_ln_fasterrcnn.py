@@ -49,7 +49,7 @@ test_cfg = dict(type='TestLoop')
 
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05, fused=True),
+    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05),
     clip_grad=dict(max_norm=10.0),
     paramwise_cfg=dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.))
 

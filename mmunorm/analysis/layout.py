@@ -9,6 +9,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..files import whole_file
+
 DPI = 200
 # Inches.
 _CHARACTER = 0.075  # of the small font
@@ -52,4 +54,5 @@ def finish(figure: Figure, panels: Sequence[Axes], inches: float, title: str, be
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a picture."""
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=DPI)

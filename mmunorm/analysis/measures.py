@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from ..files import whole_file
 from ..recording.record import Record, RecordError
 from .normality import PNAC, pnac, spans
 from .rolling import peak, rolling_means
@@ -166,7 +167,7 @@ def around_peak(record: Record, layer: int | str, channel: int, count: int = 100
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
     """Writes rows under a header. Floats get at most 7 significant digits."""
-    with open(path, 'w', newline='') as file:
+    with whole_file(path) as part, part.open('w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(header)
         for row in rows:

@@ -1,6 +1,7 @@
 """What the tools take as input: a record, a work directory or a config."""
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def refuse_twice(paths: Sequence[str | Path]) -> None:
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     """The shortest end of each path that tells it from the others."""
-    parts = [Path(path).resolve().parts for path in paths]
+    parts = [Path(os.path.realpath(path)).parts for path in paths]
     names = []
     for own in parts:
         depth = next((depth for depth in range(1, len(own))

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from torch import nn
 from tqdm import tqdm
 
+from ..compat import allow_recompilations
 from ..errors import PreflightError
 from ..fusion import save_folded
 from . import measure
@@ -103,7 +104,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         race, counted, difference = _prepare(models, plain, task, settings, device, notes)
         if settings.compile:
             torch._dynamo.reset()
-            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+            allow_recompilations(64)
             what = [task.compile(model) for model in models.values()][0]
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..analysis.curves import COLOURS
+from ..files import whole_file, write_text
 from .measure import ratio
 from .models import LN
 
@@ -124,7 +125,8 @@ def write_results(result: dict, folder: str | Path) -> list[Path]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f'benchmark.{suffix}' for suffix in ('json', 'md', 'png')]
-    paths[0].write_text(json.dumps(result, indent=1) + '\n')
-    paths[1].write_text(markdown(result))
-    chart(result).savefig(paths[2], dpi=150)
+    write_text(paths[0], json.dumps(result, indent=1) + '\n')
+    write_text(paths[1], markdown(result))
+    with whole_file(paths[2]) as part:
+        chart(result).savefig(part, dpi=150)
     return paths

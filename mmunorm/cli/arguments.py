@@ -4,8 +4,11 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import logging
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -13,24 +16,37 @@ from mmengine.config import Config, DictAction
 
 from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm
-from ..errors import PreflightError, RunError, describe
+from ..config.unpickling import restricted
+from ..errors import LocalError, PreflightError, RunError, describe, one_line
+from ..quiet import quiet_console
 from .preflight import check_norms
 
 
 def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
+    An OSError, such as that of a full disk, counts as a RunError.
+
     At the end of a distributed run, it closes the process group in order.
     """
 
     @functools.wraps(main)
     def wrapper(argv=None):
+        argv = sys.argv[1:] if argv is None else argv
         try:
-            result = main(argv)
-        except (PreflightError, RunError) as error:
-            if is_first_process():
-                print(f'error: {error}', file=sys.stderr)
-            raise SystemExit(3 if isinstance(error, RunError) else 2) from None
+            with ExitStack() as stack:
+                # Or each line that a full disk refuses becomes a traceback.
+                stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
+                logging.raiseExceptions = False
+                stack.enter_context(restricted(trusted=_is_given('--trust-checkpoint', argv)))
+                if not _is_given('--verbose', argv):
+                    stack.enter_context(quiet_console())
+                result = main(argv)
+        except (PreflightError, RunError, OSError) as error:
+            # What only one process of a distributed run has seen, only that one can say.
+            if is_first_process() or isinstance(error, (LocalError, OSError)):
+                print(f'error: {one_line(error)}', file=sys.stderr)
+            raise SystemExit(2 if isinstance(error, PreflightError) else 3) from None
         if torch.distributed.is_initialized():
             # A gloo thread aborts the process if it frees its last tensor while Python shuts down.
             # The group joins its threads once nothing refers to it, neither the model nor its runner.
@@ -39,6 +55,11 @@ def command(main):
         return result
 
     return wrapper
+
+
+def _is_given(flag: str, argv: Sequence[str]) -> bool:
+    """Whether an argument is this flag, or as much of it as argparse takes for it."""
+    return any(len(argument) > 3 and flag.startswith(argument) for argument in argv)
 
 
 def warn(message: str) -> None:
@@ -66,6 +87,10 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
         'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
         'without any')
+    parser.add_argument('--trust-checkpoint', action='store_true',
+                        help='load checkpoints that hold more than weights and plain data, which may run code')
+    parser.add_argument('--verbose', action='store_true',
+                        help='show all that libraries log: the environment, the config, the order of the hooks')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +133,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         raise PreflightError(f'cannot read the config {path}: {describe(error)}') from error
     if 'model' not in cfg:
         raise PreflightError(f'the config {path} has no `model`.')
+    _drop_own_scope(cfg.values())
     if 'pretrained' in cfg and pretrained_path(cfg) is not None:
         # If a config sets the variable anew, the init_cfg that it inherits still has the old value.
         set_pretrained(cfg, cfg.pretrained)
@@ -119,6 +145,17 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)
     check_norms(cfg)
     return cfg
+
+
+def _drop_own_scope(value) -> None:
+    """Removes the scope that mmengine gives to all that a `_base_` of `mmunorm::` names: mmunorm has no registries."""
+    if isinstance(value, dict):
+        if value.get('_scope_') == 'mmunorm':
+            del value['_scope_']
+        value = value.values()
+    if not isinstance(value, str) and isinstance(value, Iterable):
+        for inner in value:
+            _drop_own_scope(inner)
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
@@ -155,15 +192,19 @@ def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
         dataloader['persistent_workers'] = False  # torch refuses it without workers
 
 
-def out_folder(path: str) -> Path:
-    """The folder of `--out`; makes it if it is missing.
+def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
+    """The folder of an option such as `--out`; makes it if it is missing.
 
     Raises:
-        PreflightError: the path is a file, or lies under one.
+        PreflightError: the path is a file or lies under one, or nothing can be written there.
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise PreflightError(f'--out {path}: this path is a file, or lies under one; name a folder.') from error
+        raise PreflightError(f'{option} {path}: this path is a file, or lies under one; name a folder.') from error
+    except OSError as error:
+        raise PreflightError(f'{option} {path}: {error.strerror}.') from error
+    if not os.access(folder, os.W_OK):
+        raise PreflightError(f'{option} {path}: nothing can be written into this folder.')
     return folder

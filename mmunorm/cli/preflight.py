@@ -1,19 +1,27 @@
 """Quick checks before a run: is everything that it reads where its config says?"""
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import MODELS
-from mmpretrain.datasets import CIFAR10, ImageNet
-from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path
-from ..errors import PreflightError
+from ..errors import PreflightError, describe
 from ..norms import Norm
+from ..quiet import quiet_imports
+
+with quiet_imports():
+    from mmpretrain.datasets import CIFAR10, ImageNet
+    from mmpretrain.datasets.utils import check_md5
+
+# Bytes. To read a larger annotation file takes as long as mmdet's own start: half a minute for COCO's 450 MB.
+LARGE = 50_000_000
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
@@ -29,7 +37,7 @@ SOURCES = {
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
-    """Checks that the data files and folders of a run are there.
+    """Checks that the data files and folders of a run are there, and that COCO annotations are whole.
 
     It looks inside dataset wrappers, and at the `ann_file` of evaluators. It does not check remote paths, or data
     sets that download themselves: their classes do.
@@ -41,17 +49,28 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
-    problems = {}
+    problems, annotations = {}, set()
     for split in splits:
         dataloader = cfg.get(f'{split}_dataloader') or {}
         for dataset in _leaf_datasets(dataloader.get('dataset')):
             problems.update(_dataset_problems(dataset))
+            if _is_type(dataset, 'CocoDataset'):
+                ann_file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+                if _is_local(ann_file, dataset):
+                    annotations.add(ann_file)
         for metric in _metrics(cfg.get(f'{split}_evaluator')):
             ann_file = metric.get('ann_file')
-            if _is_local(ann_file, metric) and not os.path.isfile(ann_file):
+            if not _is_local(ann_file, metric):
+                continue
+            if not os.path.isfile(ann_file):
                 problems[ann_file] = f'no file {ann_file}'
+            elif _is_type(metric, 'CocoMetric'):
+                annotations.add(ann_file)
     if problems:
         raise PreflightError(_sentence(problems))
+    for path in sorted(set(map(os.path.normpath, annotations))):
+        if problem := _annotation_problem(path):
+            raise PreflightError(f'the annotation file {path} cannot be used: {problem}.')
 
 
 def check_norms(cfg: Config) -> None:
@@ -127,6 +146,10 @@ def _metrics(evaluator) -> list[dict]:
     return [metric for metric in metrics if isinstance(metric, dict)]
 
 
+def _is_type(cfg: dict, name: str) -> bool:
+    return str(cfg.get('type')).rpartition('.')[2] == name
+
+
 def _is_local(path, cfg: dict) -> bool:
     return bool(path) and isinstance(path, str) and '://' not in path and not cfg.get('backend_args')
 
@@ -176,6 +199,38 @@ def _cifar_problems(cls: type[CIFAR10], root: str) -> dict[str, str]:
         elif md5 is not None and not check_md5(path, md5):
             problems[path] = f'{path} is damaged (its MD5 sum is not the published one)'
     return problems
+
+
+def _annotation_problem(path: str) -> str | None:
+    """What is wrong with a COCO file, if anything. Only the end of a large file is looked at.
+
+    Boxes of no width or height, negative ones too, are no problem: mmdet leaves them out.
+    """
+    with open(path, 'rb') as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1024))
+        if not file.read().rstrip().endswith(b'}'):
+            return 'it is cut off, or is no JSON object'
+        if size > LARGE:
+            return None
+        file.seek(0)
+        try:
+            content = json.load(file)
+        except ValueError as error:
+            return describe(error)
+    if missing := [key for key in ('images', 'annotations', 'categories') if not isinstance(content.get(key), list)]:
+        return f'it has no list of {missing[0]}'
+    for annotation in content['annotations']:
+        box = annotation.get('bbox')
+        if annotation.get('ignore'):
+            continue
+        if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
+            return f'annotation {annotation.get("id")} has the box {box}, and a box is four finite numbers'
+    return None
+
+
+def _is_finite(value) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _sentence(problems: dict[str, str]) -> str:

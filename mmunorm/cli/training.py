@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections import Counter
 
 import torch
 from mmengine.config import Config
@@ -14,8 +15,11 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
-from ..errors import PreflightError, describe
+from ..engine.runner import unwrapped_model
+from ..errors import LocalError, PreflightError, describe, one_line
+from ..norms.layers import norm_layers
 from .arguments import warn
+from .pictures import name_unusable_pictures
 
 
 def enable_amp(cfg: Config) -> None:
@@ -42,11 +46,11 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def add_training_hooks(cfg: Config) -> None:
-    """Adds the hooks of every training run, except those that the config's `custom_hooks` already name."""
+def add_hooks(cfg: Config, *names: str) -> None:
+    """Adds hooks, except those that the config's `custom_hooks` already name."""
     hooks = list(cfg.get('custom_hooks') or [])
     named = {_class_name(hook) for hook in hooks}
-    for name in ('OfflineNormHook', 'RepeatableHook', 'DivergenceHook'):
+    for name in names:
         if name not in named:
             hooks.append(dict(type=name))
     cfg.custom_hooks = hooks
@@ -91,7 +95,9 @@ def build_runner(cfg: Config) -> Runner:
         if get_device() == 'cpu':
             _distribute_on_cpu(cfg)
     with clear_build_errors():
-        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    name_unusable_pictures(runner)
+    return runner
 
 
 def _end_with_launcher() -> None:
@@ -115,20 +121,38 @@ def _distribute_on_cpu(cfg: Config) -> None:
     cfg.model_wrapper_cfg.device_ids = None
 
 
+def introduce(runner: Runner) -> None:
+    """Logs in two lines what runs where."""
+    model = unwrapped_model(runner)
+    parts = [type(model).__name__]
+    if hasattr(model, 'backbone'):
+        parts.append(f'backbone {type(model.backbone).__name__}')
+    norms = Counter(type(norm).__name__ for _, norm in norm_layers(model))
+    parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms.most_common()) or 'none'))
+    parts.append(f'{sum(weight.numel() for weight in model.parameters()) / 1e6:.3g} million parameters')
+    processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''
+    runner.logger.info('; '.join(parts))
+    runner.logger.info(f'{processes}{get_device()}; results in {runner.work_dir}, the whole log in {runner.log_dir}')
+
+
 def train(runner: Runner) -> None:
     """Trains, and lets hooks that hold data write them when an error or Ctrl-C ends the run.
 
     mmengine calls `after_train` only when a run ends normally. This function calls the method `flush(runner)` of
     each hook that has one.
     """
+    introduce(runner)
     try:
         runner.train()
-    except BaseException:
+    except BaseException as error:
         for hook in runner.hooks:
             if hasattr(hook, 'flush'):
                 try:
                     hook.flush(runner)
-                except Exception as error:  # must not hide what ended the run
+                except Exception as problem:  # must not hide what ended the run
                     runner.logger.warning(
-                        f'{type(hook).__name__} could not write its data: {describe(error)}')
+                        f'{type(hook).__name__} could not write its data: {describe(problem)}')
+        if isinstance(error, OSError):  # a full disk, or one that has become read-only
+            raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
+                             'Once that is mended, --resume goes on from the last whole checkpoint.') from error
         raise

@@ -17,23 +17,24 @@ from tqdm import tqdm
 
 from ..analysis.curves import latest
 from ..config.checkpoints import pretrained_path
+from ..files import write_text
 from .runs import ComparedRun, config_text
 
-TRAIN = Path(__file__).parents[2] / 'tools/train.py'
+TRAIN = Path(__file__).parents[1] / '.mim/tools/train.py'
 
 
 class Process:
     """A run while it is trained by tools/train.py."""
 
-    def __init__(self, run: ComparedRun, cfg: Config, threads: int | None):
+    def __init__(self, run: ComparedRun, cfg: Config, threads: int | None, trusted: bool):
         self.run = run
         run.work_dir.mkdir(parents=True, exist_ok=True)
-        run.config.write_text(config_text(cfg))
+        write_text(run.config, config_text(cfg))
         # The child inherits the open file, and with it the lock. So a child that outlives this process is noticed.
         with (run.work_dir / 'lock').open('w') as lock, run.log.open('a') as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             command = [sys.executable, str(TRAIN), str(run.config), '--work-dir', str(run.work_dir),
-                       '--resume']
+                       '--resume', *['--trust-checkpoint'] * trusted]
             # Threads that spin while they wait slow down a machine that has other work.
             env = {'GOMP_SPINCOUNT': '20000', **os.environ}
             if threads:
@@ -58,13 +59,15 @@ class Process:
 
 
 def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
-              after_each: Callable[[dict[ComparedRun, str]], object]) -> dict[ComparedRun, str]:
+              after_each: Callable[[dict[ComparedRun, str]], object],
+              trusted: bool = False) -> dict[ComparedRun, str]:
     """Trains runs.
 
     Args:
         pending: the config of each run, in the order of running.
         jobs: how many runs at a time.
         after_each: called after each run with what went wrong so far.
+        trusted: whether the runs get `--trust-checkpoint`.
 
     Returns:
         What went wrong, by run.
@@ -80,7 +83,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
                 problem = missing_weights(cfg)
                 if problem is None:
                     try:
-                        active.append(Process(run, cfg, threads))
+                        active.append(Process(run, cfg, threads, trusted))
                         continue
                     except BlockingIOError:
                         problem = 'another process is training it'

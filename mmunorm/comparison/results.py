@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..analysis.curves import METRICS, Scalars, curves_figure, read_scalars
 from ..analysis.layout import save
+from ..files import whole_file, write_text
 from .runs import CALM, ERROR, FAIL, MISSING, ComparedRun
 
 
@@ -34,8 +35,8 @@ def write_outputs(out: Path, name: str, runs: Sequence[ComparedRun], errors: Map
     results = {run: run.result() for run in runs}
     metrics = _metrics(results)
     lines = [header.rstrip(), '', *_tables(runs, results, metrics), *_remarks(runs, results, errors)]
-    table.write_text('\n'.join(lines) + '\n')
-    with numbers.open('w', newline='') as file:
+    write_text(table, '\n'.join(lines) + '\n')
+    with whole_file(numbers) as part, part.open('w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(['norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step',
                          *metrics, 'work_dir'])

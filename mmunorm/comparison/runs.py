@@ -12,6 +12,7 @@ from mmengine.config import Config
 from ..analysis.curves import read_scalars
 from ..config.presets import slug
 from ..engine.divergence import RECORD
+from ..files import write_text
 
 FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
 CALM, STRESSED = 'calm', 'stressed'
@@ -80,9 +81,7 @@ class ComparedRun:
             result = dict(status=FINISHED, step=last, metrics=metrics, message='')
         else:
             return None
-        temporary = self.work_dir / f'{_RESULT}.part'
-        temporary.write_text(json.dumps(result, indent=1))
-        temporary.replace(self.work_dir / _RESULT)
+        write_text(self.work_dir / _RESULT, json.dumps(result, indent=1))
         return result
 
 

@@ -9,6 +9,8 @@ from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
 from ..errors import PreflightError, describe
+from ..norms import OfflineNorm
+from .unpickling import restricted
 
 
 def check_checkpoint(path: str, folder: bool = False) -> None:
@@ -44,7 +46,10 @@ def read_checkpoint(path: str) -> dict:
     """
     check_checkpoint(path)
     try:
-        content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        with restricted():
+            content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+    except PreflightError:
+        raise
     except Exception as error:  # whatever unpickling a file that is no checkpoint raises
         raise PreflightError(f'cannot read the checkpoint {path}: {describe(error)}') from error
     if not isinstance(content, dict) or not isinstance(content.get('state_dict', content), dict):
@@ -61,17 +66,36 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     """
     meta = read_checkpoint(checkpoint).get('meta', {})
     try:
-        load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+        with restricted():
+            load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
     except RuntimeError as error:
+        check_statistics(model, checkpoint)
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
     return meta
 
 
+def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
+    """Checks that a checkpoint has given offline norms their statistics along with their scale.
+
+    Raises:
+        PreflightError: it has not, as one of a model with LayerNorm.
+    """
+    lacking = [name for name, norm in model.named_modules() if isinstance(norm, OfflineNorm) and norm.lacks_statistics]
+    if lacking:
+        kind = type(model.get_submodule(lacking[0])).__name__
+        more = f' and {len(lacking) - 1} others' if len(lacking) > 1 else ''
+        raise PreflightError(
+            f'{checkpoint or "the checkpoint"} has the scale but not the statistics of {lacking[0]}{more}: it is of a '
+            f'model with another norm, such as LayerNorm, and {kind} cannot go on from there. Name a checkpoint of a '
+            f'model with {kind}, or run this one with its own norm (--norm LN).')
+
+
 def pretrained_path(cfg: Config) -> str | None:
     """The checkpoint that the backbone of `cfg` starts from, or None."""
-    init_cfg = (cfg.model.get('backbone') or {}).get('init_cfg')
+    model = cfg.get('model') or {}  # a Runner's config has none if it was given the model itself
+    init_cfg = (model.get('backbone') or {}).get('init_cfg')
     if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         return init_cfg.checkpoint
     return None

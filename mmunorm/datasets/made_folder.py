@@ -72,7 +72,7 @@ def making_folder(folder, settings, force=False):
         folder, settings, force: as for ``is_made``; the errors are the same too.
     """
     # A link to a larger disk stays a link.
-    folder = Path(folder).resolve()
+    folder = Path(os.path.realpath(folder))
     is_made(folder, settings, force)
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f'.{folder.name}.making-'

@@ -15,13 +15,14 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
+from ..compat import in_backward_pass, is_compiling
 from ..errors import RunError
+from ..files import whole_file, write_text
 from ..norms import UN, OfflineNorm
 from ..norms.algorithm import Step
 from ..norms.base import check_count
 from ..norms.kernels import statistics_dtype
 from ..norms.layers import input_of, is_norm
-from ..norms.recompute import in_backward_pass
 from .runner import saves_after_this_step, unwrapped_model
 
 RECORD = 'divergence.json'
@@ -128,7 +129,7 @@ class DivergenceHook(Hook):
 
     def _watch(self, name: str, module: nn.Module, args, kwargs, output) -> None:
         # A compiled graph cannot hold this look. A recomputed forward pass has been looked at before.
-        if torch.compiler.is_compiling() or in_backward_pass():
+        if is_compiling() or in_backward_pass():
             return
         if not (module.training and isinstance(output, Tensor) and output.numel()):
             return
@@ -247,7 +248,8 @@ class DivergenceHook(Hook):
 
     def _copy_last_good(self, runner) -> None:
         if is_main_process() and not self._is_kept and self._confirmed and os.path.isfile(self._confirmed):
-            shutil.copyfile(self._confirmed, Path(runner.work_dir, LAST_GOOD))
+            with whole_file(Path(runner.work_dir, LAST_GOOD)) as part:
+                shutil.copyfile(self._confirmed, part)
             self._is_kept = True
 
     def _stop(self, runner, step: int) -> None:
@@ -271,7 +273,7 @@ class DivergenceHook(Hook):
                                      'No checkpoint before it is known to be good. ') + _advice(runner))
         record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer,
                       checkpoint=checkpoint, message=message)
-        Path(runner.work_dir, RECORD).write_text(json.dumps(record, indent=1))
+        write_text(Path(runner.work_dir, RECORD), json.dumps(record, indent=1))
         return message
 
     def _last_good(self, runner) -> str | None:
@@ -319,6 +321,7 @@ def _largest(values: Tensor) -> Tensor:
     values = values.detach()
     if not values.is_cpu:
         return torch.linalg.vector_norm(values, torch.inf)
+    values = values.float() if values.dtype == torch.float16 else values  # older releases have no aminmax of it
     least, greatest = values.aminmax()  # on a CPU a dozen times faster
     return torch.maximum(greatest, -least)
 

@@ -9,6 +9,8 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
+from ..compat import GradScaler
+from ..config.checkpoints import check_statistics, pretrained_path
 from ..norms import Norm, OfflineNorm, convert_sync
 from .runner import saves_after_this_step
 
@@ -17,6 +19,7 @@ from .runner import saves_after_this_step
 class OfflineNormHook(Hook):
     """Does what norms need from a training loop; `tools/train.py` adds it.
 
+    - It refuses to train or test with a checkpoint that gave norms their scale but not their statistics.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does.
     - Before each step, it tells the norms the loss scale, if the optimizer wrapper has one (AmpOptimWrapper).
@@ -27,7 +30,11 @@ class OfflineNormHook(Hook):
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
 
+    def before_test(self, runner) -> None:
+        check_statistics(runner.model, runner.cfg.get('load_from') or pretrained_path(runner.cfg))
+
     def before_train(self, runner) -> None:
+        self.before_test(runner)
         norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         left = runner.max_iters - runner.iter
         for warning in dict.fromkeys(norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms):
@@ -57,7 +64,7 @@ class OfflineNormHook(Hook):
         average_statistics([runner.model, *averaged])
 
 
-def set_loss_scale(model: nn.Module, scaler: torch.amp.GradScaler | Tensor | None) -> None:
+def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None:
     """Tells the offline norms of a model the factor of its loss in the backward passes to come.
 
     In your own training loop with a gradient scaler, call it before each `scaler.scale(loss).backward()`. Without
@@ -73,7 +80,7 @@ def set_loss_scale(model: nn.Module, scaler: torch.amp.GradScaler | Tensor | Non
     for norm in norms:
         device = norm.running_var.device
         if device not in scales:
-            if isinstance(scaler, torch.amp.GradScaler):
+            if isinstance(scaler, GradScaler):
                 scales[device] = scaler.scale(torch.ones((), device=device))
             else:
                 scales[device] = None if scaler is None else scaler.detach().clone().to(device)

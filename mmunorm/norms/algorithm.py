@@ -114,7 +114,8 @@ class _Normalize(Function):
     @staticmethod
     def forward(ctx, x, weight, bias, var_hat, mean, skip, valid, eps, average_gradient):
         rstd = (var_hat + eps).rsqrt()
-        ctx.save_for_backward(x, weight, rstd, mean, skip, valid)
+        # Detached: before 2.5 or so a parameter that is saved here loses its hooks in a checkpoint.
+        ctx.save_for_backward(x, weight.detach(), rstd, mean, skip, valid)
         ctx.average_gradient = average_gradient
         return kernels.affine(x, *scale_and_shift(weight, bias, rstd, mean, skip))  # 4. Eq. 4-5
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..compat import in_backward_pass
 from .algorithm import Step
-from .recompute import in_backward_pass
 
 # A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. The
 # result of an operator of unknown content is stored instead. (torch.library.custom_op takes twice as long a call.)
 _OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
-_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
+_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
 
 
 @torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
@@ -23,8 +23,8 @@ def _keep_for_backward(values: Tensor) -> Tensor:
     return values.clone()
 
 
-@torch.library.register_fake('mmunorm::keep_for_backward', lib=_OPERATORS)
-def _(values):
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'Meta')
+def _shape_of_kept(values: Tensor) -> Tensor:
     return torch.empty_like(values)
 
 

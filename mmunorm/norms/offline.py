@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..compat import is_compiling
 from . import algorithm, compiled, kernels
 from .algorithm import Step
 from .base import Norm, check_choice, check_count, check_eps
@@ -54,6 +55,8 @@ class OfflineNorm(Norm):
         eps (float): added to the variance. Defaults to 1e-5.
 
     Attributes:
+        lacks_statistics (bool): whether the last state that was loaded had `weight` and no running statistics: that
+            of another kind of norm.
         ranks (Ranks, optional): the processes whose tokens count as one batch; `convert_sync` sets it. A step
             without any token takes the running statistics. The gradient statistics are those of the mean of the
             processes' losses, which DistributedDataParallel minimizes.
@@ -64,6 +67,7 @@ class OfflineNorm(Norm):
         ValueError: an argument is out of its range, or `centered` meets an average over steps.
     """
 
+    lacks_statistics = False
     ranks: Ranks | None = None
     loss_scale: Tensor | None = None
     # Whether the running variance is the unbiased one.
@@ -127,6 +131,11 @@ class OfflineNorm(Norm):
                 psi=torch.zeros(channels) if keeps_psi else None,
                 num_outliers=torch.tensor(0, dtype=torch.long) if self.outlier_filter else None).items():
             self.register_buffer(name, value)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if prefix + 'weight' in state_dict:
+            self.lacks_statistics = prefix + 'running_var' not in state_dict
 
     def __getstate__(self) -> dict:
         return {key: value for key, value in vars(self).items() if key != '_pending'}
@@ -207,7 +216,7 @@ class OfflineNorm(Norm):
 
     def _step(self, x: Tensor, valid: Tensor | None) -> Step:
         """The step that this forward pass is."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return compiled.keep(self._new_step(x, valid))
         return self._pending.step(partial(self._new_step, x, valid),
                                   partial(algorithm.measure, x, valid, self.centered))
@@ -226,7 +235,7 @@ class OfflineNorm(Norm):
     def _average_gradient(self, step: Step, g: Tensor,
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The `psi` and `g_mean` that are used in `dx`; the state is kept in units of the plain loss."""
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             self._pending.note_backward_pass()
         g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
         if self.psi is None:

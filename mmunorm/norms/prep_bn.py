@@ -85,8 +85,8 @@ class PRepBN(RepBN):
         return self._blend(x, y, self.num_batches_tracked)
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
-        step = super()._new_step(x, valid)._asdict()
-        return Step(**dict(step, t=self.num_batches_tracked.clone()))
+        *step, _, measured = super()._new_step(x, valid)
+        return Step(*step, t=self.num_batches_tracked.clone(), measured=measured)
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         if self._has_faded:
@@ -106,6 +106,7 @@ class PRepBN(RepBN):
             if prefix + name in state_dict:
                 state_dict.setdefault(f'{prefix}ln_{name}', state_dict[prefix + name])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.lacks_statistics = False  # it begins as LayerNorm, and measures while that fades
         self._look()
 
     def extra_repr(self) -> str:

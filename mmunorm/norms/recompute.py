@@ -1,25 +1,17 @@
 """Activation checkpointing: which training step a recomputed forward pass belongs to."""
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..compat import in_backward_pass
 from .algorithm import Step
 
 # Forward passes that wait for their backward pass; more happen where none ever comes.
 _MAX_PENDING = 64
-
-
-def in_backward_pass() -> bool:
-    """Whether autograd runs one in this thread. A forward pass is then a recomputed one."""
-    if torch._C._current_graph_task_id() != -1:
-        return True
-    compiled_autograd = sys.modules.get('torch._dynamo.compiled_autograd')  # expensive to import
-    return compiled_autograd is not None and compiled_autograd.in_compiled_autograd_region
 
 
 class PendingSteps:

@@ -4,8 +4,8 @@ from __future__ import annotations
 import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ..compat import rms_norm
 from .base import Norm, check_eps
 from .kernels import statistics_dtype
 
@@ -41,4 +41,4 @@ def divide_by_rms(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor
     """Each token over its root mean square, times `weight` `(C,)`; computed in float32, in `x`'s dtype."""
     dtype = statistics_dtype(x.dtype)
     weight = None if weight is None else weight.to(dtype)
-    return F.rms_norm(x.to(dtype), x.shape[-1:], weight, eps).to(x.dtype)
+    return rms_norm(x.to(dtype), weight, eps).to(x.dtype)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .kernels import statistics_dtype
+from .kernels import num_tokens, statistics_dtype
 
 
 class Ranks:
@@ -116,7 +116,7 @@ def merge_backward(ranks: Ranks | None, share: Tensor | None, g: Tensor, g_mean:
 
 def _count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
     """How many tokens of `x` count; with `valid` a tensor `()` in the dtype of its statistics."""
-    return x.shape[:-1].numel() if valid is None else valid.sum(dtype=statistics_dtype(x.dtype))
+    return num_tokens(x) if valid is None else valid.sum(dtype=statistics_dtype(x.dtype))
 
 
 def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:

@@ -11,6 +11,7 @@ Every file appears whole or not at all. A process that is killed loses at most i
 """
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import PreflightError
+from ..files import whole_file
 
 FOLDER = 'norm_statistics'
 FORMAT = 'mmunorm norm statistics'
@@ -75,25 +77,30 @@ class RecordWriter:
         if self.folder.exists() and resume_step > 0:
             self._continue(info, resume_step)
             return
+        # Begun under another name: on a full disk, an older record must not be moved aside for a folder without a head.
+        new = self.folder.with_name(f'{self.folder.name}.new')
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        head = dict(format=FORMAT, version=VERSION, **info, layers=[layer._asdict() for layer in self.layers])
+        (new / _HEAD).write_text(json.dumps(head, indent=1))
         if self.folder.exists():
             old = self.folder.with_name(f'{self.folder.name}.old')
             shutil.rmtree(old, ignore_errors=True)
             self.folder.rename(old)
-        self.folder.mkdir(parents=True)
-        head = dict(format=FORMAT, version=VERSION, **info, layers=[layer._asdict() for layer in self.layers])
-        self._put(_HEAD, lambda file: file.write(json.dumps(head, indent=1).encode()))
+        new.rename(self.folder)
 
     def append(self, steps: np.ndarray, running_var: np.ndarray) -> None:
         """Writes a block: `steps` `(n,)` of `step_dtype`, and the running variances after them, float32."""
         last = f'{steps["step"][-1]:010d}'
-        self._put(f'running_var_{last}.npy', lambda file: np.save(file, running_var))
-        self._put(f'steps_{last}.npy', lambda file: np.save(file, steps))
+        # The steps first: variances without their steps would stay when a resumed run drops what came too late.
+        self._put(f'steps_{last}.npy', steps)
+        self._put(f'running_var_{last}.npy', running_var)
 
-    def _put(self, name: str, write) -> None:
-        part = self.folder / f'.{name}.part'
-        with part.open('wb') as file:
-            write(file)
-        part.replace(self.folder / name)
+    def _put(self, name: str, array: np.ndarray) -> None:
+        content = io.BytesIO()  # on a full disk, numpy's own write does not say why it fails
+        np.save(content, array)
+        with whole_file(self.folder / name) as part:
+            part.write_bytes(content.getbuffer())
 
     def _continue(self, info: dict, resume_step: int) -> None:
         record = Record(self.folder)
@@ -111,7 +118,7 @@ class RecordWriter:
             if len(kept) == len(steps):
                 continue
             if len(kept):  # the variances belong to a later step, so they are removed
-                self._put(f'steps_{kept["step"][-1]:010d}.npy', lambda file, kept=kept: np.save(file, kept))
+                self._put(f'steps_{kept["step"][-1]:010d}.npy', kept)
             path.unlink()
             _variances_of(path).unlink(missing_ok=True)
 

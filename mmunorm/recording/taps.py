@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..compat import in_backward_pass
 from ..norms import OfflineNorm
 from ..norms.kernels import second_moment, statistics_dtype
 from ..norms.layers import input_of, is_channels_first
-from ..norms.recompute import in_backward_pass
 from .record import OFFLINE_GRADIENT, ONLINE_GRADIENT
 
 

@@ -8,6 +8,8 @@ from torch import nn
 from mmunorm.backbones.performer import PerformerAttention, PerformerLayer, performer_attention
 from mmunorm.norms import UN
 
+from ..versions import needs_float16_autocast
+
 
 def layer_norm(x, norm):
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
@@ -109,7 +111,7 @@ def test_random_directions_are_orthogonal_reproducible_saved_and_not_trained():
     assert torch.equal(other.eval()(x), attention.eval()(x))
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [pytest.param(torch.float16, marks=needs_float16_autocast), torch.bfloat16])
 def test_half_precision_loses_nothing_but_the_rounding_of_its_inputs(dtype):
     q, k, v = torch.randn(3, 2, 40, 64).to(dtype)
     w = PerformerAttention(64, 64).w

@@ -55,7 +55,7 @@ def test_evaluators(tmp_path):
     metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'val.json'))
     for evaluator in (metric, [dict(type='Accuracy'), metric]):
         assert 'val.json' in error(Config(dict(val_evaluator=evaluator)), ['val'])
-    (tmp_path / 'val.json').write_text('{}')
+    (tmp_path / 'val.json').write_text('{"images": [], "annotations": [], "categories": []}')
     check_data(Config(dict(val_evaluator=metric)), ['val'])
 
 

@@ -38,7 +38,7 @@ def test_training_has_its_hooks_once_whatever_the_config_lists():
                    [dict(type=OfflineNormHook)],
                    [dict(type='DivergenceHook', patience=3, factor=2.0)]):
         cfg = Config(dict(a=1) if listed is None else dict(custom_hooks=listed))
-        training.add_training_hooks(cfg)
+        training.add_hooks(cfg, 'OfflineNormHook', 'RepeatableHook', 'DivergenceHook')
         assert cfg.custom_hooks[:len(listed or [])] == (listed or [])
         classes = [type(hook) if isinstance(hook, Hook) else
                    hook['type'] if isinstance(hook['type'], type) else HOOKS.get(hook['type'].split('.')[-1])

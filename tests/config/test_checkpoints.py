@@ -3,8 +3,6 @@ import re
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import format_utils
 
 from mmunorm.config.checkpoints import check_checkpoint, read_checkpoint
 from mmunorm.errors import PreflightError
@@ -27,8 +25,9 @@ def test_a_folder_is_told_apart(files, said, tmp_path):
 
 
 def test_a_folder_of_torch_becomes_a_file_as_the_error_says(tmp_path):
+    format_utils = pytest.importorskip('torch.distributed.checkpoint.format_utils', exc_type=ImportError)
     folder, file = tmp_path / 'epoch_1', tmp_path / 'epoch_1.pth'
-    dcp.save(dict(state_dict=dict(weight=torch.arange(3.0))), checkpoint_id=folder)
+    torch.distributed.checkpoint.save(dict(state_dict=dict(weight=torch.arange(3.0))), checkpoint_id=folder)
     with pytest.raises(PreflightError) as caught:
         read_checkpoint(str(folder))
     command = re.search(r'`python -m (\S+) dcp_to_torch (\S+) FILE`', str(caught.value))

@@ -1,6 +1,5 @@
 """A run with a loss scale that changes and overflows ends as one in float32."""
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from torch import nn
 import mmunorm
 from mmunorm.engine import set_loss_scale
 from mmunorm.norms import MABN, PN, UN
+
+from ..versions import CPUGradScaler
 
 STEPS = 120
 NORMS = {
@@ -52,7 +53,7 @@ def scaled_run(norm, exact, told=True):
     """The model, the steps that were skipped, and the scales."""
     model = make_model(norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler('cpu', init_scale=2.**20, growth_interval=5)
+    scaler = CPUGradScaler(init_scale=2.**20, growth_interval=5)
     skipped, scales = [], []
     for step in range(STEPS):
         x, target = batch(step)
@@ -173,7 +174,7 @@ def run_in_mmengine(folder, **wrapper):
 def test_mmengines_amp_wrapper(tmp_path, monkeypatch):
     """On a CPU, which it would refuse, and without its autocast: the scale alone is at stake."""
     monkeypatch.setattr(amp_optimizer_wrapper, 'is_cuda_available', lambda: True)
-    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler', partial(torch.amp.GradScaler, device='cpu'))
+    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler', CPUGradScaler)
     monkeypatch.setattr(OPTIM_WRAPPERS.get('AmpOptimWrapper'), 'optim_context',
                         OPTIM_WRAPPERS.get('OptimWrapper').optim_context)
     scaled = run_in_mmengine(tmp_path / 'scaled', type='AmpOptimWrapper',

@@ -58,6 +58,8 @@ def test_the_number_of_workers_does_not_matter(workers):
 def test_a_skipped_part_is_as_if_it_had_been_drawn():
     expected = take(loader(0), 8)
     data = loader(0)
+    if not hasattr(data.sampler, 'skip'):
+        pytest.skip("this mmengine's samplers cannot skip")
     data.sampler.skip(5 * 4)  # as IterBasedTrainLoop does
     data.batch_sampler.sampler.start(0, 5 * 4)
     np.testing.assert_array_equal(take(data, 3), expected[5:])

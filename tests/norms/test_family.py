@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import mmunorm
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
 
+from ..versions import compiles_as_one_graph, needs_rms_norm
 from . import reference_family as ref
 from .cases import (
     FOLDABLE,
@@ -121,6 +122,7 @@ def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, see
     torch.testing.assert_close(norm.state_dict(), torch_bn.state_dict())
 
 
+@needs_rms_norm
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 def test_rmsn_is_torch_rms_norm(dtype):
     norm, torch_norm = build('RMSN').to(dtype), nn.RMSNorm(6, eps=1e-5, dtype=dtype)
@@ -379,7 +381,7 @@ def test_compiles_as_one_graph(name):
     torch._dynamo.reset()
     plain = build(name, channels=16)
     inner = copy.deepcopy(plain)
-    compiled = torch.compile(inner, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(inner, fullgraph=compiles_as_one_graph(), backend='aot_eager')
     for _, x, dy in sequence(20, 16, outlier_every=9):
         results = []
         for norm in (plain, compiled):

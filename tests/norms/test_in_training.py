@@ -6,14 +6,14 @@ import pytest
 import torch
 from mmengine.optim import OptimWrapper
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.norms import UN, OfflineNorm, convert_sync
 
 from .. import processes
+from ..versions import needs_cpu_stream, needs_fully_shard
 from .cases import OFFLINE, build, sequence
 
 every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
@@ -156,6 +156,7 @@ def train_swin(model, rank, ranks, steps=6):
 
 
 def shard(model):
+    from torch.distributed.fsdp import fully_shard
     for stage in model.stages:
         for block in stage.blocks:
             fully_shard(block)
@@ -164,6 +165,7 @@ def shard(model):
 
 
 def train_sharded(rank):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     results = {}
     for kind in ('sync', 'plain'):
         model = shard(make_swin('SyncUN' if kind == 'sync' else 'UN', with_cp=kind == 'sync').double())
@@ -172,29 +174,42 @@ def train_sharded(rank):
         assert type(norm.weight).__name__ == type(norm.weight.data).__name__ == 'DTensor'
         assert type(norm.running_var) is torch.Tensor
         results[kind] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'),
-                                     use_orig_params=True)
-    train_swin(model, rank, 2)
-    with FullyShardedDataParallel.summon_full_params(model):
-        results['flat'] = {key: value.clone() for key, value in model.module.state_dict().items()}
     model = make_swin().double()
     train_swin(DistributedDataParallel(model, broadcast_buffers=False), rank, 2)
     results['ddp'] = model.state_dict()
     return results
 
 
+@needs_fully_shard
 @pytest.mark.slow
 def test_fully_sharded():
-    """SyncUN with FSDP and checkpointing is one process with the whole batch; UN is what it is in DDP."""
+    """SyncUN with FSDP2 and checkpointing is one process with the whole batch; UN is what it is in DDP."""
     whole = make_swin().double()
     train_swin(whole, 0, 1)
     a, b = processes.run(train_sharded)
-    for kind in ('sync', 'flat'):
-        torch.testing.assert_close(dict(a[kind]), dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(dict(a['sync']), dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
     # Each rank keeps its own buffers; get_model_state_dict gives those of the first.
     torch.testing.assert_close(a['plain'], dict(a['ddp']), rtol=1e-7, atol=1e-9)
     assert not torch.equal(a['ddp']['stages.0.blocks.0.norm1.running_var'],
                            b['ddp']['stages.0.blocks.0.norm1.running_var'])
+
+
+def train_flat(rank):
+    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'),
+                                     use_orig_params=True)
+    train_swin(model, rank, 2)
+    with FullyShardedDataParallel.summon_full_params(model):
+        return {key: value.clone() for key, value in model.module.state_dict().items()}
+
+
+@needs_cpu_stream
+@pytest.mark.slow
+def test_sharded_as_flat_parameters():
+    """The same with FSDP1."""
+    whole = make_swin().double()
+    train_swin(whole, 0, 1)
+    for state in processes.run(train_flat):
+        torch.testing.assert_close(state, dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
 
 
 def accumulate(rank):

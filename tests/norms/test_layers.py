@@ -3,7 +3,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmunorm.norms import UN, UN2d
-from mmunorm.norms.layers import is_channels_first, norm_layers, num_channels
+from mmunorm.norms.layers import ONLINE_NORMS, is_channels_first, norm_layers, num_channels
 
 
 def test_norms_of_a_stock_model_in_order():
@@ -28,6 +28,6 @@ def test_where_the_channels_are():
     for norm in (nn.BatchNorm2d(4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), UN2d(4),
                  MODELS.build(dict(type='mmpretrain.LN2d', num_channels=4))):
         assert is_channels_first(norm) and num_channels(norm) == 4
-    for norm in (nn.LayerNorm(4), nn.RMSNorm(4), UN(4)):
+    for norm in (*(each(4) for each in ONLINE_NORMS if each is not nn.GroupNorm), UN(4)):
         assert not is_channels_first(norm) and num_channels(norm) == 4
     assert num_channels(nn.LayerNorm((4, 4))) is None

@@ -23,6 +23,7 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import load_model
 from mmunorm.errors import PreflightError
+from mmunorm.files import write_text
 
 
 def parse_args(argv=None):
@@ -79,6 +80,7 @@ def main(argv=None):
     for checkpoint in (args.checkpoint_a, args.checkpoint_b):
         check_checkpoint(checkpoint)  # before the first is loaded
     check_data(cfgs[0], ['test'])
+    out = out_folder(args.out)
     named = 'config' if args.config_a != args.config_b else 'checkpoint'
     paths = [getattr(args, f'{named}_{model}') for model in 'ab']
     names = distinct_names([path.rpartition('.')[0] or path for path in paths])
@@ -91,7 +93,6 @@ def main(argv=None):
             *map(branch_layers, models))
     except ValueError as error:
         raise PreflightError(f'no CKA: {error}.') from error
-    out = out_folder(args.out)
     write_csv(out / 'cka.csv', (f'{names[0]} \\ {names[1]}', *layers_b),
               ((layer, *row) for layer, row in zip(layers_a, cka, strict=True)))
     summary = dict(model_a=names[0], model_b=names[1], layers_a=layers_a, layers_b=layers_b,
@@ -105,7 +106,7 @@ def main(argv=None):
         print(f'mean CKA at equal depth: {summary["mean_diagonal"]:.3f}')
     else:
         print('The models have different layers: there is no diagonal.')
-    (out / 'cka.json').write_text(json.dumps(summary, indent=1))
+    write_text(out / 'cka.json', json.dumps(summary, indent=1))
     print(f'{out} has cka.csv, cka.json and the pictures.')
 
 

@@ -228,7 +228,7 @@ def main(argv=None):
         print(f'{len(configs) - len(pending)} of {len(configs)} runs are finished already.')
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        errors = train_all(pending, args.jobs, write)
+        errors = train_all(pending, args.jobs, write, args.trust_checkpoint)
     except KeyboardInterrupt:
         raise RunError('interrupted; the same command goes on.') from None
     written = write(errors)

@@ -9,7 +9,7 @@ import torch
 from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, markdown, run_benchmark, write_results
-from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
 from mmunorm.errors import PreflightError
 
 
@@ -74,9 +74,12 @@ def main(argv=None):
         'task_part')}
     settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
     work_dir = Path(cfg.get('work_dir') or Path('work_dirs', Path(args.config).stem))
+    out = out_folder(args.out or work_dir / 'fuse_and_benchmark')
+    if args.save:
+        out_folder(Path(args.save).parent, '--save')
     result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
     print(markdown(result))
-    for path in write_results(result, args.out or work_dir / 'fuse_and_benchmark'):
+    for path in write_results(result, out):
         print(f'written: {path}')
     if args.save:
         print(f'written: {args.save}')

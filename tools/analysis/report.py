@@ -8,6 +8,7 @@ from mmunorm.analysis.page import build_report, read_cka
 from mmunorm.analysis.page_numbers import report_numbers
 from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
 from mmunorm.cli.arguments import command, out_folder
+from mmunorm.files import write_text
 
 
 def parse_args(argv=None):
@@ -28,8 +29,8 @@ def main(argv=None):
     measured = measure_work_dirs(runs, args.span, progress=True)
     out = out_folder(args.out)
     path = out / 'report.html'
-    path.write_text(build_report(measured, cka), encoding='utf-8')
-    (out / 'report.json').write_text(json.dumps(report_numbers(measured, cka), allow_nan=False))
+    write_text(path, build_report(measured, cka))
+    write_text(out / 'report.json', json.dumps(report_numbers(measured, cka), allow_nan=False))
     print(f'{path} ({path.stat().st_size / 1e6:.1f} MB) shows {len(runs)} runs; their numbers are in '
           f'{out / "report.json"}.')
 

@@ -2,7 +2,7 @@
 _base_ = ['./digits_imagenet.py', 'mmpretrain::_base_/default_runtime.py', '../../_base_/mmunorm.py']
 
 optim_wrapper = dict(
-    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, fused=True),
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.))
 

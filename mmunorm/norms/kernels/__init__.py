@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ...compat import is_compiling
 from . import reference
-from .reference import statistics_dtype
+from .reference import num_tokens, statistics_dtype
 
 # Triton unrolls its loops over the steps of a record.
 LONGEST_RECORD = 32
@@ -31,7 +32,7 @@ def _triton() -> ModuleType | None:
 
 def _passes(*tensors: Tensor) -> ModuleType:
     """The module that passes over these tokens, `(..., C)`."""
-    if (torch.compiler.is_compiling() or not tensors[0].is_cuda or tensors[0].dtype == torch.float64
+    if (is_compiling() or not tensors[0].is_cuda or tensors[0].dtype == torch.float64
             or not all(tensor.is_contiguous() for tensor in tensors)):
         return reference
     return _triton() or reference
@@ -39,7 +40,7 @@ def _passes(*tensors: Tensor) -> ModuleType:
 
 def one_launch(record: Tensor, *vectors: Tensor) -> ModuleType | None:
     """Triton's averages over steps, if they take this record `(M, C)` and these vectors `(C,)`; else None."""
-    if torch.compiler.is_compiling() or len(record) > LONGEST_RECORD:
+    if is_compiling() or len(record) > LONGEST_RECORD:
         return None
     fits = all(vector.is_cuda and vector.dtype == torch.float32 and vector.is_contiguous()
                for vector in (record, *vectors))
@@ -80,6 +81,6 @@ for _function in (second_moment, variance_and_mean, affine, gradient_statistics,
     _function.__doc__ = getattr(reference, _function.__name__).__doc__
 
 __all__ = [
-    'LONGEST_RECORD', 'affine', 'gradient_statistics', 'input_gradient', 'mark_changed', 'one_launch',
+    'LONGEST_RECORD', 'affine', 'gradient_statistics', 'input_gradient', 'mark_changed', 'num_tokens', 'one_launch',
     'second_moment', 'statistics_dtype', 'variance_and_mean'
 ]

@@ -8,10 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...compat import is_compiling
+
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of the statistics of a tensor: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def num_tokens(values: Tensor) -> int:
+    """How many tokens there are. (Older releases cannot compile `shape[:-1].numel()`.)"""
+    return values.numel() // values.shape[-1]
 
 
 # The compiler's code for a CPU goes down the column of a few channels. A short column stays in the cache.
@@ -21,7 +28,7 @@ _COMPILED_ROWS = 32
 def _sum_over_tokens(values: Tensor) -> Tensor:
     if values.dim() == 1:  # a single token
         return values
-    if not (torch.compiler.is_compiling() and values.is_cpu):
+    if not (is_compiling() and values.device.type == 'cpu'):
         return values.sum(dim=tuple(range(values.dim() - 1)))
     values = values.flatten(0, -2)
     rest = len(values) % _COMPILED_ROWS
@@ -32,7 +39,7 @@ def _sum_over_tokens(values: Tensor) -> Tensor:
 def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid tokens; NaN where there is none."""
     if valid is None:
-        return _sum_over_tokens(values) / values.shape[:-1].numel()
+        return _sum_over_tokens(values) / num_tokens(values)
     # `where`, because a padded token may hold inf or NaN, which a product with zero would keep.
     return _sum_over_tokens(torch.where(valid.unsqueeze(-1), values, 0)) / valid.sum()
 
@@ -71,7 +78,7 @@ def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mea
     products = dy * (x if mean is None else x - mean)
     dweight, dbias = rstd * _sum_over_tokens(products), _sum_over_tokens(dy)
     if valid is None:
-        count = products.shape[:-1].numel()
+        count = num_tokens(products)
         return dweight, dbias, weight * dweight / count, None if mean is None else weight * dbias / count
     g = weight * rstd * _mean_over_tokens(products, valid)
     return dweight, dbias, g, None if mean is None else weight * _mean_over_tokens(dy, valid)

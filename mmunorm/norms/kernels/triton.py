@@ -107,7 +107,7 @@ def _second_moment(x, valid, partial, tokens, rows, channels, BLOCK_T: tl.conste
         counts = t < tokens
         if valid is not None:
             counts = counts & (tl.load(valid + t, counts, 0) != 0)
-        value = tl.load(x + t[:, None] * channels + c[None], counts[:, None] & (c < channels)[None], 0)
+        value = tl.load(x + t[:, None] * channels + c[None, :], counts[:, None] & (c < channels)[None, :], 0)
         value = value.to(tl.float32)
         total += value * value
     tl.store(partial + tl.program_id(0) * channels + c, tl.sum(total, 0), c < channels)
@@ -128,10 +128,10 @@ def _product_sums(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: 
     valid_total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     for start in range(first, min(first + rows, tokens), BLOCK_T):
         t = start + tl.arange(0, BLOCK_T).to(tl.int64)
-        inside = (t < tokens)[:, None] & (c < channels)[None]
-        place = t[:, None] * channels + c[None]
+        inside = (t < tokens)[:, None] & (c < channels)[None, :]
+        place = t[:, None] * channels + c[None, :]
         gradient = tl.load(dy + place, inside, 0).to(tl.float32)
-        product = gradient * (tl.load(x + place, inside, 0).to(tl.float32) - center[None])
+        product = gradient * (tl.load(x + place, inside, 0).to(tl.float32) - center[None, :])
         products += product
         total += gradient
         if valid is not None:
@@ -153,12 +153,12 @@ def _affine(x, scale, shift, y, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C
     """`y[t, c] = scale[c] * x[t, c] + shift[c]`"""
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = (t < tokens)[:, None] & (c < channels)[None]
-    place = t[:, None] * channels + c[None]
+    inside = (t < tokens)[:, None] & (c < channels)[None, :]
+    place = t[:, None] * channels + c[None, :]
     factor = tl.load(scale + c, c < channels, 0).to(tl.float32)
     offset = tl.load(shift + c, c < channels, 0).to(tl.float32)
     value = tl.load(x + place, inside, 0).to(tl.float32)
-    tl.store(y + place, (value * factor[None] + offset[None]).to(y.dtype.element_ty), inside)
+    tl.store(y + place, (value * factor[None, :] + offset[None, :]).to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -167,16 +167,16 @@ def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels,
     """`dx[t, c] = direct[c] * dy[t, c] + valid[t] * (slope[c] * x[t, c] + constant[c])`"""
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = (t < tokens)[:, None] & (c < channels)[None]
-    place = t[:, None] * channels + c[None]
+    inside = (t < tokens)[:, None] & (c < channels)[None, :]
+    place = t[:, None] * channels + c[None, :]
     factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
-    through = tl.load(x + place, inside, 0).to(tl.float32) * factor[None]
+    through = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
     if constant is not None:
-        through += tl.load(constant + c, c < channels, 0)[None].to(tl.float32)
+        through += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
     if valid is not None:
         through = tl.where(tl.load(valid + t, t < tokens, 0)[:, None] != 0, through, 0)
     gradient = tl.load(dy + place, inside, 0).to(tl.float32)
-    result = through + gradient * tl.load(direct + c, c < channels, 0)[None].to(tl.float32)
+    result = through + gradient * tl.load(direct + c, c < channels, 0)[None, :].to(tl.float32)
     tl.store(dx + place, result.to(dx.dtype.element_ty), inside)
 
 

@@ -20,5 +20,7 @@ def test_every_kernel(module, interpret, words, tmp_path):
     env = dict(os.environ, TRITON_INTERPRET=interpret, TRITON_CACHE_DIR=str(tmp_path))
     result = subprocess.run([sys.executable, '-m', f'tests.norms.kernels.{module}'], text=True, cwd=ROOT,
                             env=env, capture_output=True, timeout=600)
+    if result.returncode == 77:
+        pytest.skip(result.stdout.splitlines()[-1])
     assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]
     assert words in result.stdout

@@ -2,8 +2,7 @@
 import itertools
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import compiler
 
 from mmunorm.norms.kernels import triton as kernels
 
@@ -17,7 +16,22 @@ def compile_for(gpu, kernel, blocks=BLOCKS, **types):
     signature = {name: 'constexpr' if type_ is None or name in blocks else type_
                  for name, type_ in signature.items()}
     constants = dict(blocks, **{name: None for name, type_ in types.items() if type_ is None})
-    triton.compile(ASTSource(kernel, signature, constants), GPUTarget('cuda', gpu, 32), dict(num_warps=8))
+    if not hasattr(compiler, 'ASTSource'):
+        compile_with_triton_2(gpu, kernel, signature, constants)
+        return
+    from triton.backends.compiler import GPUTarget
+    triton.compile(compiler.ASTSource(kernel, signature, constants), GPUTarget('cuda', gpu, 32), dict(num_warps=8))
+
+
+def compile_with_triton_2(gpu, kernel, signature, constants):
+    """Its `compile` asks for a GPU at the end, so the stages one by one."""
+    names = kernel.arg_names
+    signature = {names.index(name): type_ for name, type_ in signature.items() if name not in constants}
+    constants = {names.index(name): value for name, value in constants.items()}
+    code = compiler.ast_to_ttir(kernel, signature, compiler.instance_descriptor(), constants, debug=False, arch=gpu)
+    code = compiler.ttir_to_ttgir(compiler.optimize_ttir(code, gpu), 8)
+    code = compiler.ttgir_to_llir(compiler.optimize_ttgir(code, 3, gpu), {}, gpu)
+    compiler.ptx_to_cubin(compiler.llir_to_ptx(code, gpu), gpu)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,118 @@
+"""What differs between releases of torch, from 2.1 on; asked by feature. All else uses what every release has."""
+from __future__ import annotations
+
+import codecs
+import inspect
+import pickle
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+from torch.utils import checkpoint
+
+# Before 2.3 a private function.
+is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
+
+# The gradient scaler of every device; before 2.3 there is CUDA's alone.
+GradScaler = getattr(torch.amp, 'GradScaler', torch.cuda.amp.GradScaler)
+
+
+def in_backward_pass() -> bool:
+    """Whether autograd runs one in this thread. A forward pass is then a recomputed one."""
+    current_task = getattr(torch._C, '_current_graph_task_id', None)
+    if current_task is None:
+        return _checkpoint_recomputes()
+    if current_task() != -1:
+        return True
+    compiled_autograd = sys.modules.get('torch._dynamo.compiled_autograd')  # expensive to import
+    return getattr(compiled_autograd, 'in_compiled_autograd_region', False)
+
+
+def _checkpoint_recomputes() -> bool:
+    """The same by the functions that run: `torch.utils.checkpoint`'s own for the backward pass."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == checkpoint.__file__ and code.co_name in ('backward', 'unpack_hook'):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def allow_recompilations(number: int) -> None:
+    """Lets torch.compile compile one function at least so often, for inputs of different kinds."""
+    config = torch._dynamo.config
+    name = 'recompile_limit' if hasattr(config, 'recompile_limit') else 'cache_size_limit'  # before 2.6
+    setattr(config, name, max(number, getattr(config, name)))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """`weight * x / sqrt(mean over the last dimension of x^2 + eps)`."""
+    if hasattr(torch.nn.functional, 'rms_norm'):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+    normalized = x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()  # before 2.4
+    return normalized if weight is None else weight * normalized
+
+
+def load_listed(file, map_location, listed: dict[str, object], load: Callable):
+    """`torch.load` that builds tensors, plain data and what is listed by full name; else an UnpicklingError.
+
+    With `weights_only=True` where that takes a list by name (from 2.7 on), else with a restricted unpickler.
+    """
+    if _TAKES_NAMES:
+        with _only(listed):
+            return load(file, map_location, weights_only=True)
+    return load(file, map_location, pickle_module=_restricted_pickle({**_parts_of_tensors(), **listed}),
+                weights_only=False)
+
+
+_TAKES_NAMES = 'tuple' in str(inspect.signature(getattr(torch.serialization, 'add_safe_globals', len)))
+
+
+@contextmanager
+def _only(listed: dict[str, object]) -> Iterator[None]:
+    """Gives torch a list of names. Nobody else's entry of the same name counts, such as mmengine's `getattr`."""
+    lists = torch.serialization
+    before = lists.get_safe_globals()
+    names = [each[1] if isinstance(each, tuple) else f'{each.__module__}.{each.__name__}' for each in before]
+    others = [each for each, name in zip(before, names, strict=True) if name not in listed]
+    lists.clear_safe_globals()
+    lists.add_safe_globals([*others, *((value, name) for name, value in listed.items())])
+    try:
+        yield
+    finally:
+        lists.clear_safe_globals()
+        lists.add_safe_globals(before)
+
+
+def _restricted_pickle(listed: dict[str, object]) -> SimpleNamespace:
+    """The parts of the module `pickle` that torch.load uses."""
+
+    class Unpickler(pickle.Unpickler):
+
+        def find_class(self, module: str, name: str):
+            full = f'{module}.{name}'.replace('__builtin__.', 'builtins.')  # as Python 2 called it
+            if full not in listed:
+                raise pickle.UnpicklingError(f'GLOBAL {full}')
+            return listed[full]
+
+    return SimpleNamespace(__name__='pickle', Unpickler=Unpickler,
+                           load=lambda file, **kwargs: Unpickler(file, **kwargs).load())
+
+
+def _parts_of_tensors() -> dict[str, object]:
+    parts = {f'torch.{name}': value for name, value in vars(torch).items()
+             if isinstance(value, torch.dtype) or name.endswith('Storage')}
+    for name in ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_tensor_v3', '_rebuild_parameter'):
+        if hasattr(torch._utils, name):
+            parts[f'torch._utils.{name}'] = getattr(torch._utils, name)
+    return parts | {
+        'builtins.set': set, 'builtins.complex': complex, 'builtins.bytearray': bytearray,
+        '_codecs.encode': codecs.encode, 'collections.OrderedDict': OrderedDict, 'collections.Counter': Counter,
+        'torch.Size': torch.Size, 'torch.device': torch.device, 'torch.nn.parameter.Parameter': torch.nn.Parameter,
+        'torch.storage.TypedStorage': torch.storage.TypedStorage,
+        'torch.storage.UntypedStorage': torch.storage.UntypedStorage,
+    }

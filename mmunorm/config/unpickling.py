@@ -1,0 +1,109 @@
+"""Reads checkpoints of other people: weights and plain data, and nothing that could run code.
+
+A checkpoint is a pickle, and unpickling calls what the file names. Here it may name what OpenMMLab's and timm's
+checkpoints hold, and nothing else.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from mmengine.logging.history_buffer import HistoryBuffer
+
+from ..compat import load_listed
+from ..errors import PreflightError
+
+_torch_load = torch.load
+_trusted = False
+
+
+@contextmanager
+def restricted(trusted: bool = False) -> Iterator[None]:
+    """Inside, `torch.load` builds only what is listed here, whoever calls it; with `trusted` whatever the file says.
+
+    mmengine's loaders, its Runner and `init_cfg` all end in `torch.load`, some of them after a safe attempt has
+    failed. Inside another call, this one changes nothing.
+    """
+    global _trusted
+    if torch.load is _load:
+        yield
+        return
+    torch.load, _trusted = _load, trusted
+    try:
+        yield
+    finally:
+        torch.load, _trusted = _torch_load, False
+
+
+def _load(file, map_location=None, *args, **kwargs):
+    """`torch.load`, which raises a PreflightError for a file that holds more than data."""
+    if _trusted:
+        return _torch_load(file, map_location, *args, **{**kwargs, 'weights_only': False})
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, 'name', 'that was read')
+    try:
+        _refuse_programs(file)
+        return load_listed(file, map_location, _listed(), _torch_load)
+    except UnpicklingError as error:
+        found = re.search(r'GLOBAL (\S+)', str(error))
+        if found is None:  # no pickle at all, or a damaged one; torch adds advice that does not fit here
+            cause = str(error).rpartition('WeightsUnpickler error:')[2].split('Check the documentation')[0]
+            raise PreflightError(f'cannot read the checkpoint {name}: {" ".join(cause.split())}') from None
+        raise PreflightError(
+            f'the checkpoint {name} holds a `{found[1]}`, which is neither weights nor plain data: to load it could '
+            'run code. If you trust who made the file, add --trust-checkpoint.') from None
+
+
+def _refuse_programs(file) -> None:
+    """An UnpicklingError for the two kinds of file that `torch.load` takes around its unpickler."""
+    if tarfile.is_tarfile(file):  # written before torch 0.2; until 2.5 loaded without any restriction
+        raise UnpicklingError('GLOBAL tarfile')
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if any(name.endswith('/constants.pkl') for name in archive.namelist()):
+                raise UnpicklingError('GLOBAL torch.jit.ScriptModule')
+    if hasattr(file, 'seek'):
+        file.seek(0)
+
+
+@cache
+def _listed() -> dict[str, object]:
+    """What a checkpoint may name besides tensors, by full name; all of it makes data and does nothing else."""
+    listed = {
+        'argparse.Namespace': argparse.Namespace,  # timm's `args`
+        'builtins.getattr': _statistic,
+        'builtins.slice': slice,
+        'mmengine.logging.history_buffer.HistoryBuffer': HistoryBuffer,
+        'numpy.ndarray': np.ndarray,
+        'numpy.dtype': np.dtype,
+        'torch.torch_version.TorchVersion': torch.torch_version.TorchVersion,
+    }
+    for name in _STATISTICS:
+        listed[f'mmengine.logging.history_buffer.HistoryBuffer.{name}'] = getattr(HistoryBuffer, name)
+    arrays = np.zeros(0).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    for core in ('numpy.core', 'numpy._core'):
+        listed[f'{core}.multiarray._reconstruct'] = arrays
+        listed[f'{core}.multiarray.scalar'] = scalar
+    for code in '?bBhHiIlLqQefdgSU':
+        kind = type(np.dtype(code))
+        listed[f'numpy.dtypes.{kind.__name__}'] = kind
+    return listed
+
+
+_STATISTICS = ('current', 'max', 'mean', 'min')
+
+
+def _statistic(owner, name: str):
+    """What a HistoryBuffer in the log of a run asks `getattr` for."""
+    if owner is not HistoryBuffer or name not in _STATISTICS:
+        raise UnpicklingError(f'GLOBAL getattr({getattr(owner, "__name__", owner)},{name})')
+    return getattr(HistoryBuffer, name)

@@ -1,0 +1,104 @@
+"""What stands in for the features of torch that an old release lacks."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mmunorm import compat
+from mmunorm.engine import set_loss_scale
+from mmunorm.norms import UN
+
+from .versions import CPUGradScaler
+
+
+def train(use_reentrant=None, steps=9):
+    """A norm after some steps, and its input's gradients; None is without a checkpoint."""
+    norm, generator, gradients = UN(6, warmup_iters=3), torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        x = torch.randn(4, 6, generator=generator, requires_grad=True)
+        y = norm(x) if use_reentrant is None else checkpoint(norm, x, use_reentrant=use_reentrant)
+        (y + norm(2 * x)).pow(3).sum().backward()
+        gradients.append(x.grad)
+    return norm, gradients
+
+
+def without_private_function(monkeypatch):
+    # Of compat alone: torch's own checkpoint calls it.
+    monkeypatch.setattr(compat, 'torch', SimpleNamespace(_C=None))
+
+
+@pytest.mark.parametrize('use_reentrant', [False, True])
+def test_a_recomputed_forward_is_known_without_the_private_function(monkeypatch, use_reentrant):
+    plain, expected = train()
+    without_private_function(monkeypatch)
+    norm, gradients = train(use_reentrant)
+    assert norm.num_batches_tracked == 18
+    torch.testing.assert_close(gradients, expected)
+    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+
+
+def test_in_backward_pass_without_the_private_function(monkeypatch):
+    without_private_function(monkeypatch)
+    seen = []
+
+    def layer(x):
+        seen.append(compat.in_backward_pass())
+        return x.sin()
+
+    for use_reentrant in (False, True):
+        checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=use_reentrant).sum().backward()
+    assert seen == [False, True, False, True]
+
+
+def test_in_backward_pass():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda dx: seen.append(compat.in_backward_pass()))
+    x.sum().backward()
+    assert seen == [True] and not compat.in_backward_pass()
+
+
+def test_it_is_not_compiling():
+    assert not compat.is_compiling()
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_rms_norm_without_torchs_own(monkeypatch, weighted):
+    x, weight = torch.randn(3, 5, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64) if weighted else None
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 if weight is None else weight)
+    torch.testing.assert_close(compat.rms_norm(x, weight, 1e-5), expected)
+    monkeypatch.delattr(F, 'rms_norm', raising=False)
+    torch.testing.assert_close(compat.rms_norm(x, weight, 1e-5), expected)
+
+
+@pytest.mark.parametrize('name', ['recompile_limit', 'cache_size_limit'])
+def test_the_limit_of_recompilations_is_only_raised(monkeypatch, name):
+    class Config:
+        pass
+
+    setattr(Config, name, 8)
+    monkeypatch.setattr(torch._dynamo, 'config', Config)
+    for number, limit in ((4, 8), (64, 64), (16, 64)):
+        compat.allow_recompilations(number)
+        assert vars(Config)[name] == limit
+
+
+def test_allow_recompilations_of_this_torch():
+    import torch._dynamo.config as config
+    name = 'recompile_limit' if hasattr(config, 'recompile_limit') else 'cache_size_limit'
+    before = getattr(config, name)
+    try:
+        compat.allow_recompilations(before + 1)
+        assert getattr(config, name) == before + 1
+    finally:
+        setattr(config, name, before)
+
+
+def test_the_scale_of_a_gradient_scaler_is_told():
+    norm, scaler = UN(6), CPUGradScaler(init_scale=8.0)
+    assert isinstance(scaler, compat.GradScaler)
+    assert issubclass(torch.cuda.amp.GradScaler, compat.GradScaler)  # which mmengine builds
+    set_loss_scale(norm, scaler)
+    assert norm.loss_scale == 8

@@ -1,0 +1,625 @@
+"""Full disks, read-only folders, links that lead nowhere, damaged data, odd pictures: it works, or it is one line.
+
+What was there before stays whole.
+"""
+import errno
+import json
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from mmengine.config import Config
+from mmengine.fileio.backends import LocalBackend
+
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.measures import write_csv
+from mmunorm.backbones import UNT2TViT
+from mmunorm.cli.arguments import out_folder
+from mmunorm.cli.preflight import check_data
+from mmunorm.cli.resume import find_resumable, is_whole
+from mmunorm.config.models import build_model
+from mmunorm.errors import PreflightError
+from mmunorm.files import whole_file, write_text
+from mmunorm.recording.record import OFFLINE_GRADIENT, Layer, Record, RecordWriter, step_dtype
+
+from . import data_makers, processes, tiny_runs
+from .logs import train as log_entry
+from .logs import write_log
+from .recording.records import write_record
+from .tools.test_infer import save_weights
+
+DIGITS = tiny_runs.ROOT / 'configs/digits'
+LAYERS = [Layer('a.norm', 'UN', 3, OFFLINE_GRADIENT)]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+
+
+@pytest.fixture
+def capsys(capsys):
+    """Without what a library says only once, when it is imported."""
+    capsys.readouterr()
+    return capsys
+
+
+def run(name, *arguments):
+    return tiny_runs.call(tiny_runs.load_tool(name), *arguments)
+
+
+def error_of(capsys, status, name, *arguments):
+    """The line that a tool ends with: its only one on stderr, but for progress bars."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(name, *arguments)
+    text = capsys.readouterr().err
+    lines = [line for line in text.splitlines() if line.strip() and '%|' not in line and 'warning: ' not in line]
+    assert stop.value.code == status and len(lines) == 1 and lines[0].startswith('error: '), text
+    return lines[0]
+
+
+def mount(folder, options):
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f'no file system can be mounted here: {done.stderr.strip()}')
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of 64 MB; `remount` makes it full or read-only."""
+    folder = tmp_path / 'disk'
+    if shutil.which('mount') is None:
+        pytest.skip('there is no `mount`')
+    mount(folder, 'size=64m')
+    yield folder
+    subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
+def remount(folder, options):
+    subprocess.run(['mount', '-o', f'remount,{options}', str(folder)], check=True)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def half_written(write):
+    """A write that the disk is too small for."""
+
+    def put(self, content, *args):
+        target = args[0] if args else self  # mmengine's backend, or a Path
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        with open(target, 'wb') as file:
+            file.write(bytes(content)[:len(content) // 2])
+        full()
+
+    return put
+
+
+@pytest.fixture(scope='module')
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('classifier')
+    config = tiny_runs.write_classifier(folder)
+    return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory):
+    """The digits detector, its weights, and data of two small scenes."""
+    folder = tmp_path_factory.mktemp('detector')
+    cfg = Config.fromfile(DIGITS / 'swin_un_maskrcnn.py')
+    cfg.model.backbone.init_cfg = None
+    options = tiny_runs.tiny_data(cfg, folder / 'digits')
+    return folder, options, save_weights(cfg, folder / 'a.pth', cfg.metainfo['classes'])
+
+
+@pytest.fixture
+def scenes(detector, tmp_path):
+    """`(config, options, weights, folder)` of the detector, with a copy of its data to be damaged."""
+    folder, options, weights = detector
+    shutil.copytree(folder / 'digits', tmp_path / 'digits')
+    options = [option.replace(str(folder), str(tmp_path)) for option in options]
+    return DIGITS / 'swin_un_maskrcnn.py', ['--cfg-options', *options], weights, tmp_path / 'digits/coco'
+
+
+@pytest.fixture
+def pictures(classifier, tmp_path):
+    """`(config, options, weights, folder)` of the classifier, with a copy of its data to be damaged."""
+    config, weights, data = classifier
+    shutil.copytree(data, tmp_path / 'data')
+    options = [f'{split}_dataloader.dataset.data_root={tmp_path / "data"}' for split in ('train', 'val', 'test')]
+    return config, ['--cfg-options', *options], weights, tmp_path / 'data'
+
+
+@pytest.fixture
+def recorded(pictures, tmp_path):
+    """A config of the classifier that also records its norms, and the options."""
+    config = tmp_path / 'recorded.py'
+    config.write_text(f"_base_ = ['{pictures[0]}']\ncustom_hooks = [dict(type='NormStatisticsHook')]\n")
+    return config, pictures[1]
+
+
+# Full disks
+
+
+def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('old')
+    with pytest.raises(OSError, match='No space left on device') as caught, whole_file(path) as part:
+        part.write_text('ne')
+        full()
+    assert caught.value.filename == str(path)
+    assert path.read_text() == 'old' and os.listdir(tmp_path) == ['a.txt']
+
+    (tmp_path / 'link.txt').symlink_to(path)
+    write_text(tmp_path / 'link.txt', 'new')
+    assert path.read_text() == 'new' and (tmp_path / 'link.txt').is_symlink()
+    with whole_file(path):
+        pass
+    assert path.read_text() == 'new'
+
+
+@pytest.mark.slow
+def test_pictures_tables_and_reports_on_a_full_disk(disk, tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    write_log(tmp_path / 'w', '1', [log_entry(step, 1.0) for step in range(1, 60)])
+    out = disk / 'out'
+    for name in ('report', 'curves'):
+        run(f'analysis/{name}', 'w', '--out', out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(before) == {'report.html', 'report.json', 'curves.csv', 'curves.png'}
+    remount(disk, f'size={sum(map(len, before.values())) + 40960}')
+    (disk / 'rest').write_bytes(b'0' * 4096)
+    with pytest.raises(OSError), (disk / 'rest').open('ab') as rest:
+        rest.write(b'0' * 10**6)
+    for name in ('report', 'curves'):
+        message = error_of(capsys, 3, f'analysis/{name}', 'w', '--out', out)
+        assert message.startswith(f'error: {out}/{name}.') and message.endswith(': No space left on device')
+    with pytest.raises(OSError, match='No space left'):
+        write_csv(out / 'curves.csv', ['a'], [['1'] * 10**5])
+    with pytest.raises(OSError, match='No space left'):
+        save(Figure(), out / 'curves.png')
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def rows(first, count):
+    steps = np.zeros(count, step_dtype(LAYERS))
+    steps['step'] = np.arange(first, first + count)
+    return steps, np.zeros(3, np.float32)
+
+
+def test_a_record_keeps_its_steps_on_a_full_disk(tmp_path, monkeypatch):
+    path = tmp_path / 'norm_statistics'
+    writer = RecordWriter(path, LAYERS, dict(interval=1))
+    writer.append(*rows(1, 10))
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_bytes', half_written(Path.write_bytes))
+        with pytest.raises(OSError, match='No space left on device'):
+            writer.append(*rows(11, 10))
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+    # Neither does a new run that cannot even begin its record, and then one more, cost an older record.
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_text', full)
+        for _ in range(2):
+            with pytest.raises(OSError, match='No space left on device'):
+                RecordWriter(path, LAYERS, dict(interval=1))
+    assert Record(path).steps.tolist() == list(range(1, 11))
+    RecordWriter(path, LAYERS, dict(interval=1)).append(*rows(1, 2))
+    assert Record(path).steps.tolist() == [1, 2]
+    assert Record(tmp_path / 'norm_statistics.old').steps.tolist() == list(range(1, 11))
+
+
+def test_variances_do_not_outlive_their_steps(tmp_path, monkeypatch):
+    """A block that the disk has room for only one file of is dropped as a whole when an earlier step is resumed."""
+    path = tmp_path / 'norm_statistics'
+    writer = RecordWriter(path, LAYERS, dict(interval=1))
+    writer.append(*rows(1, 10))
+    write = Path.write_bytes
+    room = [100]
+
+    def put(self, content):
+        return write(self, content) if room and room.pop() else full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_bytes', put)
+        with pytest.raises(OSError):
+            writer.append(*rows(11, 10))
+    RecordWriter(path, LAYERS, dict(interval=1), resume_step=10)
+    assert Record(path).steps.tolist() == list(range(1, 11))
+    assert Record(path).running_var(0)[0].tolist() == [10]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeypatch, capsys):
+    config, options = recorded
+    train = ('train', config, '--work-dir', 'w', '--resume', *options)
+    run(*train)
+    before = Path('w/epoch_1.pth').read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, 'put', half_written(LocalBackend.put))
+        message = error_of(capsys, 3, *train, 'train_cfg.max_epochs=3')
+    assert message == (f'error: the run in {tmp_path}/w stopped after step 4: No space left on device. Once that is '
+                       'mended, --resume goes on from the last whole checkpoint.')
+    assert not is_whole('w/epoch_2.pth') and Path('w/epoch_1.pth').read_bytes() == before
+    assert Path('w/last_checkpoint').read_text().endswith('epoch_1.pth')
+    assert find_resumable('w') == ('w/epoch_1.pth', ['w/epoch_2.pth'])
+    assert Record('w/norm_statistics').steps.tolist() == [1, 2, 3, 4]
+
+    run(*train, 'train_cfg.max_epochs=3')
+    assert 'epoch_2.pth was not written to its end: resuming from w/epoch_1.pth' in capsys.readouterr().err
+    assert torch.load('w/epoch_3.pth', weights_only=False)['meta']['iter'] == 6 and is_whole('w/epoch_2.pth')
+    assert Record('w/norm_statistics').steps.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('room', [0, 150_000])
+def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
+    """With less room, the log is what does not fit; with more, a checkpoint."""
+    config, options = recorded
+    train = ('train', config, '--work-dir', disk / 'w', '--resume', *options)
+    run(*train)
+    used = sum(path.stat().st_blocks * 512 for path in disk.rglob('*'))
+    remount(disk, f'size={used + room}')
+    message = error_of(capsys, 3, *train, 'train_cfg.max_epochs=5')
+    assert message.startswith('error: ') and 'No space left on device' in message
+    assert Path(disk / 'w/last_checkpoint').read_text().endswith('.pth')
+    source, _ = find_resumable(str(disk / 'w'))
+    torch.load(source, weights_only=False)
+    assert len(Record(disk / 'w/norm_statistics').steps) >= 2
+
+    remount(disk, 'size=64m')
+    run(*train, 'train_cfg.max_epochs=5')
+    assert Record(disk / 'w/norm_statistics').steps.tolist() == list(range(1, 11))
+
+
+@pytest.mark.slow
+def test_a_folded_checkpoint_and_predictions_on_a_full_disk(pictures, tmp_path, monkeypatch, capsys):
+    config, options, weights, _ = pictures
+    fold = ('analysis/fuse_and_benchmark', config, weights, '--out', 'out', '--save', 'out/folded.pth', '--repeat', '1',
+            '--warmup', '1', '--batch-size', '1', '--device', 'cpu')
+    test = ('test', config, weights, '--work-dir', 'w', '--out', 'out/a.pkl', *options)
+    draw = ('infer', config, weights, 'data/dark', '--out-dir', 'drawn', '--device', 'cpu')
+    for arguments in (fold, test, draw):
+        run(*arguments)
+    folders = Path('out'), Path('drawn')
+    before = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
+    assert {Path('out/folded.pth'), Path('out/a.pkl'), Path('drawn/0.png'), Path('out/benchmark.json')} <= set(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, 'put', half_written(LocalBackend.put))
+        patch.setattr('mmengine.dump', full)
+        for arguments in (fold, test, draw):
+            assert 'No space left on device' in error_of(capsys, 3, *arguments)
+    assert {path: path.read_bytes() for folder in folders for path in folder.iterdir()} == before
+
+
+# Folders that cannot be written
+
+
+@pytest.fixture(params=['loop', 'loop/inside', 'file/inside', 'disk/new', 'disk'])
+def no_folder(request, tmp_path):
+    """A link to itself, a path under one, a path under a file, a read-only disk."""
+    if request.param.startswith('disk'):
+        request.getfixturevalue('disk')
+        remount(tmp_path / 'disk', 'ro')
+    (tmp_path / 'loop').symlink_to('loop')
+    (tmp_path / 'file').touch()
+    return request.param
+
+
+def test_a_folder_for_results_that_cannot_be_written(no_folder, tmp_path, capsys):
+    write_record(tmp_path / 'w')
+    write_log(tmp_path / 'w', '1', [log_entry(1, 1.0)])
+    for name in ('report', 'pnac', 'outliers', 'channels', 'curves'):
+        assert f'--out {no_folder}' in error_of(capsys, 2, f'analysis/{name}', 'w', '--out', no_folder)
+    with pytest.raises(PreflightError, match=f'--save {no_folder}'):
+        out_folder(no_folder, '--save')
+
+
+@pytest.mark.slow
+def test_tools_that_run_a_model_say_so_before_they_do(no_folder, pictures, capsys, monkeypatch):
+    config, options, weights, data = pictures
+    monkeypatch.setattr('torch.nn.Module.__call__', lambda *_, **__: pytest.fail('a model runs'))
+    at = f'{no_folder}/a.pkl', f'{no_folder}/a.pth'
+    assert f'--out {no_folder}' in error_of(capsys, 2, 'test', config, weights, '--out', at[0], *options)
+    assert f'--out-dir {no_folder}' in error_of(capsys, 2, 'infer', config, weights, data, '--out-dir', no_folder)
+    for option, path in (('--out', no_folder), ('--save', at[1])):
+        assert f'{option} {no_folder}' in error_of(capsys, 2, 'analysis/fuse_and_benchmark', config, weights, option,
+                                                   path, *([] if option == '--out' else ['--out', 'o']))
+    assert f'--out {no_folder}' in error_of(capsys, 2, 'analysis/cka', config, weights, config, weights, '--images',
+                                            '4', '--out', no_folder, *options)
+    for name, arguments in (('train', []), ('test', [weights])):
+        assert no_folder in error_of(capsys, 3, name, config, *arguments, '--work-dir', no_folder, *options)
+    assert no_folder in error_of(capsys, 3, 'analysis/compare_norms', config, '--norms', 'LN', '--seeds', '1', '--out',
+                                 no_folder, *options)
+
+
+@pytest.mark.slow
+def test_links_that_lead_to_themselves_as_inputs(pictures, tmp_path, capsys):
+    config, options, weights, _ = pictures
+    (tmp_path / 'loop').symlink_to('loop')
+    assert 'no config file loop' in error_of(capsys, 2, 'train', 'loop')
+    assert 'no checkpoint loop' in error_of(capsys, 2, 'test', config, 'loop', *options)
+    assert 'no checkpoint loop' in error_of(capsys, 2, 'train', config, '--resume', 'loop', *options)
+    assert 'no file loop' in error_of(capsys, 2, 'train', config, *options, 'pretrained=loop')
+    assert 'no folder loop' in error_of(capsys, 2, 'train', config, '--cfg-options',
+                                        'train_dataloader.dataset.data_root=loop')
+    assert 'no picture at loop' in error_of(capsys, 2, 'infer', config, weights, 'loop', '--out-dir', 'out')
+    for name in ('report', 'pnac', 'outliers', 'channels', 'curves'):
+        assert 'loop' in error_of(capsys, 2, f'analysis/{name}', 'loop', '--out', 'out')
+
+
+# Pictures that cannot be read
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b'')
+
+
+def lead_nowhere(path):
+    path.unlink()
+    path.symlink_to('nowhere')
+
+
+@pytest.mark.parametrize('workers', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('damage', [cut, empty])
+def test_a_damaged_picture_is_named_in_training_and_test(damage, workers, pictures, capsys):
+    config, options, weights, data = pictures
+    damage(data / 'dark/1.png')
+    more = [f'{split}_dataloader.num_workers={workers}' for split in ('train', 'test')]
+    for name, arguments in (('train', []), ('test', [weights])):
+        message = error_of(capsys, 3, name, config, *arguments, '--work-dir', 'w', *options, *more)
+        assert message == f'error: cannot use the picture {data}/dark/1.png: it is empty, cut off, or no picture.'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('damage, said, workers', [
+    (cut, 'it is empty, cut off, or no picture', 0), (cut, 'it is empty, cut off, or no picture', 1),
+    (lead_nowhere, 'No such file or directory', 1)])
+def test_a_damaged_scene_is_named_in_training_and_test(damage, said, workers, scenes, capsys):
+    config, options, weights, folder = scenes
+    more = [f'{split}_dataloader.num_workers={workers}' for split in ('train', 'val', 'test')]
+    for name, arguments, split in (('train', [], 'train'), ('test', [weights], 'val')):
+        picture = folder / split / '000001.png'
+        damage(picture)
+        message = error_of(capsys, 3, name, config, *arguments, '--work-dir', 'w', *options, *more)
+        assert message == f'error: cannot use the picture {picture}: {said}.'
+
+
+@pytest.mark.slow
+def test_the_process_that_meets_the_damaged_picture_names_it(pictures):
+    """It need not be the first one."""
+    config, options, _, data = pictures
+    cut(data / 'light/1.png')
+    statuses = processes.run_tool('train', config, '--work-dir', 'w', *options, 'train_dataloader.batch_size=1',
+                                  'train_dataloader.sampler.shuffle=False', processes=2, ERRORS='errors.txt')
+    assert statuses[1] == 3
+    said = [line for line in Path('errors.txt').read_text().splitlines() if line.startswith('error: ')]
+    assert said == [f'error: cannot use the picture {data}/light/1.png: it is empty, cut off, or no picture.']
+
+
+@pytest.mark.slow
+def test_a_folder_with_damaged_pictures_is_drawn_without_them(pictures, capsys):
+    config, _, weights, data = pictures
+    for name, damage in (('cut.png', cut), ('empty.png', empty), ('nowhere.png', lead_nowhere)):
+        shutil.copyfile(data / 'dark/0.png', data / 'dark' / name)
+        damage(data / 'dark' / name)
+    (data / 'dark/loop.png').symlink_to('loop.png')
+    (data / 'dark/folder.png').mkdir()
+    run('infer', config, weights, data / 'dark', '--out-dir', 'out', '--device', 'cpu')
+    printed = capsys.readouterr().out
+    left_out, count = printed.splitlines()[-2:]
+    assert left_out.startswith('skipped, not readable as pictures: ') and count == '2 pictures are in out'
+    assert sorted(left_out.rpartition(': ')[2].split(', ')) == [
+        str(data / 'dark' / f'{name}.png') for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
+    assert sorted(os.listdir('out')) == ['0.png', '1.png']
+    message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
+    assert message == f'error: no picture could be read: {data}/dark/cut.png.'
+
+
+# Annotations
+
+
+def set_box(*box):
+
+    def change(path):
+        content = json.loads(path.read_text())
+        content['annotations'][0]['bbox'] = list(box)
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def drop(key):
+
+    def change(path):
+        content = json.loads(path.read_text())
+        content.pop(key)
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def config_of(root, split='train'):
+    ann_file = f'annotations/instances_{split}2017.json'
+    dataset = dict(type='CocoDataset', data_root=str(root), ann_file=ann_file, data_prefix=dict(img='train2017/'))
+    return Config(dict(train_dataloader=dict(dataset=dataset),
+                       val_evaluator=dict(type='CocoMetric', ann_file=str(root / ann_file.replace('train', 'val')))))
+
+
+@pytest.mark.parametrize('split', ['train', 'val'])
+@pytest.mark.parametrize('damage, said', [
+    (cut, 'it is cut off, or is no JSON object'), (empty, 'it is cut off, or is no JSON object'),
+    (lambda path: path.write_text('[]'), 'it is cut off, or is no JSON object'),
+    (lambda path: path.write_text('{"images": [}'), 'JSONDecodeError: Expecting value: line 1 column 13 (char 12)'),
+    (lambda path: path.write_bytes(b'{"\xff": 1}'), 'UnicodeDecodeError'),
+    (drop('categories'), 'no list of categories'),
+    (set_box(math.nan, 1, 2, 3), 'annotation 1 has the box [nan, 1, 2, 3]'),
+    (set_box(1, 1, math.inf, 3), 'annotation 1 has the box [1, 1, inf, 3]'),
+    (set_box(1, 1, 3), 'annotation 1 has the box [1, 1, 3]'), (set_box(1, 1, 3, None), 'the box [1, 1, 3, None]')])
+def test_a_damaged_annotation_file_is_named(tmp_path, split, damage, said):
+    data_makers.make_coco(tmp_path)
+    cfg = config_of(tmp_path)
+    check_data(cfg, ['train', 'val'])
+    path = tmp_path / f'annotations/instances_{split}2017.json'
+    damage(path)
+    with pytest.raises(PreflightError) as caught:
+        check_data(cfg, ['train', 'val'])
+    message = str(caught.value)
+    assert str(path) in message and said in message and '\n' not in message
+
+
+@pytest.mark.parametrize('box', [(5, 5, -7, 9), (5, 5, 0, 0), (-9, -9, 4, 4)])
+def test_negative_and_empty_boxes_are_left_to_mmdet(tmp_path, box):
+    data_makers.make_coco(tmp_path)
+    set_box(*box)(tmp_path / 'annotations/instances_train2017.json')
+    check_data(config_of(tmp_path), ['train'])
+
+
+def test_of_a_large_annotation_file_only_the_end_is_read(tmp_path, monkeypatch):
+    data_makers.make_coco(tmp_path)
+    cfg = config_of(tmp_path)
+    monkeypatch.setattr('mmunorm.cli.preflight.LARGE', 1000)
+    monkeypatch.setattr('json.load', lambda file: pytest.fail('it is read'))
+    check_data(cfg, ['train', 'val'])
+    cut(tmp_path / 'annotations/instances_train2017.json')
+    with pytest.raises(PreflightError, match='cut off'):
+        check_data(cfg, ['train'])
+
+
+def losses(work_dir):
+    logs = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
+    return [entry['loss'] for log in logs for entry in map(json.loads, log.open()) if 'loss' in entry]
+
+
+@pytest.mark.slow
+def test_a_cut_annotation_file_ends_a_run_before_it_starts(scenes, capsys):
+    config, options, _, folder = scenes
+    path = folder / 'annotations/instances_train.json'
+    cut(path)
+    message = error_of(capsys, 2, 'train', config, '--work-dir', 'w', *options)
+    assert message == f'error: the annotation file {path} cannot be used: it is cut off, or is no JSON object.'
+    assert not Path('w').exists()
+
+
+def test_boxes_that_are_none_leave_the_loss_finite(scenes, monkeypatch):
+    """mmdet leaves negative and empty boxes out, and NaN too, where the file is too large for us to look."""
+    config, options, _, folder = scenes
+    path = folder / 'annotations/instances_train.json'
+    content = json.loads(path.read_text())
+    annotations = content['annotations']
+    for i, box in enumerate([(5, 5, -7, 9), (5, 5, 0, 0), (-9, -9, 4, 4), (math.nan, 5, 7, 9), (5, 5, math.inf, 9)]):
+        annotations += [dict(one, id=1000 + i, bbox=list(box)) for one in annotations[:1]]
+    path.write_text(json.dumps(content))
+    monkeypatch.setattr('mmunorm.cli.preflight.LARGE', 0)
+    run('train', config, '--work-dir', 'w', *options, 'train_cfg.max_iters=2')
+    assert len(losses('w')) == 2 and np.isfinite(losses('w')).all()
+
+
+# Odd pictures
+
+
+SIZES = [(1, 1), (20, 20000), (20000, 20)]  # height, width
+
+
+def draw(path, height, width):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.slow
+def test_odd_pictures_are_classified(tmp_path):
+    config = DIGITS / 'swin_un_classifier.py'
+    cfg = Config.fromfile(config)
+    options = tiny_runs.tiny_data(cfg, tmp_path / 'digits')
+    weights = save_weights(cfg, tmp_path / 'a.pth', [str(i) for i in range(10)])
+    for i, size in enumerate(SIZES):
+        for folder in ('in', 'digits/imagenet/train/0', 'digits/imagenet/val/0'):
+            draw(tmp_path / folder / f'odd_{i}.png', *size)
+    run('infer', config, weights, 'in', '--out-dir', 'out', '--device', 'cpu')
+    assert [cv2.imread(f'out/odd_{i}.png').shape[:2] for i in range(3)] == [(512, 512), *SIZES[1:]]
+    run('train', config, '--work-dir', 'w', '--cfg-options', *options)
+    assert losses('w') and np.isfinite(losses('w')).all()
+    metrics = run('test', config, weights, '--work-dir', 'w', '--cfg-options', *options)
+    assert 0 <= metrics['accuracy/top1'] <= 100
+
+
+def make_odd(folder, split, height, width):
+    """Gives the first scene another size, with a digit that fills it."""
+    path = folder / f'annotations/instances_{split}.json'
+    content = json.loads(path.read_text())
+    scene = content['images'][0]
+    scene.update(height=height, width=width)
+    for annotation in content['annotations']:
+        if annotation['image_id'] == scene['id']:
+            annotation.update(bbox=[0, 0, width, height], area=width * height,
+                              segmentation=[[0, 0, width, 0, width, height, 0, height]])
+    path.write_text(json.dumps(content))
+    draw(folder / split / scene['file_name'], height, width)
+    return folder / split / scene['file_name']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', SIZES)
+def test_odd_scenes(size, scenes, capsys):
+    """A scene of 1 x 1 works. At the size of the small config, one of 20000 x 20 is less than a pixel high."""
+    config, options, weights, folder = scenes
+    for name, arguments, split in (('train', [], 'train'), ('test', [weights], 'val')):
+        picture = make_odd(folder, split, *size)
+        arguments = (name, config, *arguments, '--work-dir', f'w_{name}', *options)
+        if size == (1, 1):
+            run(*arguments)
+            continue
+        message = error_of(capsys, 3, *arguments)
+        assert message.startswith(f'error: cannot use the picture {picture} of {size[1]} x {size[0]} pixels: OpenCV '
+                                  'refuses it (') and message.endswith(' in resize).')
+    if size == (1, 1):
+        assert losses('w_train') and np.isfinite(losses('w_train')).all()
+
+
+@pytest.mark.slow
+def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
+    config, options, weights, _ = scenes
+    draw(Path('in/small.png'), 1, 1)
+    draw(Path('in/wide.png'), 20, 20000)
+    options = ('--out-dir', 'out', '--device', 'cpu', '--score-thr', '0', *options)
+    run('infer', config, weights, 'in', *options)
+    *_, left_out, count = capsys.readouterr().out.splitlines()
+    assert left_out.startswith('skipped, not to be resized or drawn: in/wide.png (20000 x 20 pixels): OpenCV')
+    assert count == '1 pictures are in out' and os.listdir('out') == ['small.png']
+    message = error_of(capsys, 2, 'infer', config, weights, 'in/wide.png', *options)
+    assert message.startswith('error: no picture could be drawn: in/wide.png (20000 x 20 pixels): ')
+    # The scale of COCO leaves it a height.
+    run('infer', config, weights, 'in/wide.png', *options, 'test_dataloader.dataset.pipeline.1.scale=(1333,800)')
+    assert sorted(os.listdir('out')) == ['small.png', 'wide.png']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', SIZES[:2])
+def test_backbones_take_odd_sizes(size):
+    for name in ('swin_un_classifier', 't2t_un_classifier'):
+        cfg = Config.fromfile(DIGITS / f'{name}.py')
+        cfg.model.backbone.init_cfg = None
+        backbone = build_model(cfg).backbone.eval()
+        with torch.no_grad():
+            if isinstance(backbone, UNT2TViT) and size == (1, 1):
+                with pytest.raises(RuntimeError, match='spatial size'):  # its first window takes 3 pixels at least
+                    backbone(torch.randn(1, 3, *size))
+                size = (3, 3)
+            outputs = backbone(torch.randn(1, 3, *size))
+        assert all(output.numel() and output.isfinite().all() for output in outputs)

@@ -1,0 +1,63 @@
+"""The wheel, as `pip install` unpacks it, beside nothing of the repository."""
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from mmengine.config import Config
+
+import mmunorm.__main__
+
+from . import tiny_runs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """The folder of a wheel's content."""
+    folder = tmp_path_factory.mktemp('wheel')
+    source = folder / 'source'  # the build writes beside what it builds
+    source.mkdir()
+    files = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=tiny_runs.ROOT, capture_output=True,
+                           text=True, check=True).stdout
+    subprocess.run(['tar', 'cf', folder / 'source.tar', '-T', '-'], input=files, cwd=tiny_runs.ROOT, text=True,
+                   check=True)
+    subprocess.run(['tar', 'xf', folder / 'source.tar'], cwd=source, check=True)
+    subprocess.run([sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', folder,
+                    source], check=True)
+    wheel, = folder.glob('*.whl')
+    zipfile.ZipFile(wheel).extractall(folder / 'site')
+    return folder / 'site'
+
+
+def test_its_tools_are_listed(installed, monkeypatch, capsys):
+    monkeypatch.setattr(mmunorm.__main__, 'TOOLS', installed / 'mmunorm/.mim/tools')
+    for argv, status in (([], 0), (['--help'], 0), (['trian'], 2)):
+        with pytest.raises(SystemExit) as stop:
+            mmunorm.__main__.main(argv)
+        listed = capsys.readouterr().err
+        assert stop.value.code == status and ('there is no tool trian' in listed) == (status == 2)
+        for tool in ('train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark', 'dataset/make_digits'):
+            assert f'{tool},' in listed or f'{tool};' in listed
+        assert 'demo' not in listed
+
+
+def test_a_config_of_one_line_trains(installed, tmp_path):
+    """compare_norms trains in a process of its own."""
+    config = tmp_path / 'mine.py'
+    config.write_text("_base_ = ['mmunorm::configs/digits/swin_un_classifier.py']\n")
+    options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'digits')
+    arguments = ['analysis/compare_norms', config, '--norms', 'UN', '--seeds', 1, '--out', 'compared',
+                 '--cfg-options', *options, 'model.backbone.norm_cfg.warmup_iters=0']
+    done = subprocess.run([sys.executable, '-m', 'mmunorm', *map(str, arguments)], cwd=tmp_path, capture_output=True,
+                          text=True, env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin'))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'compared/un/seed_0/epoch_1.pth').is_file()
+
+
+def test_an_old_torch_is_one_clear_line():
+    code = "import torch; torch.__version__ = '2.0.1+cu117'; import mmunorm"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        'ImportError: mmunorm needs torch 2.1 or newer, and this Python has 2.0.1+cu117.')
