@@ -91,7 +91,10 @@ class _OldGradScaler(GradScaler):
         if self._finite[optimizer]:
             optimizer.step()
 
-    def update(self):
+    def update(self, new_scale=None):
+        if new_scale is not None:
+            self._value = float(new_scale)
+            return
         finite = all(self._finite.values())
         self._finite = {}
         self._steps = self._steps + 1 if finite else 0
