@@ -26,6 +26,13 @@ def _no_pause():
     tiny_runs.skip_pauses()
 
 
+@pytest.fixture
+def in_a_folder(tmp_path, monkeypatch):
+    """The tools are run from a folder other than the repository's."""
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

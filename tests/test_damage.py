@@ -33,16 +33,12 @@ from . import data_makers, processes, tiny_runs
 from .logs import train as log_entry
 from .logs import write_log
 from .recording.records import write_record
-from .tools.test_infer import save_weights
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
 LAYERS = [Layer('a.norm', 'UN', 3, OFFLINE_GRADIENT)]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
+pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
 @pytest.fixture
@@ -109,8 +105,7 @@ def half_written(write):
 @pytest.fixture(scope='module')
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp('classifier')
-    config = tiny_runs.write_classifier(folder)
-    return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
+    return tiny_runs.untrained_classifier(folder)
 
 
 @pytest.fixture(scope='module')
@@ -120,7 +115,7 @@ def detector(tmp_path_factory):
     cfg = Config.fromfile(DIGITS / 'swin_un_maskrcnn.py')
     cfg.model.backbone.init_cfg = None
     options = tiny_runs.tiny_data(cfg, folder / 'digits')
-    return folder, options, save_weights(cfg, folder / 'a.pth', cfg.metainfo['classes'])
+    return folder, options, tiny_runs.save_weights(cfg, folder / 'a.pth', cfg.metainfo['classes'])
 
 
 @pytest.fixture
@@ -547,7 +542,7 @@ def test_odd_pictures_are_classified(tmp_path):
     config = DIGITS / 'swin_un_classifier.py'
     cfg = Config.fromfile(config)
     options = tiny_runs.tiny_data(cfg, tmp_path / 'digits')
-    weights = save_weights(cfg, tmp_path / 'a.pth', [str(i) for i in range(10)])
+    weights = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', [str(i) for i in range(10)])
     for i, size in enumerate(SIZES):
         for folder in ('in', 'digits/imagenet/train/0', 'digits/imagenet/val/0'):
             draw(tmp_path / folder / f'odd_{i}.png', *size)

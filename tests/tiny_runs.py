@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import cv2
 import numpy as np
+import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import loops
 from mmengine.utils import ManagerMixin
 from mmpretrain.registry import DATASETS
@@ -98,6 +100,23 @@ def write_classifier(folder):
     config = folder / 'classifier.py'
     config.write_text(CLASSIFIER.format(root=ROOT, data=folder / 'data'))
     return config
+
+
+def save_weights(cfg, path, classes):
+    """A checkpoint of untrained weights, with class names as a trained one has them."""
+    init_default_scope(cfg.default_scope)
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))), path)
+    return path
+
+
+def untrained_classifier(folder):
+    """The config of :func:`write_classifier`, its untrained weights, and the folder of its data."""
+    config = write_classifier(folder)
+    return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
 
 
 def write_detector(folder):

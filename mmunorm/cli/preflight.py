@@ -54,7 +54,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
         dataloader = cfg.get(f'{split}_dataloader') or {}
         for dataset in _leaf_datasets(dataloader.get('dataset')):
             problems.update(_dataset_problems(dataset))
-            if _is_type(dataset, 'CocoDataset'):
+            if class_name(dataset) == 'CocoDataset':
                 ann_file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
                 if _is_local(ann_file, dataset):
                     annotations.add(ann_file)
@@ -64,7 +64,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
                 continue
             if not os.path.isfile(ann_file):
                 problems[ann_file] = f'no file {ann_file}'
-            elif _is_type(metric, 'CocoMetric'):
+            elif class_name(metric) == 'CocoMetric':
                 annotations.add(ann_file)
     if problems:
         raise PreflightError(_sentence(problems))
@@ -146,8 +146,10 @@ def _metrics(evaluator) -> list[dict]:
     return [metric for metric in metrics if isinstance(metric, dict)]
 
 
-def _is_type(cfg: dict, name: str) -> bool:
-    return str(cfg.get('type')).rpartition('.')[2] == name
+def class_name(described) -> str:
+    """The class name, without a scope, of an object or of its config, whose `type` is text or the class."""
+    kind = described.get('type') if isinstance(described, dict) else type(described)
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
 
 
 def _is_local(path, cfg: dict) -> bool:
@@ -157,8 +159,7 @@ def _is_local(path, cfg: dict) -> bool:
 def _dataset_problems(dataset: dict) -> dict[str, str]:
     """What is wrong with a data set, by path."""
     root = dataset.get('data_root') or ''
-    name = str(dataset.get('type')).rpartition('.')[2]
-    cls = DATASETS.get(f'mmpretrain.{name}')
+    cls = DATASETS.get(f'mmpretrain.{class_name(dataset)}')
     if isinstance(cls, type) and issubclass(cls, CIFAR10):
         if dataset.get('download') or not _is_local(root, dataset):
             return {}

@@ -10,7 +10,6 @@ from collections import Counter
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -20,6 +19,7 @@ from ..errors import LocalError, PreflightError, describe, one_line
 from ..norms.layers import norm_layers
 from .arguments import warn
 from .pictures import name_unusable_pictures
+from .preflight import class_name
 
 
 def enable_amp(cfg: Config) -> None:
@@ -49,17 +49,11 @@ def enable_auto_scale_lr(cfg: Config) -> None:
 def add_hooks(cfg: Config, *names: str) -> None:
     """Adds hooks, except those that the config's `custom_hooks` already name."""
     hooks = list(cfg.get('custom_hooks') or [])
-    named = {_class_name(hook) for hook in hooks}
+    named = {class_name(hook) for hook in hooks}
     for name in names:
         if name not in named:
             hooks.append(dict(type=name))
     cfg.custom_hooks = hooks
-
-
-def _class_name(hook: dict | Hook) -> str:
-    """The class name of a hook, without a scope. A config gives the class as text, as a class, or as a hook."""
-    kind = hook.get('type') if isinstance(hook, dict) else type(hook)
-    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
 
 
 def keep_two_checkpoints(cfg: Config) -> None:

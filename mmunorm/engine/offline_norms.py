@@ -31,10 +31,10 @@ class OfflineNormHook(Hook):
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
 
     def before_test(self, runner) -> None:
-        check_statistics(runner.model, runner.cfg.get('load_from') or pretrained_path(runner.cfg))
+        self._check_statistics(runner)
 
     def before_train(self, runner) -> None:
-        self.before_test(runner)
+        self._check_statistics(runner)
         norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         left = runner.max_iters - runner.iter
         for warning in dict.fromkeys(norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms):
@@ -56,6 +56,9 @@ class OfflineNormHook(Hook):
     def before_val(self, runner) -> None:
         # EMAHook exchanges the models later, in before_val_epoch.
         self._average(runner)
+
+    def _check_statistics(self, runner) -> None:
+        check_statistics(runner.model, runner.cfg.get('load_from') or pretrained_path(runner.cfg))
 
     def _average(self, runner) -> None:
         if get_world_size() == 1:

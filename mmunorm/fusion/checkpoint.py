@@ -16,6 +16,7 @@ from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
+from ..files import whole_file
 from .fuse import FusionReport, fold_structure
 
 FOLDED_TYPE = 'FoldedModel'
@@ -89,9 +90,5 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     meta = {**(meta or {}), 'cfg': cfg.pretty_text, 'mmunorm': note}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        save_checkpoint(dict(meta=meta, state_dict=state_dict), str(unfinished))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as part:
+        save_checkpoint(dict(meta=meta, state_dict=state_dict), str(part))

@@ -24,10 +24,7 @@ PNAC, CHANNELS, OUTLIERS, CKA, REPORT = (
     tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report'))
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
+pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
 def run(tool, *arguments):

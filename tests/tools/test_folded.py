@@ -17,10 +17,7 @@ from ..fusion import models
 TEST, INFER = tiny_runs.load_tool('test'), tiny_runs.load_tool('infer')
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
+pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
 def write_checkpoints(config, folder, classes, options=()):

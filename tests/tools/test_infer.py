@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
@@ -27,22 +26,10 @@ def error_of(capsys, *arguments):
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def save_weights(cfg, path, classes):
-    """A checkpoint of untrained weights, with class names as a trained one has them."""
-    init_default_scope(cfg.default_scope)
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = MODELS.build(cfg.model)
-    model.init_weights()
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))), path)
-    return path
-
-
 @pytest.fixture(scope='module')
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp('classifier')
-    config = tiny_runs.write_classifier(folder)
-    return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
+    return tiny_runs.untrained_classifier(folder)
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +38,7 @@ def detector(tmp_path_factory):
     config, _ = tiny_runs.write_detector(folder)
     cfg = Config.fromfile(config)
     classes = [f'class {i}' for i in range(80)]
-    return config, save_weights(cfg, folder / 'a.pth', classes), folder / 'coco/val2017'
+    return config, tiny_runs.save_weights(cfg, folder / 'a.pth', classes), folder / 'coco/val2017'
 
 
 SMALL = ('--cfg-options', 'test_dataloader.dataset.pipeline.1.scale=(96,72)',
@@ -129,7 +116,7 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeyp
     cfg = Config.fromfile(config)
     cfg.model.backbone.init_cfg = None
     options = tiny_runs.tiny_data(cfg, tmp_path / 'data', monkeypatch)
-    checkpoint = save_weights(cfg, tmp_path / 'a.pth', CIFAR10.METAINFO['classes'])
+    checkpoint = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', CIFAR10.METAINFO['classes'])
     tiny_runs.skip_config_formatting(monkeypatch)
     tiny_runs.call(tiny_runs.load_tool('test'), config, checkpoint, '--work-dir', tmp_path / 'w', '--out',
                    tmp_path / 'a.pkl', '--cfg-options', *options)

@@ -15,11 +15,7 @@ from .. import processes, tiny_runs
 TRAIN, TEST = tiny_runs.load_tool('train'), tiny_runs.load_tool('test')
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    """The tools are run from a folder other than the repository's."""
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
+pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
 @pytest.fixture
