@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from .curves import COLOURS, METRICS, Scalars, draw_curves
 from .layout import finish, wrapped
-from .measures import FIELDS, ChannelHistory, PNACOverTraining, finite_mean
+from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, finite_mean
 from .normality import density
 from .sources import short_name
 
@@ -150,6 +150,21 @@ def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: 
     axes.yaxis.get_major_locator().set_params(integer=True)
     _layer_ticks(axes, layers)
     _finish(figure, [axes], 2.4, 'Accumulated outlier steps', [run])
+    return figure
+
+
+def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
+    """The mean's share of a norm's input, by layer, at the start and at the end of a record."""
+    figure, axes = _figure()
+    ends = {0: 'o', len(shares.steps) - 1: 's'}
+    for colour, label, values in ((COLOURS[0], 'all channels', shares.all_channels),
+                                  (COLOURS[1], 'highest channel', shares.highest_channel)):
+        for i, marker in ends.items():
+            axes.plot(values[i], '--' if i == 0 and len(ends) > 1 else '-', marker=marker, markersize=4, linewidth=1,
+                      color=colour, label=f'{label}, step {shares.steps[i]}')
+    axes.set(ylabel='mean(x)$^2$ / mean(x$^2$)', ylim=(-0.02, 1.02))
+    _layer_ticks(axes, shares.layers)
+    _finish(figure, [axes], 2.4, 'Share of the mean in the mean square', [run])
     return figure
 
 

@@ -147,6 +147,36 @@ def channel_history(record: Record, layer: int | str, channel: int, field: str, 
     return ChannelHistory(name, channel, field, record.steps[rows], values[rows, channel], gm[rows], am[rows])
 
 
+class MeanShares(NamedTuple):
+    """How much of a norm's input is its mean: `mean(x)^2 / mean(x^2)` over tokens.
+
+    Attributes:
+        steps (numpy.ndarray): the training steps in which the means were recorded `(S,)`.
+        layers (list[str]): names of the L layers.
+        all_channels (numpy.ndarray): both squares summed over the channels `(S, L)`; NaN where a layer did not run.
+        highest_channel (numpy.ndarray): the highest share of a single channel `(S, L)`.
+    """
+    steps: np.ndarray
+    layers: list[str]
+    all_channels: np.ndarray
+    highest_channel: np.ndarray
+
+
+def measure_mean_shares(record: Record) -> MeanShares | None:
+    """The shares of a record; None for an older one that has no means."""
+    steps, _ = record.mean(0)
+    if not len(steps):
+        return None
+    rows = record.steps.searchsorted(steps)
+    shares = []
+    for layer in range(len(record.layers)):
+        means = record.mean(layer)[1].astype(float)**2
+        squares = record.activation(layer)[rows].astype(float)
+        channels = np.divide(means, squares, out=np.zeros_like(means), where=squares != 0)  # NaN stays
+        shares.append((means.sum(1) / np.where(squares.sum(1) == 0, 1, squares.sum(1)), channels.max(1)))
+    return MeanShares(steps, [layer.name for layer in record.layers], *np.array(shares).transpose(1, 2, 0))
+
+
 def interesting_layers(record: Record, count: int) -> list[int]:
     """Layers spread over the depth of the model, the first and the last among them."""
     return np.unique(np.linspace(0, len(record.layers) - 1, count).round().astype(int)).tolist()

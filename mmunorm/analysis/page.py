@@ -19,6 +19,7 @@ from .curves import METRICS
 from .figures import (
     cka_diagonal_figure,
     cka_figure,
+    mean_shares_figure,
     outliers_figure,
     pnac_density_figure,
     pnac_figure,
@@ -60,7 +61,7 @@ def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> s
     template = jinja2.Environment(loader=loader, autoescape=True).get_template('report.html.jinja')
     runs = [one.run.name for one in measured]
     sections = [_curves([one.run for one in measured]), _pnac(measured), _channels(measured),
-                _outliers(measured), _cka(cka)]
+                _mean_shares(measured), _outliers(measured), _cka(cka)]
     return template.render(title='Norm statistics: ' + ', '.join(runs), runs=runs, rows=_rows(measured),
                            sections=sections)
 
@@ -125,6 +126,17 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
         'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
         'change their sign have no GM.', [pictures])
+
+
+def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
+    pictures = [_picture(mean_shares_figure(one.run.label, one.mean_shares),
+                         f'Share of the mean in the input of each norm of {one.run.label}')
+                for one in measured if one.mean_shares]
+    return Section(
+        'How much of the input is its mean',
+        'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not take '
+        'the mean off (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` takes '
+        'it off.', [pictures])
 
 
 def _outliers(measured: Sequence[MeasuredRun]) -> Section:

@@ -21,7 +21,7 @@ def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict
     return _plain(dict(runs=[_run(*one) for one in measured], cka=list(cka)))
 
 
-def _run(run, pnac, histories, outliers, missing) -> dict:
+def _run(run, pnac, histories, outliers, mean_shares, missing) -> dict:
     record = run.record
     return dict(
         name=run.name, config=run.config_name, norms=run.norms, work_directory=str(run.folder),
@@ -35,6 +35,7 @@ def _run(run, pnac, histories, outliers, missing) -> dict:
         channels=[history._asdict() for history in histories],
         outlier_share=run.outlier_share,
         outliers=outliers and dict(zip(('layers', 'steps', 'counts'), outliers, strict=True)),
+        mean_shares=mean_shares and mean_shares._asdict(),
         missing=missing)
 
 

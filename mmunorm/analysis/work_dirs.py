@@ -14,11 +14,13 @@ from .curves import Scalars, read_scalars
 from .measures import (
     FIELDS,
     ChannelHistory,
+    MeanShares,
     PNACOverTraining,
     around_peak,
     channel_history,
     interesting_channel,
     interesting_layers,
+    measure_mean_shares,
     measure_pnac,
 )
 from .outliers import accumulated_outliers
@@ -120,12 +122,14 @@ class MeasuredRun(NamedTuple):
         pnac (PNACOverTraining | None): its PNAC.
         histories (list[ChannelHistory]): single channels, around their highest peaks.
         outliers (tuple | None): layers, steps and counts of :func:`accumulated_outliers`.
+        mean_shares (MeanShares | None): how much of each norm's input is its mean.
         missing (list[str]): sentences about what could not be measured because the record is too short.
     """
     run: WorkDir
     pnac: PNACOverTraining | None
     histories: list[ChannelHistory]
     outliers: tuple[list[str], np.ndarray, np.ndarray] | None
+    mean_shares: MeanShares | None
     missing: list[str]
 
 
@@ -146,7 +150,7 @@ def measure_work_dirs(runs: Sequence[WorkDir], span: int | None = None, progress
 def _measure(run: WorkDir, span: int | None, progress: bool):
     record = run.record
     if record is None:
-        return None, [], None, []
+        return None, [], None, None, []
     pnac, histories, outliers, missing = None, [], None, []
     try:
         pnac = measure_pnac(record, span, progress)
@@ -163,4 +167,4 @@ def _measure(run: WorkDir, span: int | None, progress: bool):
             histories += [channel_history(record, layer, channel, field, WINDOW, rows) for field in FIELDS]
     if run.outlier_share is not None:
         outliers = accumulated_outliers(record)
-    return pnac, histories, outliers, missing
+    return pnac, histories, outliers, measure_mean_shares(record), missing

@@ -343,14 +343,14 @@ def _output_size(norm: OfflineNorm, step: Step, square: Tensor) -> Tensor:
     """Estimates the largest root mean square of a channel of an offline norm's output, from its statistics.
 
     `square` is the mean square of the input. The norm subtracts a mean, or 0. The estimate is exact where that is
-    the mean of the input. Otherwise, without `skip`, the true value is at most sqrt(2) times the estimate.
+    the mean of the input. Otherwise, without `eta`, the true value is at most sqrt(2) times the estimate.
     """
     deviation = square
     if step.mean is not None:  # this mean is over all ranks
         deviation = step.measured[0] + (step.measured[1] - step.mean).square()
     size = torch.hypot(norm.weight * (deviation / (step.var_hat + norm.eps)).sqrt(), norm.bias)
-    if norm.skip is not None:
-        size = size + norm.skip.abs() * square.sqrt()
+    if norm.eta is not None:
+        size = size + norm.eta.abs() * square.sqrt()
     return size.amax()
 
 

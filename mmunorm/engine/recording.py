@@ -35,7 +35,7 @@ class NormStatisticsHook(Hook):
     - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9);
     - for another norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
     - the outlier steps so far;
-    - now and then, the running variances.
+    - now and then, the running variances and the means of the inputs.
 
     The statistics are those of the step itself, before the norm averages or filters them. In a distributed run,
     they are those of the first process. :mod:`mmunorm.recording.record` reads them.
@@ -99,7 +99,7 @@ class NormStatisticsHook(Hook):
         self._norms = [norm for _, norm in norms]
         self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
         self._prepare_memory(layers)
-        self._taps = [Tap(norm, self._block[:, :, columns], layer.gradient == OFFLINE_GRADIENT)
+        self._taps = [Tap(norm, self._block[:, :, columns], self._mean[columns], layer.gradient == OFFLINE_GRADIENT)
                       for norm, layer, columns in zip(self._norms, layers, self._columns, strict=True)]
 
     def _choose(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -122,6 +122,7 @@ class NormStatisticsHook(Hook):
         size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
         device = next((p.device for norm in self._norms for p in norm.parameters()), torch.device('cpu'))
         self._block = torch.empty(size, 2, ends[-1], device=device)
+        self._mean = torch.empty(ends[-1], device=device)
         self._outliers = torch.empty(size, sum(self._filters), dtype=torch.long, device=device)
         self._steps: list[int] = []
         self._complete = 0  # how many of these steps have ended
@@ -133,6 +134,8 @@ class NormStatisticsHook(Hook):
             return
         row = len(self._steps)
         self._block[row].fill_(float('nan'))
+        if row == 0:
+            self._mean.fill_(float('nan'))
         for tap in self._taps:
             tap.open(row)
         scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
@@ -182,10 +185,10 @@ class NormStatisticsHook(Hook):
                 rows['gradient'][:, columns] /= scales[:, None]**power
         rows['outliers'] = -1
         rows['outliers'][:, self._filters] = self._outliers[:count].cpu().numpy()
-        running_var = self._running_var()
+        running_var, mean = self._running_var(), self._mean.cpu().numpy()
         # Cleared before the write: an interruption of it must not make `flush` write the steps again.
         self._steps, self._loss_scales, self._complete = [], [], 0
-        self._writer.append(rows, running_var)
+        self._writer.append(rows, running_var, mean)
         self._publish(runner, rows)
 
     def _running_var(self) -> np.ndarray:

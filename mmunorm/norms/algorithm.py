@@ -56,11 +56,12 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
     mean = outlier = average = None
     if norm.centered:  # mu_hat is that of this step
         mean = torch.where(measured[0].isfinite(), measured[1], norm.running_mean)
-        norm.running_mean.copy_(moving_average(norm.running_mean, mean, alpha))  # 5. Eq. 12
     if triton := _one_launch(norm, record, measured[0], running):
         results = triton.average_activation(measured[0], t, running, record, norm.num_outliers, norm.unsettled,
                                             alpha)
         kernels.mark_changed(running, record, norm.num_outliers)
+        if mean is not None:
+            _track(norm, norm.running_mean, mean, results[2])
         return Step(*results, mean=mean)
     s = finite_or(measured[0], running)
     averaged = t > norm.unsettled  # 2. the warm-up is over, and M statistics were recorded before this one
@@ -77,7 +78,7 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
         average = running.to(s.dtype, copy=True)
     if norm.outlier_filter:  # 3. Eq. 18-19
         gm = average if norm.forward_average == 'gm' else None
-        outlier = averaged & is_outlier(omega, omega_prev, norm.outlier_variance == 'channel', gm)
+        outlier = averaged & is_outlier(omega, omega_prev, norm.outlier_variance == 'channel', norm.outlier_floor, gm)
         averaged = averaged & ~outlier
         norm.num_outliers.add_(outlier)
     var_hat = s if average is None else torch.where(averaged, average, s)  # Eq. 3
@@ -88,60 +89,70 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
         newest = s
     elif norm.keeps_unbiased:  # TokenBN, as torch's BatchNorm
         newest = finite_or(measured[0] * bessel_correction(tokens), running)
-    running.copy_(moving_average(running, newest, alpha))  # 5. Eq. 12
+    _track(norm, running, newest, outlier)
+    if mean is not None:
+        _track(norm, norm.running_mean, mean, outlier)
     return Step(var_hat, averaged, outlier, s if norm.backward_average == 'nu' else None, mean)
 
 
-def normalize(x: Tensor, weight: Tensor, bias: Tensor, step: Step, skip: Tensor | None, valid: Tensor | None,
+def _track(norm, running: Tensor, newest: Tensor, outlier: Tensor | None) -> None:
+    """Forward 5: a running statistic (Eq. 12) takes the newest one."""
+    tracked = moving_average(running, newest, norm.alpha)
+    if outlier is not None and not norm.outlier_tracked:
+        tracked = torch.where(outlier, running, tracked)
+    running.copy_(tracked)
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor, step: Step, eta: Tensor | None, valid: Tensor | None,
               eps: float, average_gradient: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]):
-    """Forward 4 with its estimated gradient: `weight * (x - mean) / sqrt(var_hat + eps) + bias + skip * x`.
+    """Forward 4 with its estimated gradient: `weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
 
     Args:
         x: `(..., C)`, any floating dtype.
         weight, bias: `(C,)`.
         step: its `var_hat` and `mean`.
-        skip: `(1,)`, or None for 0.
+        eta: `(1,)`, or None for 0.
         valid: None or bool `x.shape[:-1]`, False where a token is padding.
         eps: added to the variance.
         average_gradient: called once in the backward pass with the statistics `g = mean(weight * dy * z)` and
             `mean(weight * dy)`, None without a mean; returns the two that are used in `dx`.
     """
-    return _Normalize.apply(x, weight, bias, step.var_hat, step.mean, skip, valid, eps, average_gradient)
+    return _Normalize.apply(x, weight, bias, step.var_hat, step.mean, eta, valid, eps, average_gradient)
 
 
 class _Normalize(Function):
 
     @staticmethod
-    def forward(ctx, x, weight, bias, var_hat, mean, skip, valid, eps, average_gradient):
+    def forward(ctx, x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient):
         rstd = (var_hat + eps).rsqrt()
         # Detached: before 2.5 or so a parameter that is saved here loses its hooks in a checkpoint.
-        ctx.save_for_backward(x, weight.detach(), rstd, mean, skip, valid)
+        ctx.save_for_backward(x, weight.detach(), rstd, mean, eta, valid)
         ctx.average_gradient = average_gradient
-        return kernels.affine(x, *scale_and_shift(weight, bias, rstd, mean, skip))  # 4. Eq. 4-5
+        return kernels.affine(x, *scale_and_shift(weight, bias, rstd, mean, eta))  # 4. Eq. 4-5
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        x, weight, rstd, mean, skip, valid = ctx.saved_tensors
+        x, weight, rstd, mean, eta, valid = ctx.saved_tensors
         dy = dy.contiguous() if x.is_contiguous() else dy
         # 1. dgamma, dbeta, and the statistics g_var and g_mu of the gradient (Eq. 6-9)
         dweight, dbias, g, g_mean = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
         psi, g_mean = ctx.average_gradient(g, g_mean)  # 2 to 4
-        dx = dskip = None
+        dx = deta = None
         if ctx.needs_input_grad[0]:  # 5. Eq. 9
-            dx = kernels.input_gradient(dy, x, weight, rstd, psi, mean, g_mean, skip, valid)
-        if skip is not None:
+            dx = kernels.input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+        if eta is not None:
             products = dweight / rstd if mean is None else dweight / rstd + mean * dbias  # sum(dy * x)
-            dskip = products.sum().view(1).to(skip.dtype)
-        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, dskip, None, None, None
+            deta = products.sum().view(1).to(eta.dtype)
+        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, deta, None, None, None
 
 
 def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | None,
-                    skip: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`weight * (x - mean) * rstd + bias + skip * x` as `scale * x + shift` (Eq. 1), two `(C,)` tensors."""
+                    eta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`weight * (x - mean) * rstd + bias + eta * x` as `scale * x + shift` (Eq. 1), two `(C,)` tensors."""
     scale = weight * rstd
     shift = bias if mean is None else torch.addcmul(bias, mean, scale, value=-1)
-    return (scale if skip is None else scale + skip), shift
+    return (scale if eta is None else scale + eta), shift
 
 
 def average_gradient(norm, step: Step, g: Tensor) -> Tensor:

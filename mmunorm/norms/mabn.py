@@ -20,7 +20,8 @@ class MABN(OfflineNorm):
         window (int): gradient statistics that are averaged. Defaults to 16, the authors' value.
         alpha (float): weight of the OLD value in `running_var`, in [0, 1). Defaults to 0.9, as everywhere in
             UN's comparison. (MABN's own paper has 0.98, for longer runs: the average is then 50 steps late.)
-        warmup_iters (int): training steps with exact statistics. Defaults to 4000, as UN's.
+        warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1.
+            Defaults to 4000, as UN's.
         eps (float): added to the mean square. Defaults to 1e-5.
 
     Raises:
@@ -31,7 +32,7 @@ class MABN(OfflineNorm):
                  num_features: int,
                  window: int = 16,
                  alpha: float = 0.9,
-                 warmup_iters: int = 4000,
+                 warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
             num_features,

@@ -1,6 +1,7 @@
 """The framework of the paper's section 3: an offline norm is a choice of statistics and of averages over steps."""
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -28,14 +29,15 @@ class OfflineNorm(Norm):
     :mod:`.compiled` for torch.compile, where a recomputed forward is an error; :mod:`.sync` for statistics over
     all processes.
 
-    State: parameters `weight` (gamma) and `bias` (beta), buffers `running_var` and `num_batches_tracked`
-    (training steps seen); with `centered` also `running_mean`, and as the averages need them
+    State: parameters `weight` (gamma), `bias` (beta) and, where it is asked for, `eta` (1); buffers `running_var`
+    and `num_batches_tracked` (training steps seen); with `centered` also `running_mean`, and as the averages need them
     `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps).
 
     Args:
         num_features (int): channels C.
-        centered (bool): False takes the mean square for the variance, mu = 0; True mean and variance,
-            which are always the current step's. Defaults to False.
+        centered (bool): False takes the mean square for the variance, mu = 0. True takes the variance, and the
+            mean of the current step with its exact gradient; only the variance is averaged over steps.
+            Defaults to False.
         forward_average (str): `var_hat`, over the statistics of the last M steps: 'current' (this step's
             alone), 'gm' and 'am' (geometric and arithmetic mean), 'ema' (`running_var` with this step)
             or 'earlier_ema' (`running_var` before this step, as in PowerNorm). Defaults to 'current'.
@@ -46,12 +48,17 @@ class OfflineNorm(Norm):
         window (int | tuple[int, int]): M; a pair is (forward, backward). Defaults to 1.
         alpha (float): weight of the OLD value in moving averages (Eq. 12), in [0, 1); 1 minus what
             BatchNorm calls momentum. Defaults to 0.9.
-        warmup_iters (int, optional): training steps with exact statistics. Defaults to None, for a method
-            that has no warm-up.
+        warmup_iters (int | float, optional): training steps with exact statistics; a float below 1 is a share of
+            the run, whose length `start_run` is told. Defaults to None, for a method that has no warm-up.
         outlier_filter (bool): whether a step whose statistics hold an outlier (Eq. 18-19) drops every
             average. Defaults to False.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
+        outlier_floor (float): the filter leaves alone a step with `AM - GM <= outlier_floor * GM` in every
+            channel. Defaults to 0.
+        outlier_tracked (bool): whether the running statistics take an outlier step's own. Defaults to True.
+        eta (float, optional): where the learnable number `eta` of RepBN's `eta * x` starts, which is added to the
+            output. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
 
     Attributes:
@@ -64,7 +71,7 @@ class OfflineNorm(Norm):
             does not depend on it.
 
     Raises:
-        ValueError: an argument is out of its range, or `centered` meets an average over steps.
+        ValueError: an argument is out of its range.
     """
 
     lacks_statistics = False
@@ -83,9 +90,12 @@ class OfflineNorm(Norm):
                  backward_momentum: bool = False,
                  window: int | tuple[int, int] = 1,
                  alpha: float = 0.9,
-                 warmup_iters: int | None = None,
+                 warmup_iters: int | float | None = None,
                  outlier_filter: bool = False,
                  outlier_variance: str = 'layer',
+                 outlier_floor: float = 0.,
+                 outlier_tracked: bool = True,
+                 eta: float | None = None,
                  eps: float = 1e-5):
         super().__init__(num_features)
         self.eps = check_eps(eps)
@@ -94,33 +104,30 @@ class OfflineNorm(Norm):
                              f'got {alpha!r}')
         self.alpha = alpha
         self.window = _check_window(window)
-        self.warmup_iters = None if warmup_iters is None else check_count('warmup_iters', warmup_iters, 0)
+        self.warmup_iters = _check_warmup(warmup_iters)
         self.forward_average = check_choice('forward_average', forward_average,
                                             ('current', 'gm', 'am', 'ema', 'earlier_ema'))
         self.backward_average = check_choice('backward_average', backward_average, ('current', 'am', 'nu'))
         self.backward_momentum = backward_momentum
         self.outlier_filter = outlier_filter
         self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))
+        self.outlier_floor = outlier_floor
+        self.outlier_tracked = outlier_tracked
         self.centered = centered
-        if centered and (forward_average, backward_average, backward_momentum,
-                         outlier_filter) != ('current', 'current', False, False):
-            raise ValueError('centered=True normalizes by the current mean and variance, and takes neither '
-                             'averages over steps nor the outlier filter')
-        self._make_state()
-        # Averaging begins after this step: when the warm-up is over, and the records are full.
-        records = [record for record in (self.activation_record, self.gradient_record) if record is not None]
-        self.unsettled = max(warmup_iters or 0, *map(len, records), 0)
-        self.has_own_kernels = (forward_average, backward_average, backward_momentum,
-                                outlier_variance) == ('gm', 'am', True, 'layer')
+        self._make_state(_check_eta(eta))
+        self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
+        self.has_own_kernels = (forward_average, backward_average, backward_momentum, outlier_variance,
+                                outlier_floor, outlier_tracked) == ('gm', 'am', True, 'layer', 0, True)
         self._pending = PendingSteps()
 
-    def _make_state(self) -> None:
+    def _make_state(self, eta: float | None) -> None:
         channels = self.num_features
         keeps_activations = self.outlier_filter or self.forward_average in ('gm', 'am')
         keeps_gradients = self.backward_average == 'am'
         keeps_psi = self.backward_average != 'current' or self.backward_momentum
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_parameter('eta', None if eta is None else nn.Parameter(torch.tensor([float(eta)])))
         # A buffer that is None has no place in the state_dict.
         for name, value in dict(
                 running_mean=torch.zeros(channels) if self.centered else None,
@@ -131,6 +138,11 @@ class OfflineNorm(Norm):
                 psi=torch.zeros(channels) if keeps_psi else None,
                 num_outliers=torch.tensor(0, dtype=torch.long) if self.outlier_filter else None).items():
             self.register_buffer(name, value)
+
+    def _settles_after(self, warmup: int) -> int:
+        """The step after which averaging begins: the warm-up is over, and the records are full."""
+        records = [record for record in (self.activation_record, self.gradient_record) if record is not None]
+        return max(warmup, *map(len, records), 0)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -143,11 +155,6 @@ class OfflineNorm(Norm):
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._pending = PendingSteps()  # a copy takes no part in the passes under way
-
-    @property
-    def skip(self) -> Tensor | None:
-        """What times `x` is added to the output: `(1,)`, or None for nothing."""
-        return None
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """The norm at inference as `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
@@ -162,13 +169,13 @@ class OfflineNorm(Norm):
 
     def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mean = None if self.running_mean is None else self.running_mean.to(dtype)
-        skip = None if self.skip is None else self.skip.to(dtype)
+        eta = None if self.eta is None else self.eta.to(dtype)
         rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
-        return algorithm.scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, skip)
+        return algorithm.scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
 
     @property
     def newest_step(self) -> Step | None:
-        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + skip * x`.
+        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
 
         Its `measured` are the statistics of this process's `x`, without padding. None before the first step,
         in a copy, and for a method that changes `x` or `y` besides. A forward pass that is compiled,
@@ -198,6 +205,9 @@ class OfflineNorm(Norm):
         if not resumed:
             self.restart_warmup()
         total = steps + int(self.num_batches_tracked)
+        if isinstance(self.warmup_iters, float):
+            self.unsettled = self._settles_after(round(self.warmup_iters * total))
+            return ''
         if total > self.warmup_iters:
             return ''
         return (f'{type(self).__name__} never leaves its warm-up in this run: {total} training steps against '
@@ -222,6 +232,11 @@ class OfflineNorm(Norm):
                                   partial(algorithm.measure, x, valid, self.centered))
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
+        if self.unsettled is None:
+            raise RuntimeError(
+                f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run of unknown length. '
+                'OfflineNormHook tells it; where there is none, call start_run(resumed=False, steps=...) of each '
+                'norm, or give a number of steps.')
         measured = algorithm.measure(x, valid, self.centered)
         merged, tokens, share = merge_forward(self.ranks, measured, x, valid)
         self.num_batches_tracked.add_(1)
@@ -229,7 +244,7 @@ class OfflineNorm(Norm):
         return Step(*step[:5], share=share, measured=measured)
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
-        return algorithm.normalize(x, self.weight, bias, step, self.skip, valid, self.eps,
+        return algorithm.normalize(x, self.weight, bias, step, self.eta, valid, self.eps,
                                    partial(self._average_gradient, step))
 
     def _average_gradient(self, step: Step, g: Tensor,
@@ -247,6 +262,21 @@ class OfflineNorm(Norm):
     def extra_repr(self) -> str:
         synchronized = '' if self.ranks is None else ', synchronized'
         return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}{synchronized}'
+
+
+def _check_eta(eta: float | None) -> float | None:
+    if eta is None or (isinstance(eta, (int, float)) and not isinstance(eta, bool) and math.isfinite(eta)):
+        return eta
+    raise ValueError(f'eta must be the number that it starts from, or None for no such term, got {eta!r}')
+
+
+def _check_warmup(warmup_iters: int | float | None) -> int | float | None:
+    if warmup_iters is None or isinstance(warmup_iters, float) and 0 < warmup_iters < 1:
+        return warmup_iters
+    if isinstance(warmup_iters, int) and not isinstance(warmup_iters, bool) and warmup_iters >= 0:
+        return warmup_iters
+    raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a float '
+                     f'between 0 and 1, got {warmup_iters!r}')
 
 
 def _check_window(window) -> tuple[int, int]:

@@ -22,7 +22,8 @@ class PN(OfflineNorm):
             every token's statistic at inference, so that the norm cannot be folded. False is the
             PN* of UN's tables. Defaults to True.
         alpha (float): weight of the OLD value in `running_var` and `nu`, in [0, 1). Defaults to 0.9.
-        warmup_iters (int): training steps with exact statistics. Defaults to 4000.
+        warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1.
+            Defaults to 4000.
         eps (float): added to every mean square. Defaults to 1e-5.
 
     Raises:
@@ -33,7 +34,7 @@ class PN(OfflineNorm):
                  num_features: int,
                  layer_scale: bool = True,
                  alpha: float = 0.9,
-                 warmup_iters: int = 4000,
+                 warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
             num_features,

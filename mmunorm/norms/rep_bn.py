@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
 
 from .token_bn import TokenBN
 
@@ -18,8 +18,3 @@ class RepBN(TokenBN):
     def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
         super().__init__(num_features, alpha=alpha, eps=eps)
         self.eta = nn.Parameter(torch.ones(1))
-
-    @property
-    def skip(self) -> Tensor:
-        """`eta`."""
-        return self.eta

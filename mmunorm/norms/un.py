@@ -25,16 +25,25 @@ class UN(OfflineNorm):
             Defaults to 4.
         alpha (float): weight of the OLD value in `running_var` and `psi` (Eq. 12), in [0, 1); 1 minus
             what BatchNorm calls momentum. Defaults to 0.9.
-        warmup_iters (int): training steps with exact statistics. Defaults to 4000, right for COCO and
-            ImageNet; a short run needs fewer.
+        warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1.
+            Defaults to 4000, right for COCO and ImageNet; a short run needs fewer.
         outlier_filter (bool): recommended for vision. Defaults to True.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
+        outlier_floor (float): the filter leaves alone a step with `AM - GM <= outlier_floor * GM` in every
+            channel. Not of the paper. Defaults to 0.
+        outlier_tracked (bool): whether the running statistics take an outlier step's own, as in the paper.
+            Defaults to True.
         forward_average (str): average over the activation statistics: 'gm', 'am', 'ema' (with `alpha`) or
             'current', which takes this step's alone. The paper's Table 5 compares. Defaults to 'gm'.
         backward_average (str): average over the gradient statistics: 'am' or 'current'. Defaults to 'am'.
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
+        centered (bool): whether to take the mean over tokens off: the current step's, with its exact gradient.
+            The variance about it is averaged and filtered as the mean square is else. Not of the paper. Defaults
+            to False.
+        eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not of the
+            paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
 
     Raises:
@@ -45,12 +54,16 @@ class UN(OfflineNorm):
                  num_features: int,
                  window: int | tuple[int, int] = 4,
                  alpha: float = 0.9,
-                 warmup_iters: int = 4000,
+                 warmup_iters: int | float = 4000,
                  outlier_filter: bool = True,
                  outlier_variance: str = 'layer',
                  forward_average: str = 'gm',
                  backward_average: str = 'am',
                  backward_momentum: bool = True,
+                 outlier_floor: float = 0.,
+                 outlier_tracked: bool = True,
+                 centered: bool = False,
+                 eta: float | None = None,
                  eps: float = 1e-5):
         super().__init__(
             num_features,
@@ -62,6 +75,10 @@ class UN(OfflineNorm):
             warmup_iters=warmup_iters,
             outlier_filter=outlier_filter,
             outlier_variance=outlier_variance,
+            outlier_floor=outlier_floor,
+            outlier_tracked=outlier_tracked,
+            centered=centered,
+            eta=eta,
             eps=eps)
 
     def extra_repr(self) -> str:

@@ -6,6 +6,7 @@
   `gradient` and `outliers`. `activation` and `gradient` (float32) have the channels of all layers, one layer after the
   other. `outliers` (int64) has the outlier steps so far of each layer, -1 where a layer has no filter.
 - `running_var_LAST.npy`: the running variances after that block, float32, channels as above.
+- `mean_LAST.npy`: the means of the inputs in the first step of that block, float32, channels as above.
 
 Every file appears whole or not at all. A process that is killed loses at most its last block.
 """
@@ -89,12 +90,14 @@ class RecordWriter:
             self.folder.rename(old)
         new.rename(self.folder)
 
-    def append(self, steps: np.ndarray, running_var: np.ndarray) -> None:
-        """Writes a block: `steps` `(n,)` of `step_dtype`, and the running variances after them, float32."""
+    def append(self, steps: np.ndarray, running_var: np.ndarray, mean: np.ndarray) -> None:
+        """Writes a block: `steps` `(n,)` of `step_dtype`, and for all channels, float32, the running variances after
+        them and the means in the first of them."""
         last = f'{steps["step"][-1]:010d}'
         # The steps first: variances without their steps would stay when a resumed run drops what came too late.
         self._put(f'steps_{last}.npy', steps)
         self._put(f'running_var_{last}.npy', running_var)
+        self._put(f'mean_{last}.npy', mean)
 
     def _put(self, name: str, array: np.ndarray) -> None:
         content = io.BytesIO()  # on a full disk, numpy's own write does not say why it fails
@@ -117,10 +120,15 @@ class RecordWriter:
             kept = steps[steps['step'] <= resume_step]
             if len(kept) == len(steps):
                 continue
+            mean = _beside(path, 'mean')
             if len(kept):  # the variances belong to a later step, so they are removed
-                self._put(f'steps_{kept["step"][-1]:010d}.npy', kept)
+                shorter = f'{kept["step"][-1]:010d}.npy'
+                self._put(f'steps_{shorter}', kept)
+                if mean.exists():
+                    mean.rename(self.folder / f'mean_{shorter}')
             path.unlink()
-            _variances_of(path).unlink(missing_ok=True)
+            mean.unlink(missing_ok=True)
+            _beside(path, 'running_var').unlink(missing_ok=True)
 
 
 class Record:
@@ -179,6 +187,18 @@ class Record:
                 _join([np.load(path, mmap_mode='r')[None, columns] for path in paths],
                       np.empty((0, columns.stop - columns.start), np.float32)))
 
+    def mean(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps `(S,)`, the first of each block, and the means of the layer's input in them `(S, C)`.
+
+        Older records have none.
+        """
+        columns = self._slice(layer)
+        found = [(block['step'][0], path) for block in self._blocks
+                 if (path := self.path / f'mean_{block["step"][-1]:010d}.npy').exists()]
+        return (np.array([first for first, _ in found], np.int64),
+                _join([np.load(path, mmap_mode='r')[None, columns] for _, path in found],
+                      np.empty((0, columns.stop - columns.start), np.float32)))
+
     def index(self, layer: int | str) -> int:
         """The position of a layer, by its name.
 
@@ -211,8 +231,8 @@ def _blocks(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f'{kind}_*.npy'))
 
 
-def _variances_of(steps: Path) -> Path:
-    return steps.with_name(steps.name.replace('steps', 'running_var'))
+def _beside(steps: Path, kind: str) -> Path:
+    return steps.with_name(steps.name.replace('steps', kind))
 
 
 def _join(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..compat import in_backward_pass
 from ..norms import OfflineNorm
-from ..norms.kernels import second_moment, statistics_dtype
+from ..norms.kernels import second_moment, statistics_dtype, variance_and_mean
 from ..norms.layers import input_of, is_channels_first
 from .record import OFFLINE_GRADIENT, ONLINE_GRADIENT
 
@@ -26,12 +26,14 @@ class Tap:
     Args:
         norm: the layer.
         block: `(rows, 2, C)`, where activation and gradient statistics go.
+        mean: `(C,)`, where the mean of the input goes in row 0.
         offline: whether the gradient statistic is `g`.
     """
 
-    def __init__(self, norm: nn.Module, block: Tensor, offline: bool):
+    def __init__(self, norm: nn.Module, block: Tensor, mean: Tensor, offline: bool):
         self.norm = norm
         self.block = block
+        self.mean = mean
         self.offline = offline
         self.axis = 1 if is_channels_first(norm) else -1
         self.row = None
@@ -76,6 +78,8 @@ class Tap:
             x = x.detach().movedim(self.axis, -1)
             tokens = x.shape[:-1].numel() if valid is None else valid.sum()
             self._average(self.block[self.row, 0], second_moment(x, valid), self.tokens, tokens)
+            if self.row == 0:
+                self._average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
         self.tokens = self.tokens + tokens
 
     def _on_output_gradient(self, row: int, dy: Tensor) -> None:

@@ -78,8 +78,8 @@ def test_the_page_is_whole_and_needs_nothing(folders, cka):
     assert {'name': 'viewport', 'content': 'width=device-width, initial-scale=1'} in page.all('meta')
     assert '@media print' in text and 'prefers-color-scheme: dark' in text
     images = page.all('img')
-    # Loss, accuracy; PNAC mean, 2 by layer, 2 densities; 2 of channels; 1 of outliers; CKA and its diagonal.
-    assert len(images) == 2 + 5 + 2 + 1 + 2
+    # Loss, accuracy; PNAC mean, 2 by layer, 2 densities; channels; means; outliers of UN alone; CKA, its diagonal.
+    assert len(images) == 2 + 5 + 2 + 2 + 1 + 2
     for image in images:
         kind, data = image['src'].split(',', 1)
         assert kind == 'data:image/png;base64'
@@ -154,6 +154,10 @@ def test_numbers_beside_the_page(folders, cka):
     assert un['channels'][0]['gm'][:3] == [None] * 3  # before there are as many steps
     assert un['outliers']['counts'][-1] == [10, 15, 30] and un['outliers']['layers'] == NAMES
     assert un['outlier_share'] == pytest.approx(55 / 180) and ln['outliers'] is None
+    shares = un['mean_shares']
+    assert shares['steps'] == [1] and shares['layers'] == NAMES
+    np.testing.assert_allclose(shares['highest_channel'], [[0.5] * 3], rtol=1e-6)
+    np.testing.assert_allclose(shares['all_channels'][0][2], 1 / 6, rtol=1e-6)  # where all mean squares are 1
     assert numbers['cka'] == [cka]
 
 

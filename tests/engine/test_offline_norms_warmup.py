@@ -114,3 +114,15 @@ def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path):
     assert not torch.equal(tuned.running_var, torch.ones(4))
     resumed = run(tmp_path / 'resumed', 20, load_from=checkpoint, resume=True)
     assert resumed.num_batches_tracked == 20
+
+
+def test_a_share_of_the_run_is_that_of_the_whole_run_when_it_resumes(tmp_path, warnings):
+    share = dict(window=2, warmup_iters=0.25)
+    first = run(tmp_path / 'first', 40, UN(4, **share))
+    assert first.unsettled == 10
+    checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
+    resumed = run(tmp_path / 'resumed', 40, UN(4, **share), load_from=checkpoint, resume=True)
+    assert resumed.num_batches_tracked == 40 and resumed.unsettled == 10
+    assert run(tmp_path / 'tuned', 20, UN(4, **share), load_from=checkpoint).unsettled == 5
+    assert run(tmp_path / 'short', 5, UN(4, window=4, warmup_iters=0.25)).unsettled == 4  # until the records are full
+    assert not warnings

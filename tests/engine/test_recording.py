@@ -110,6 +110,11 @@ def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
                           strict=True):
         np.testing.assert_allclose(row, (dy * (y - bias)).flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
         bias = bias - 0.1 * dy.flatten(0, -2).sum(0)
+    for name in ('norm1', 'norm2'):
+        steps, mean = record.mean(name)
+        assert steps.tolist() == [1, 4]  # of each block
+        np.testing.assert_allclose(mean, torch.stack([watch.inputs[name][i].flatten(0, -2).mean(0) for i in (0, 3)]),
+                                   rtol=1e-4, atol=1e-6)
     steps, running = record.running_var('norm1')
     assert steps.tolist() == [3, 6]  # with each checkpoint
     np.testing.assert_array_equal(running[-1], model.norm1.running_var)

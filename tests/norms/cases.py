@@ -9,6 +9,7 @@ from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenB
 # With warm-ups that end soon, so that a short test sees both sides of them.
 NORMS = {
     'UN': lambda c: UN(c, warmup_iters=6),
+    'UN centered': lambda c: UN(c, warmup_iters=6, centered=True, eta=0.),
     'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
     'PN': lambda c: PN(c, warmup_iters=6),
     'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),

@@ -6,12 +6,14 @@ class ReferenceUN:
 
     def __init__(self, channels, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
                  per_channel=False, eps=1e-5, forward_average='gm', backward_average='am',
-                 backward_momentum=True):
+                 backward_momentum=True, centered=False, eta=None):
         self.m_forward, self.m_backward = window
         self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
         self.outlier_filter, self.per_channel = outlier_filter, per_channel
         self.forward_average, self.backward_average = forward_average, backward_average
         self.backward_momentum = backward_momentum
+        self.centered, self.eta = centered, eta
+        self.running_mean = np.zeros(channels)
         self.gamma = np.ones(channels)
         self.beta = np.zeros(channels)
         self.running_var = np.ones(channels)
@@ -24,7 +26,9 @@ class ReferenceUN:
         self.t += 1
         self.x, self.padded = x, np.zeros(len(x), bool) if padded is None else padded
         kept = x[~self.padded]
-        s = np.array([np.mean(kept[:, c] ** 2) for c in range(x.shape[1])])
+        mean = kept.mean(0) if self.centered else np.zeros(x.shape[1])
+        self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
+        s = np.array([np.mean((kept[:, c] - mean[c]) ** 2) for c in range(x.shape[1])])
         self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward,
                                                                              self.m_backward)
         self.outlier = False
@@ -43,10 +47,10 @@ class ReferenceUN:
         self.activations.append(self.running_var if self.outlier else s)
         self.num_outliers += self.outlier
         self.sigma = np.sqrt(var_hat + self.eps)
-        self.z = x / self.sigma
+        self.z = (x - mean) / self.sigma
         kept = s if self.forward_average == 'ema' else var_hat  # an EMA is not averaged again
         self.running_var = self.alpha * self.running_var + (1 - self.alpha) * kept
-        return self.gamma * self.z + self.beta
+        return self.gamma * self.z + self.beta + (0 if self.eta is None else self.eta * x)
 
     def backward(self, dy):
         """Gradients of x, gamma and beta."""
@@ -66,7 +70,11 @@ class ReferenceUN:
             if self.backward_average == 'am':
                 mean = np.mean(self.gradients[-self.m_backward:], axis=0)
             used = self.psi = self._momentum(mean)
-        dx = (dz - kept[:, None] * self.z * used) / self.sigma
+        g_mean = np.mean(dz[kept], axis=0) if self.centered else 0
+        dx = (dz - kept[:, None] * (g_mean + self.z * used)) / self.sigma
+        if self.eta is not None:
+            dx = dx + self.eta * dy
+            self.deta = np.sum(dy * self.x)
         return dx, np.sum(dy * self.z, axis=0), np.sum(dy, axis=0)
 
     def _momentum(self, newest):

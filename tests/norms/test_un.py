@@ -67,6 +67,37 @@ def test_equals_step_by_step_reference(kwargs, dtype):
         assert reference.num_outliers == 0
 
 
+@pytest.mark.parametrize('kwargs', [dict(), dict(window=(3, 5), outlier_filter=False), dict(forward_average='ema')],
+                         ids=str)
+@pytest.mark.parametrize('eta', [None, -0.25])
+def test_a_mean_and_eta_equal_reference(kwargs, eta):
+    channels, shift = 6, np.linspace(-3, 5, 6)
+    kwargs = dict(warmup_iters=8, **kwargs)
+    norm = random_affine(UN(channels, centered=True, eta=eta, **kwargs)).double()
+    reference = ReferenceUN(channels, norm.window, centered=True, eta=eta,
+                            **{key: value for key, value in kwargs.items() if key != 'window'})
+    reference.gamma, reference.beta = (p.detach().numpy() for p in (norm.weight, norm.bias))
+    rng = np.random.default_rng(0)
+    for t, x, dy in sequence(120, channels):
+        x = x + shift * (1 + 0.01 * t)
+        padded = rng.random(len(x)) < 0.2
+        tx = torch.from_numpy(x).requires_grad_()
+        norm.zero_grad()
+        y = norm(tx, torch.from_numpy(padded))
+        y.backward(torch.from_numpy(dy))
+        np.testing.assert_allclose(y.detach(), reference.forward(x, padded), rtol=1e-9, atol=1e-10)
+        dx, dgamma, dbeta = reference.backward(dy)
+        np.testing.assert_allclose(tx.grad, dx, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(norm.weight.grad, dgamma, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(norm.bias.grad, dbeta, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(norm.running_mean, reference.running_mean, rtol=1e-9)
+        np.testing.assert_allclose(norm.running_var, reference.running_var, rtol=1e-9)
+        assert not norm.outlier_filter or norm.num_outliers == reference.num_outliers
+        if eta is not None:
+            np.testing.assert_allclose(norm.eta.grad, [reference.deta], rtol=1e-9)
+    assert not norm.outlier_filter or reference.num_outliers
+
+
 @pytest.mark.parametrize('kwargs', ABLATIONS, ids=lambda kwargs: '-'.join(map(str, kwargs.values())))
 def test_ablations_equal_reference(kwargs):
     channels = 5
@@ -377,6 +408,8 @@ def test_both_norm_builders():
     (dict(num_features=8, alpha=1.0), ('alpha', '1.0')),
     (dict(num_features=8, alpha=-0.1), ('alpha', '-0.1')),
     (dict(num_features=8, warmup_iters=-1), ('warmup_iters', '-1')),
+    (dict(num_features=8, warmup_iters=1.0), ('warmup_iters', 'share', '1.0')),
+    (dict(num_features=8, warmup_iters=True), ('warmup_iters', 'True')),
     (dict(num_features=8, eps=0), ('eps', '0')),
     (dict(num_features=8, outlier_variance='layers'), ('outlier_variance', "'layers'")),
 ])
@@ -398,3 +431,14 @@ def test_bad_inputs():
     with pytest.raises(TypeError, match='pad_mask.*float32'):
         norm(torch.randn(2, 3, 8), torch.zeros(2, 3))
     assert norm.num_batches_tracked == 0
+
+
+def test_a_share_of_a_run_of_unknown_length_is_refused_before_the_first_step():
+    norm = UN(4, warmup_iters=0.5)
+    norm.eval()(torch.ones(3, 4))
+    with pytest.raises(RuntimeError, match='warmup_iters=0.5 is a share .*start_run'):
+        norm.train()(torch.ones(3, 4))
+    assert norm.num_batches_tracked == 0
+    assert norm.start_run(resumed=False, steps=30) == ''
+    assert copy.deepcopy(norm).unsettled == 15
+    norm(torch.ones(3, 4))

@@ -23,7 +23,7 @@ def rows(first, count):
     steps['activation'] = 100 * steps['step'][:, None] + np.arange(5)
     steps['gradient'] = steps['activation'] + 50
     steps['outliers'] = np.stack([steps['step'] // 2, np.full(count, -1)], axis=1)
-    return steps, np.full(5, -steps['step'][-1], np.float32)
+    return steps, np.full(5, -steps['step'][-1], np.float32), np.full(5, steps['step'][0], np.float32)
 
 
 @pytest.fixture
@@ -51,6 +51,8 @@ def test_reads_what_was_written(path):
     np.testing.assert_array_equal(record.activation(0, slice(8, 12))[:, 0], [900, 1000, 1100, 1200])
     steps, running = record.running_var('b.norm')
     assert steps.tolist() == [10, 20, 25] and running.tolist() == [[-10, -10], [-20, -20], [-25, -25]]
+    steps, mean = record.mean('b.norm')
+    assert steps.tolist() == [1, 11, 21] and mean.tolist() == [[1, 1], [11, 11], [21, 21]]
 
 
 def test_numpy_and_json_alone_read_it(path):
@@ -84,6 +86,8 @@ def test_steps_after_the_resumed_one_are_dropped(path, step):
     kept = min(step, 25)
     check(Record(path), kept)
     assert (Record(path).running_var(0)[0] <= step).all()
+    steps, mean = Record(path).mean(0)
+    assert steps.tolist() == mean[:, 0].tolist() == [first for first in (1, 11, 21) if first <= step]
     writer.append(*rows(kept + 1, 30))
     check(Record(path), kept + 30)
 

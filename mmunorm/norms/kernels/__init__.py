@@ -72,9 +72,9 @@ def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mea
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                   mean: Tensor | None = None, g_mean: Tensor | None = None, skip: Tensor | None = None,
+                   mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    return _passes(dy, x).input_gradient(dy, x, weight, rstd, psi, mean, g_mean, skip, valid)
+    return _passes(dy, x).input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
 
 
 for _function in (second_moment, variance_and_mean, affine, gradient_statistics, input_gradient):

@@ -85,13 +85,13 @@ def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mea
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                   mean: Tensor | None = None, g_mean: Tensor | None = None, skip: Tensor | None = None,
+                   mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    """`dx = (weight * dy - g_mean - z * psi) * rstd + skip * dy` (Eq. 9), with None for 0.
+    """`dx = (weight * dy - g_mean - z * psi) * rstd + eta * dy` (Eq. 9), with None for 0.
 
     A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
     """
-    direct, slope, constant = input_gradient_terms(weight, rstd, psi, mean, g_mean, skip)
+    direct, slope, constant = input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
     through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)
     if valid is not None:
         through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
@@ -99,9 +99,9 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Ten
 
 
 def input_gradient_terms(weight: Tensor, rstd: Tensor, psi: Tensor, mean: Tensor | None,
-                         g_mean: Tensor | None, skip: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+                         g_mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Eq. 9 as `dx = direct * dy + slope * x + constant`, each `(C,)`; None is 0."""
     direct = weight * rstd
     slope = -psi * rstd.square()
     constant = None if mean is None else -g_mean * rstd - mean * slope
-    return (direct if skip is None else direct + skip), slope, constant
+    return (direct if eta is None else direct + eta), slope, constant

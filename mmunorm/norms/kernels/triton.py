@@ -47,9 +47,9 @@ def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mea
 
 
 def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                   mean: Tensor | None = None, g_mean: Tensor | None = None, skip: Tensor | None = None,
+                   mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, skip)
+    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
     dx = torch.empty_like(x)
     _each_tile(_input_gradient, x, x, dy, direct, slope, constant, _flags(valid), dx)
     return dx

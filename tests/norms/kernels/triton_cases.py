@@ -38,7 +38,7 @@ def check(shape, dtype, masked, centered):
 
     x, dy = (2 * draw(*shape) + 1).to(dtype), draw(*shape).to(dtype)
     weight, rstd, psi, shift = (draw(shape[-1]) for _ in range(4))
-    mean, g_mean, skip = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
+    mean, g_mean, eta = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
     valid = None
     if masked:
         valid = torch.rand(shape[:-1], generator=generator) < .7
@@ -61,7 +61,7 @@ def check(shape, dtype, masked, centered):
             close(a, b, scale=size)
     again = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
     assert all(a is None or torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    args = dy, x, weight, rstd, psi, mean, g_mean, skip, valid
+    args = dy, x, weight, rstd, psi, mean, g_mean, eta, valid
     ours, theirs = kernels.input_gradient(*args), reference.input_gradient(*args)
     assert ours.dtype == dtype
     close(ours, theirs, dtype)
