@@ -22,6 +22,7 @@ import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
+from mmunorm.norms.layers import ONLINE_NORMS
 
 ROOT = Path(__file__).parent.parent
 SHAPES = ((3136, 96), (784, 192), (196, 384), (49, 768))
@@ -41,13 +42,13 @@ NORMS = {
     'UN in warm-up': partial(UN, warmup_iters=10**9),
     'TokenBN': TokenBN,
     'BatchNorm': TokensBN,
-    'RMSNorm': nn.RMSNorm,
+    **({'RMSNorm': nn.RMSNorm} if hasattr(nn, 'RMSNorm') else {}),  # not before torch 2.4
     'MABN': partial(MABN, warmup_iters=0),
     'PN': partial(PN, warmup_iters=0),
     'RMSN': RMSN,
     'DyT': DyT,
 }
-USUAL = tuple(NORMS)[:6]
+USUAL = tuple(name for name in NORMS if name not in ('MABN', 'PN', 'RMSN', 'DyT'))
 
 
 def parse_args(argv=None):
@@ -77,7 +78,7 @@ def parse_args(argv=None):
 def make_step(name, channels, x, dy, compiled):
     """A function without arguments that does forward and backward once."""
     norm = NORMS[name](channels).to(x.device)
-    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):  # they want parameters of the input's dtype
+    if isinstance(norm, ONLINE_NORMS):  # they want parameters of the input's dtype
         norm.to(x.dtype)
     parameters = list(norm.parameters())
     run = torch.compile(norm, fullgraph=True, dynamic=False) if compiled else norm

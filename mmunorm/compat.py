@@ -19,6 +19,9 @@ is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_
 # The gradient scaler of every device; before 2.3 there is CUDA's alone.
 GradScaler = getattr(torch.amp, 'GradScaler', torch.cuda.amp.GradScaler)
 
+# What a GPU raises; before 2.5 of CUDA alone.
+OutOfMemoryError = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+
 
 def in_backward_pass() -> bool:
     """Whether autograd runs one in this thread. A forward pass is then a recomputed one."""
@@ -40,6 +43,15 @@ def _checkpoint_recomputes() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def forget_compiled_code() -> None:
+    """To be called when layers of a model have been replaced: what torch.compile made of it before is dropped.
+
+    Newer releases see it themselves. 2.1 would go on with the layers that are gone.
+    """
+    if 'torch._dynamo' in sys.modules:
+        torch.compiler.reset()
 
 
 def allow_recompilations(number: int) -> None:

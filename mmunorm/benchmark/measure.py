@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..compat import OutOfMemoryError
 from ..norms.layers import norm_layers
 
 OUT_OF_MEMORY = 'out of memory'
@@ -19,7 +20,7 @@ OUT_OF_MEMORY = 'out of memory'
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the memory of a GPU or of the CPU was too small."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, OutOfMemoryError)):
         return True
     # What torch's CPU allocator says on Linux, and on Windows.
     return isinstance(error, RuntimeError) and any(

@@ -9,7 +9,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 
 @HOOKS.register_module()
@@ -42,6 +42,9 @@ class RepeatableHook(Hook):
                 f'RepeatableHook cannot seed the samples of a {type(dataloader.batch_sampler).__name__}: '
                 'a resumed run will draw other augmentations.')
             return
+        self._starts_again = _has_drawn(runner.train_loop)
+        if self._starts_again:
+            dataloader = runner.train_loop.dataloader = _build_again(runner)
         self._order = _Numbered(dataloader.batch_sampler.sampler, self._seed)
         dataloader.batch_sampler.sampler = self._order
         if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random either
@@ -57,6 +60,9 @@ class RepeatableHook(Hook):
         batches = runner.train_dataloader.batch_sampler
         forwarded = type(batches) is BatchSampler and hasattr(self._order.sampler, 'skip')
         self._order.start(0, runner.iter * batches.batch_size if forwarded else 0)
+        if self._starts_again:
+            loop = runner.train_loop
+            loop.dataloader_iterator = type(loop.dataloader_iterator)(loop.dataloader)
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         seed_everything([*self._seed, runner.iter])
@@ -76,6 +82,22 @@ def _is_over(runner) -> bool:
     by_iter = isinstance(loop, IterBasedTrainLoop)
     done, end = (runner.iter, runner.max_iters) if by_iter else (runner.epoch, runner.max_epochs)
     return done >= max(end, getattr(loop, 'val_begin', 1))
+
+
+def _has_drawn(loop) -> bool:
+    """Whether workers have the first batches already. With mmengine 0.10.7 they start with an iteration-based loop."""
+    iterator = getattr(loop, 'dataloader_iterator', None)
+    return getattr(iterator, '_iterator', None) is not None and loop.dataloader.num_workers > 0
+
+
+def _build_again(runner) -> DataLoader:
+    """The loader whose samplers have given nothing yet, with the same data set."""
+    loader = runner.train_loop.dataloader
+    described = runner._train_dataloader
+    if not isinstance(described, dict):  # the user's own
+        return loader
+    return runner.build_dataloader({**described, 'dataset': loader.dataset}, seed=runner.seed,
+                                   diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False))
 
 
 def seed_everything(key: list[int]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ..compat import forget_compiled_code
 from ..norms.layers import is_norm
 from .algebra import (
     FoldedNorm,
@@ -105,6 +106,7 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
     for fold in report.folded:
         _apply(model, fold, *affine_of(model.get_submodule(fold.norm)))
+    forget_compiled_code()
     return report
 
 

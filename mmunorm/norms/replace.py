@@ -5,6 +5,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from ..compat import forget_compiled_code
 from .base import check_norm_cfg
 from .layers import is_channels_first
 
@@ -47,6 +48,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
                              'not call its norms: torch computes LayerNorm in their place')
     # One new norm for each old one, also where that is used under several names.
     new = {norm: _build(norm_cfg, norm, model) for norm in old.values()}
+    forget_compiled_code()
     if '' in old:
         return new[model]
     for name, norm in old.items():

@@ -8,11 +8,13 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmunorm.benchmark import Settings, markdown, measure, models, run, run_benchmark, table, tasks
+from mmunorm.compat import OutOfMemoryError
 from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 
 from .. import tiny_runs
+from ..versions import compiles_as_one_graph
 
 CPU = torch.device('cpu')
 
@@ -87,7 +89,7 @@ def real_cpu_error():
 
 
 def gpu_error():
-    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')
+    raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')
 
 
 @pytest.mark.parametrize('fail', [real_cpu_error, gpu_error])
@@ -319,7 +321,7 @@ def test_a_row_that_does_not_fit(classifier, monkeypatch):
 
     def fail_for_ln(model, run):
         if any(isinstance(module, nn.LayerNorm) for module in model.modules()):
-            raise torch.OutOfMemoryError('CUDA out of memory.')
+            raise OutOfMemoryError('CUDA out of memory.')
         return count(model, run)
 
     monkeypatch.setattr(measure, 'count', fail_for_ln)
@@ -348,7 +350,7 @@ def test_compiled(classifier, monkeypatch):
 
     def compile_without_compiler(self):
         compiled.append(type(self).__name__)
-        compile_module(self, backend='eager', fullgraph=True)
+        compile_module(self, backend='eager', fullgraph=compiles_as_one_graph())
 
     monkeypatch.setattr(nn.Module, 'compile', compile_without_compiler)
     result = run_benchmark(classifier, Settings(batch_size=2, repeat=2, compile=True), progress=False)
@@ -363,7 +365,7 @@ def test_the_t2t_backbone_compiles_into_one_graph():
     model = MODELS.build(dict(
         type='UNT2TViT', img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8), num_layers=2,
         layer_cfgs=dict(num_heads=2, feedforward_channels=24), drop_path_rate=0.1)).eval()
-    compiled = torch.compile(model, backend='eager', fullgraph=True)
+    compiled = torch.compile(model, backend='eager', fullgraph=compiles_as_one_graph())
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x)[0], model(x)[0])

@@ -10,7 +10,7 @@ from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.runner import Runner
+from mmengine.runner import Runner, loops
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -207,3 +207,59 @@ def test_a_checkpoint_between_two_updates_loses_its_gradients_and_nothing_else(t
     assert torch.equal(resumed.weights[1], resumed.weights[0])
     assert not torch.equal(resumed.weights[2], resumed.weights[1])
     assert resumed_model.layers[1].num_batches_tracked == model.layers[1].num_batches_tracked == 6
+
+
+class Draws:
+    """Rows of random numbers, each beginning with its index."""
+    metainfo = {}
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return dict(x=torch.tensor([index, *draws()[1:]]).float().expand(5, 3))
+
+
+class KeepData(Hook):
+
+    def __init__(self):
+        self.data = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.data.append(data_batch['x'][:, 0].clone())
+
+
+class Eager(loops._InfiniteDataloaderIterator):
+    """As that of mmengine 0.10.7: workers load the first batches before a hook is called."""
+
+    def __init__(self, dataloader):
+        super().__init__(dataloader)
+        self._iterator = self._iterator or iter(dataloader)
+
+    def skip_iter(self, number):
+        for _ in range(number):
+            next(self)
+
+
+@pytest.mark.parametrize('batch_sampler', [None, dict(type='AspectRatioBatchSampler')])
+def test_workers_that_load_before_the_run_begins_change_nothing(tmp_path, monkeypatch, batch_sampler):
+    def train(workers, stop, resume=False):
+        kept, dataset = KeepData(), Draws()
+        dataset.get_data_info = lambda index: dict(width=1 + index % 2, height=2)
+        data = dict(batch_size=2, num_workers=workers, persistent_workers=workers > 0, dataset=dataset,
+                    collate_fn=dict(type='default_collate'), sampler=dict(type='InfiniteSampler'))
+        if batch_sampler:
+            data['batch_sampler'] = batch_sampler
+        Runner(model=Model(), work_dir=str(tmp_path), train_dataloader=data, resume=resume,
+               train_cfg=dict(by_epoch=False, max_iters=stop), optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+               default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False)),
+               custom_hooks=[dict(type='RepeatableHook'), kept], randomness=dict(seed=0), default_scope='mmdet',
+               experiment_name=os.urandom(4).hex()).train()
+        return torch.stack(kept.data)
+
+    expected = train(0, 9)
+    monkeypatch.setattr(loops, '_InfiniteDataloaderIterator', Eager)
+    monkeypatch.delattr(InfiniteSampler, 'skip', raising=False)
+    torch.testing.assert_close(train(1, 9), expected, rtol=0, atol=0)
+    torch.testing.assert_close(train(1, 3), expected[:3], rtol=0, atol=0)
+    torch.testing.assert_close(train(1, 9, resume=True), expected[3:], rtol=0, atol=0)

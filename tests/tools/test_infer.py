@@ -82,10 +82,12 @@ def test_objects_are_drawn_on_an_enlarged_picture(detector, tmp_path):
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'some', '--score-thr', '0', *SMALL)
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'none', '--score-thr', '1', *SMALL)
     for name in ('000000000001.jpg', '000000000002.jpg'):
-        plain = cv2.resize(read(data / name), (683, 512)).astype(int)
+        plain = cv2.resize(read(data / name), (683, 512))
         none, some = read(tmp_path / 'none' / name), read(tmp_path / 'some' / name)
         assert none.shape == some.shape == (512, 683, 3)
-        assert np.abs(none - plain).mean() < 5  # JPEG
+        # Seen smaller: releases of matplotlib enlarge with a shift of a part of a pixel.
+        shrunk = [cv2.resize(each, (48, 36), interpolation=cv2.INTER_AREA).astype(int) for each in (none, plain)]
+        assert np.abs(shrunk[0] - shrunk[1]).mean() < 5  # JPEG
         assert np.abs(some.astype(int) - none).max() > 100
 
 
