@@ -49,8 +49,8 @@ def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
     appended = []
     append = RecordWriter.append
 
-    def spy(self, steps, running_var):
-        append(self, steps, running_var)
+    def spy(self, steps, *values):
+        append(self, steps, *values)
         appended.append(len(steps))
 
     monkeypatch.setattr(RecordWriter, 'append', spy)
