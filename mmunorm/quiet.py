@@ -5,7 +5,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from unittest import mock
 
 import mmengine.logging
@@ -24,6 +24,8 @@ _WARNINGS = ('faster_coco_eval is not installed', "Only use 'alpha' for pillow b
 @contextmanager
 def quiet_imports() -> Iterator[None]:
     """Inside, libraries that are imported do not print what nobody can do anything about."""
+    with suppress(ImportError), warnings.catch_warnings(record=True):
+        import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
     print_log = mmengine.logging.print_log
 
     def print_what_matters(message, logger=None, level=logging.INFO):

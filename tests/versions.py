@@ -37,6 +37,20 @@ def compiles_as_one_graph():
     return True
 
 
+def is_one_graph(stock, *inputs):
+    """Whether torch.compile takes a stock model of OpenMMLab, and our norms in its place, as a whole.
+
+    Older releases leave the graph at the functions that mmengine decorates.
+    """
+    try:
+        torch.compile(stock, backend='eager', fullgraph=True)(*inputs)
+    except Exception:
+        return False
+    finally:
+        torch._dynamo.reset()
+    return compiles_as_one_graph()
+
+
 @cache
 def checkpoints_compiled_code():
     """Whether compiled code of torch's own layers runs in a checkpoint that is not reentrant."""

@@ -96,7 +96,8 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
         NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
     """
     for name, module in model.named_modules():
-        if module.training:
+        # Without torch.compile's wrapper: in 2.4 its own flag stays, whatever `eval()` says.
+        if module.training and '_orig_mod' not in module._modules:
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     folds = plan(model)
     report = FusionReport(tuple(fold for fold in folds if not fold.obstacle),

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from mmcv.cnn.bricks.transformer import FFN
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
@@ -14,7 +15,7 @@ from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 
 from .. import tiny_runs
-from ..versions import compiles_as_one_graph
+from ..versions import is_one_graph
 
 CPU = torch.device('cpu')
 
@@ -346,11 +347,12 @@ def test_the_papers_settings(classifier, detector):
 @pytest.mark.slow
 def test_compiled(classifier, monkeypatch):
     compile_module = nn.Module.compile
+    fullgraph = is_one_graph(FFN(8, 8), torch.ones(1, 2, 8))
     compiled = []
 
     def compile_without_compiler(self):
         compiled.append(type(self).__name__)
-        compile_module(self, backend='eager', fullgraph=compiles_as_one_graph())
+        compile_module(self, backend='eager', fullgraph=fullgraph)
 
     monkeypatch.setattr(nn.Module, 'compile', compile_without_compiler)
     result = run_benchmark(classifier, Settings(batch_size=2, repeat=2, compile=True), progress=False)
@@ -362,10 +364,10 @@ def test_compiled(classifier, monkeypatch):
 
 def test_the_t2t_backbone_compiles_into_one_graph():
     init_default_scope('mmpretrain')
-    model = MODELS.build(dict(
-        type='UNT2TViT', img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8), num_layers=2,
-        layer_cfgs=dict(num_heads=2, feedforward_channels=24), drop_path_rate=0.1)).eval()
-    compiled = torch.compile(model, backend='eager', fullgraph=compiles_as_one_graph())
+    settings = dict(img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8), num_layers=2,
+                    layer_cfgs=dict(num_heads=2, feedforward_channels=24), drop_path_rate=0.1)
+    stock, model = (MODELS.build(dict(settings, type=name)).eval() for name in ('T2T_ViT', 'UNT2TViT'))
     x = torch.randn(1, 3, 32, 32)
+    compiled = torch.compile(model, backend='eager', fullgraph=is_one_graph(stock, x))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x)[0], model(x)[0])
