@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+from unittest import mock
 
 import torch
 import triton
@@ -130,6 +131,25 @@ def check_gradient_step(channels, window, outlier):
         same_state((ours, *state), (theirs, plain.psi, plain.gradient_record))
 
 
+def check_centered_norm():
+    """The whole forward of a UN with a mean, through the launches and in plain torch."""
+    plain = UN(7, window=3, warmup_iters=2, centered=True)
+    launched = copy.deepcopy(plain)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(1, 9):
+        measured = torch.rand(2, 7, generator=generator) + .5
+        if t == 6:
+            measured[0, 3] = 1e6
+        steps = []
+        for norm, one_launch in ((plain, lambda *_: None), (launched, lambda *_: kernels)):
+            norm.num_batches_tracked.fill_(t)
+            with mock.patch.object(algorithm.kernels, 'one_launch', one_launch):
+                steps.append(algorithm.average_activation(norm, measured, None))
+        same_state(steps[0], steps[1])
+        same_state(plain.buffers(), launched.buffers())
+    assert plain.num_outliers > 0
+
+
 def check_steps():
     for channels, window in [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]:
         for filtered in (False, True):
@@ -156,6 +176,7 @@ if __name__ == '__main__':
     check_all(SHAPES, DTYPES)
     check_empty()
     check_steps()
+    check_centered_norm()
     kernels._PROGRAMS = 2
     check_all(LONG_SHAPES, [torch.float32])
     print('all cases agree')
