@@ -167,6 +167,31 @@ class OfflineNorm(Norm):
         scale, shift = self._affine(torch.float64)
         return scale.detach(), shift.detach()
 
+    @torch.no_grad()
+    def set_affine(self, scale: Tensor, shift: Tensor, mean: Tensor, square: Tensor) -> None:
+        """Makes the norm `y = scale * x + shift` at inference, and one that has seen no step; the inverse of `affine`.
+
+        The running statistics become those that are given, every row of the record of activations too, and `eta` 0.
+        All arguments are `(C,)`.
+
+        Args:
+            scale, shift: the map.
+            mean, square: E[x] and E[x^2] of the tokens that the norm is to read.
+        """
+        variance = (square - mean.square()).clamp(min=0) if self.centered else square
+        self.restart_warmup()
+        self.running_var.copy_(variance)
+        if self.activation_record is not None:
+            self.activation_record.copy_(variance.expand_as(self.activation_record))
+        if self.eta is not None:
+            self.eta.zero_()
+        # From the statistics as they are stored, which may be less precise.
+        self.weight.copy_(scale * (self.running_var.to(scale.dtype) + self.eps).sqrt())
+        if self.centered:
+            self.running_mean.copy_(mean)
+            shift = shift + scale * self.running_mean.to(scale.dtype)
+        self.bias.copy_(shift)
+
     def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mean = None if self.running_mean is None else self.running_mean.to(dtype)
         eta = None if self.eta is None else self.eta.to(dtype)

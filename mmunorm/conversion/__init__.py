@@ -1,0 +1,5 @@
+"""From a LayerNorm checkpoint to offline norms: calibration, fading, distillation."""
+from .convert import ConversionError, convert_norms
+from .report import ConversionReport, ConvertedNorm
+
+__all__ = ['ConversionError', 'ConversionReport', 'ConvertedNorm', 'convert_norms']
