@@ -122,11 +122,13 @@ def apply_norm(cfg: Config, text: str) -> str:
     if path is not None and '://' not in path:
         folder = Path(path).parent
         set_pretrained(cfg, str(folder.with_name(_renamed(folder.name, old, name)) / Path(path).name))
-    stem = Path(cfg.filename).stem
-    renamed = _renamed(stem, old, name)
-    if renamed == stem and slug(name) != old.lower():
-        renamed = f'{stem}_{slug(name)}'
-    return str(Path('work_dirs', renamed))
+    return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
+
+
+def renamed(stem: str, old: str, name: str) -> str:
+    """The name of a recipe with the norm `name` in place of `old`: `swin_t_bn_imagenet` of `swin_t_un_imagenet`."""
+    new = _renamed(stem, old, name)
+    return f'{stem}_{slug(name)}' if new == stem and slug(name) != old.lower() else new
 
 
 def _renamed(stem: str, old: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """From a LayerNorm checkpoint to offline norms: calibration, fading, distillation."""
+from .checkpoint import converted_model
 from .convert import ConversionError, convert_norms
 from .report import ConversionReport, ConvertedNorm
 
-__all__ = ['ConversionError', 'ConversionReport', 'ConvertedNorm', 'convert_norms']
+__all__ = ['ConversionError', 'ConversionReport', 'ConvertedNorm', 'convert_norms', 'converted_model']
