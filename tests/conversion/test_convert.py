@@ -5,6 +5,7 @@ import json
 import pytest
 import timm
 import torch
+from mmdet.structures import DetDataSample
 from torch import nn
 
 from mmunorm import MABN, PN, UN, RepBN, TokenBN, convert_norms, fuse_norms
@@ -284,7 +285,6 @@ def test_timm(name):
 
 
 def inputs(model, *size):
-    from mmdet.structures import DetDataSample
     meta = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size, scale_factor=(1, 1))
     samples = [DetDataSample(metainfo=meta) for _ in range(2)] if hasattr(model, 'with_bbox') else None
     return dict(inputs=torch.randn(2, 3, *size), data_samples=samples)
