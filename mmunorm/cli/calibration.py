@@ -1,6 +1,8 @@
 """What `tools/convert_norms.py` asks of a config: training pictures, and the metrics of a model that is at hand."""
 from __future__ import annotations
 
+import copy
+
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
@@ -15,16 +17,26 @@ from .pictures import name_pictures
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
-    """The first shuffled batches of the training data, as the loader of `cfg` makes them, of so many samples or more.
+    """Shuffled batches of training pictures, of so many samples or more; all of them if there are fewer.
 
-    All of the data if it has fewer. The same each time.
+    They go through the pipeline of testing, without augmentation: the statistics are for inference. The batches are
+    the same each time.
 
     Raises:
         PreflightError: the config has no training data, or the data set is empty.
     """
     if cfg.get('train_dataloader') is None:
         raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are taken from training pictures.')
-    loader = _loader(cfg, 'train')
+    cfg = copy.deepcopy(cfg)
+    if cfg.get('test_dataloader') is not None:
+        cfg.train_dataloader.dataset = _with_pipeline(cfg.train_dataloader.dataset,
+                                                      cfg.test_dataloader.dataset.pipeline)
+    try:
+        loader = _loader(cfg, 'train')
+    except ValueError as error:
+        if 'at least one array' not in str(error):  # what mmengine says of a data set without a sample
+            raise
+        raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
     batches, samples = [], 0
     with tqdm(total=num_samples, desc='reading', unit='picture') as bar:
         for batch in loader:
@@ -32,9 +44,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
             samples += len(batch['inputs'])
             bar.update(len(batch['inputs']))
             if samples >= num_samples:
-                return batches
-    if not batches:
-        raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.')
+                break
     return batches
 
 
@@ -47,6 +57,16 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
     for batch in tqdm(loader, desc=title, unit='batch'):
         evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
     return evaluator.evaluate(len(loader.dataset))
+
+
+def _with_pipeline(dataset: dict, pipeline: list) -> dict:
+    """The config of a data set, or of one around others, with another pipeline for single pictures."""
+    if 'dataset' in dataset:
+        inner = _with_pipeline(dataset['dataset'], pipeline)
+        return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes pictures
+    if 'datasets' in dataset:
+        return {**dataset, 'datasets': [_with_pipeline(each, pipeline) for each in dataset['datasets']]}
+    return {**dataset, 'pipeline': pipeline}
 
 
 def _loader(cfg: Config, split: str):
