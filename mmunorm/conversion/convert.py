@@ -14,6 +14,7 @@ from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import input_of, is_channels_first
 from ..norms.replace import build_like, check_replaceable, layer_norms, put
+from .replay import Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
@@ -51,9 +52,10 @@ def convert_norms(model: nn.Module,
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
     Norms are converted one after the other, in the order in which they run: each is measured on what the converted
-    part in front of it gives. For L norms this takes one forward pass over all batches, and then one a norm that
-    ends there: about 1 + L / 2 in all, in the memory of one batch. A norm that runs several times is measured over
-    all its runs. No weight but those of the norms changes; the model is in eval mode meanwhile.
+    part in front of it gives. This takes a forward pass over all batches, and then one a norm that ends there and
+    begins in the block of the norm: about four times a forward pass in all. The blocks' outputs are kept for that,
+    up to 2 GiB; what does not fit is computed again for each norm. A norm that runs several times is measured over all
+    its runs. No weight but those of the norms changes; the model is in eval mode meanwhile.
 
     Args:
         model (nn.Module): trained, with LayerNorms over the last dimension of `(..., C)`; of mmpretrain, mmdet, timm
@@ -90,19 +92,21 @@ def convert_norms(model: nn.Module,
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
 
-    with _eval_mode(model), tqdm(total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch',
-                                 disable=not progress) as bar:
+    with _eval_mode(model), Replay(model, goals) as replay, tqdm(
+            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
         try:
             first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
-            before = _measure_all(model, batches, first, bar)
-            rows = []
+            before = _measure_all(model, batches, first, replay, bar)
+            rows, left = [], set(goals)
             for name, seen in before.items():
                 norm = names[name]
                 row = _row(name, seen, kept.get(norm, ''))
                 if norm in kept:
                     rows.append(row)
                     continue
-                rows.append(_convert(norm, goals[norm], row, seen, _measure(model, batches, name, norm, seen, bar)))
+                now = _measure(model, batches, name, norm, seen, left, replay, bar)
+                rows.append(_convert(norm, goals[norm], row, seen, now))
+                left.remove(norm)
                 put(model, {alias: goals[norm] for alias in names if names[alias] is norm})
         except BaseException:
             put(model, names)
@@ -193,7 +197,8 @@ class _Seen:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
 
-def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm], bar: tqdm) -> dict[str, _Seen]:
+def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm], replay: Replay,
+                 bar: tqdm) -> dict[str, _Seen]:
     """What each norm of the LN model reads, in the order in which they run; norms that do not run are left out."""
     seen: dict[str, _Seen] = {}
 
@@ -206,6 +211,8 @@ def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm]
         handles = [norm.register_forward_pre_hook(hook_of(name, i), with_kwargs=True)
                    for name, norm in norms.items()]
         try:
+            replay.start(i)
+            replay.freeze()
             _run(model, batch)
         finally:
             for handle in handles:
@@ -216,24 +223,29 @@ def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm]
     return {name: one for name, one in seen.items() if one.sums[0, 0] > 0}
 
 
-def _measure(model: nn.Module, batches: list, name: str, norm: nn.LayerNorm, before: _Seen, bar: tqdm) -> _Seen:
-    """What one norm reads behind those that are converted."""
+def _measure(model: nn.Module, batches: list, name: str, norm: nn.LayerNorm, before: _Seen, left: set[nn.LayerNorm],
+             replay: Replay, bar: tqdm) -> _Seen:
+    """What one norm reads behind those that are converted; `left` are those that are not, with this one."""
     seen = _Seen(norm)
 
-    def hook(norm, args, kwargs):
-        seen.add(norm, args, kwargs, batch)
-        if seen.calls[batch] == before.calls[batch]:
-            raise _Enough
+    def hook(module, args, kwargs):
+        replay.freeze()
+        if module is norm:
+            seen.add(norm, args, kwargs, batch)
+            if seen.calls[batch] == before.calls[batch]:
+                raise _Enough
 
-    handle = norm.register_forward_pre_hook(hook, with_kwargs=True)
+    handles = [each.register_forward_pre_hook(hook, with_kwargs=True) for each in left]
     try:
         for batch in range(len(batches)):
             if before.calls[batch]:
+                replay.start(batch)
                 with suppress(_Enough):
                     _run(model, batches[batch])
             bar.update()
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     seen.check(name, 'behind the norms that are converted')
     return seen
 
