@@ -61,7 +61,8 @@ def main(argv=None):
         for key, before in metrics['before'].items():
             print(f'{key}: {before:.4g} before, {metrics["after"][key]:.4g} after')
     stem = renamed(Path(args.config).stem, 'LN', name)
-    for path in save_converted(model, converted_config(cfg, model, report, norm_cfg), report, out, stem, meta):
+    new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
+    for path in save_converted(model, new, report, out, stem, meta):
         print(f'written: {path}')
     return report, metrics
 

@@ -105,20 +105,25 @@ def _from_vit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {renamed(name): value for name, value in weights.items()}
 
 
-def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict) -> Config:
+def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,
+                     teacher: str) -> Config:
     """The config of a converted model; `cfg` is unchanged.
 
     Where `norm_cfg` in the backbone says all, it is set there, and a stock class of mmpretrain that does not give it
     to each of its norms becomes ours, which has the same names. Else, for example if norms are kept, the model's type
-    becomes `ConvertedModel`, which lists the converted norms.
+    becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
+    LayerNorm.
 
     Args:
         cfg (Config): of the model with LayerNorm.
         model (nn.Module): converted.
         report (ConversionReport): what `convert_norms` returned.
         norm_cfg (dict): what it was given.
+        teacher (str): the checkpoint with LayerNorm.
     """
     new = copy.deepcopy(cfg)
+    new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
+        type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
     new.pop('pretrained', None)
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
     imports['imports'] = list(dict.fromkeys([*_as_list(imports['imports']), 'mmunorm']))
@@ -136,6 +141,35 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     if isinstance(new.model.get('backbone'), dict):
         new.model.backbone.init_cfg = None
     return new
+
+
+def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
+    """The config of a model with LayerNorm from that of a converted one, which is unchanged.
+
+    Args:
+        model_cfg (dict): with a backbone that takes `norm_cfg`, or of type `ConvertedModel`.
+        norm_cfg (dict): config of the LayerNorms in a backbone that takes it.
+
+    Raises:
+        PreflightError: neither.
+    """
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if cfg.get('type') == CONVERTED_TYPE:
+        cfg.type = cfg.pop('of')
+        del cfg['norm_cfg'], cfg['converted']
+    elif isinstance(cfg.get('backbone'), dict):
+        cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
+    else:
+        raise PreflightError('the model has no backbone whose norms could become LayerNorm.')
+    if isinstance(cfg.get('backbone'), dict):
+        cfg.backbone.init_cfg = None
+    return cfg
+
+
+def _layer_norm_cfg(model: nn.Module) -> dict:
+    """The `norm_cfg` of a model's LayerNorms."""
+    eps = next(iter(layer_norms(model).values())).eps
+    return dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
 
 
 def _as_list(value) -> list:

@@ -38,6 +38,8 @@ class FadingNorm(OfflineNorm):
 
     Attributes:
         measures (bool): whether forward passes add to `sums`.
+        has_begun (bool): whether the norm is no longer LayerNorm alone.
+        has_faded (bool): whether nothing is left of LayerNorm.
     """
 
     measures = False
@@ -53,26 +55,23 @@ class FadingNorm(OfflineNorm):
 
     def set_fade(self, done: int, steps: int) -> None:
         """Sets how many steps of the fade are done, and how many it has."""
-        if (done, steps) != (self._done, self._steps):
+        if [done, steps] != self._fade:
             self.fade.copy_(torch.tensor([done, steps]))
-            self._done, self._steps = done, steps
+            self._look()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the norm is no longer LayerNorm alone."""
-        return self._done > 0
-
-    @property
-    def has_faded(self) -> bool:
-        """Whether nothing is left of LayerNorm."""
-        return self._done >= self._steps
+    def _look(self) -> None:
+        """Reads `fade`, which a forward pass must not wait for."""
+        self._fade = self.fade.tolist()
+        done, steps = self._fade
+        # Bools, because torch.compile compiles anew for each new int.
+        self.has_begun, self.has_faded = done > 0, done >= steps
 
     @property
     def fold_obstacle(self) -> str:
         """Why the norm cannot be folded yet, or ''."""
         if self.has_faded:
             return ''
-        return f'is LayerNorm in part until its fade is over, of which {self._done} of {self._steps} steps are done'
+        return 'is LayerNorm in part until its fade is over, of which {} of {} steps are done'.format(*self._fade)
 
     @property
     def newest_step(self) -> Step | None:
@@ -127,9 +126,6 @@ class FadingNorm(OfflineNorm):
             bias = bias + 0 * self.ln_weight + 0 * self.ln_bias
         return super()._apply_step(step, x, valid, bias)
 
-    def _look(self) -> None:
-        self._done, self._steps = self.fade.tolist()
-
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if prefix + 'weight' in state_dict and prefix + 'fade' not in state_dict:
             has_faded = prefix + 'running_var' in state_dict
@@ -152,7 +148,7 @@ class FadingNorm(OfflineNorm):
         return {name: why for name, why in Norm.refused_state.items() if name != 'fade'}
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, ln_eps={self.ln_eps}, {self._done} of {self._steps} steps faded'
+        return '{}, ln_eps={}, {} of {} steps faded'.format(super().extra_repr(), self.ln_eps, *self._fade)
 
 
 for _norm in (UN, MABN, TokenBN, RepBN):

@@ -11,9 +11,7 @@ from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 
 from ..config.models import build_model
-from ..config.presets import replace_norm_cfgs
-from ..conversion.checkpoint import load_public
-from ..errors import PreflightError
+from ..conversion.checkpoint import layer_norm_config, load_public
 from .runner import unwrapped_model
 
 
@@ -33,7 +31,7 @@ class DistillationHook(Hook):
     Args:
         checkpoint (str): of the teacher, path or address.
         norm_cfg (dict): config of the teacher's norms. Defaults to `dict(type='LN')`; a Vision Transformer of
-            mmpretrain has `dict(type='LN', eps=1e-6)`.
+            mmpretrain has `dict(type='LN', eps=1e-6)`. A `ConvertedModel` keeps those that it has.
         temperature (float): T. Defaults to 4.
         weight (float): from 0 to 1. Defaults to 0.5.
 
@@ -68,10 +66,7 @@ class DistillationHook(Hook):
 
     def _build(self, runner) -> nn.Module:
         cfg = copy.deepcopy(runner.cfg)
-        if not isinstance((cfg.get('model') or {}).get('backbone'), dict):
-            raise PreflightError('DistillationHook: the model has no backbone, whose norms could become LayerNorm.')
-        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, self.norm_cfg)
-        cfg.model.backbone.init_cfg = None
+        cfg.model = layer_norm_config(runner.cfg.get('model') or {}, self.norm_cfg)
         with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
             teacher = build_model(cfg)
         load_public(teacher, self.checkpoint)

@@ -74,7 +74,7 @@ def test_a_classifier(tmp_path):
     cfg.data_preprocessor = dict(cfg.data_preprocessor)
     teacher = ln_model(cfg, tmp_path / 'ln.pth')
     model = build_model(cfg)
-    names = model.state_dict().keys()
+    names, text = model.state_dict().keys(), cfg.pretty_text
     data = dict(inputs=torch.randn(4, 3, 32, 32), data_samples=[DataSample().set_gt_label(i % 2) for i in range(4)])
     hook = DistillationHook(str(tmp_path / 'ln.pth'), temperature=3., weight=0.25)
     state = torch.random.get_rng_state()
@@ -85,7 +85,8 @@ def test_a_classifier(tmp_path):
     torch.testing.assert_close(both['loss_distillation'], 0.25 * distance)
     both['loss_distillation'].backward()
     assert model.backbone.norm1.weight.grad.abs().sum() > 0
-    assert model.state_dict().keys() == names and not any(p.requires_grad for p in hook._teacher.parameters())
+    assert model.state_dict().keys() == names and cfg.pretty_text == text
+    assert not any(p.requires_grad for p in hook._teacher.parameters())
 
     hook.after_train(Runner(cfg, model))
     assert 'loss_distillation' not in model(**data, mode='loss')

@@ -79,6 +79,7 @@ def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys, mo
     tiny_runs.call(TRAIN, config, '--work-dir', 'tuned')
     assert 'missing' not in ''.join(capsys.readouterr())
     assert states('tuned/epoch_1.pth')['state_dict'].keys() == states(checkpoint)['state_dict'].keys()
+    assert 'loss_distillation' in next((tmp_path / 'tuned').glob('*/vis_data/scalars.json')).read_text()
 
 
 def test_other_goals_and_kept_norms(ln, capsys):
@@ -90,6 +91,8 @@ def test_other_goals_and_kept_norms(ln, capsys):
     assert kinds.count(TokenBN) == 5 and kinds.count(nn.LayerNorm) == 2 and UN not in kinds
     DefaultScope._instance_dict.clear()
     tiny_runs.call(TEST, config, checkpoint, '--work-dir', 'w', '--fuse')
+    tiny_runs.call(TRAIN, config, '--work-dir', 'tuned')
+    assert states('tuned/epoch_1.pth')['state_dict'].keys() == states(checkpoint)['state_dict'].keys()
     assert 'missing' not in ''.join(capsys.readouterr())
 
 
@@ -143,6 +146,7 @@ def test_stock_classifiers_get_a_config_with_norm_cfg(name, ln, tmp_path, capsys
     new = Config.fromfile('out/stock_un.py')
     assert new.model.type == 'ImageClassifier' and new.model.backbone.type == kind
     assert new.model.backbone.norm_cfg == dict(type='UN')
+    assert new.custom_hooks[-1].norm_cfg == (dict(type='LN', eps=1e-6) if name == 'vit' else dict(type='LN'))
     capsys.readouterr()
     DefaultScope._instance_dict.clear()
     tested = tiny_runs.call(TEST, 'out/stock_un.py', 'out/stock_un.pth', '--work-dir', 'w', '--fuse')
