@@ -68,9 +68,12 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
 
     Raises:
-        PreflightError: the backbone takes no `norm_cfg`, there is no such type, or the steps of the run are not
-            known.
+        PreflightError: the backbone takes no `norm_cfg`, there is no such type, the steps of the run are not known, or
+            the model is a `ConvertedModel`.
     """
+    if 'converted' in cfg.model:
+        raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
+                             f'{cfg.model.norm_cfg.type}: for another norm, convert the model with LayerNorm to that.')
     backbone = cfg.model.get('backbone') or {}
     if 'norm_cfg' not in backbone:
         raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone.norm_cfg to put a norm into.')

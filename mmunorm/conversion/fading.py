@@ -43,6 +43,9 @@ class FadingNorm(OfflineNorm):
     """
 
     measures = False
+    has_begun = False
+    has_faded = False
+    _fade = (0, 1)
 
     def __init__(self, num_features: int, ln_eps: float = 1e-5, **kwargs):
         super().__init__(num_features, **kwargs)
@@ -51,18 +54,16 @@ class FadingNorm(OfflineNorm):
         self.ln_bias = torch.nn.Parameter(torch.zeros(num_features))
         self.register_buffer('fade', torch.tensor([0, 1]))
         self.register_buffer('sums', torch.zeros(NUM_SUMS, num_features, dtype=torch.float64))
-        self._look()
 
     def set_fade(self, done: int, steps: int) -> None:
         """Sets how many steps of the fade are done, and how many it has."""
-        if [done, steps] != self._fade:
+        if (done, steps) != self._fade:
             self.fade.copy_(torch.tensor([done, steps]))
             self._look()
 
     def _look(self) -> None:
         """Reads `fade`, which a forward pass must not wait for."""
-        self._fade = self.fade.tolist()
-        done, steps = self._fade
+        done, steps = self._fade = tuple(self.fade.tolist())
         # Bools, because torch.compile compiles anew for each new int.
         self.has_begun, self.has_faded = done > 0, done >= steps
 

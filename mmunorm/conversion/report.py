@@ -4,8 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-# Up to which error after the refit a norm counts as converted without and with little loss.
-GOOD, FAIR = 0.01, 0.1
+# Up to which error a norm counts as converted without loss, and from which on it loses much.
+GOOD, MUCH = 0.01, 0.05
 COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error before refit', 'error after refit',
            'largest token', 'verdict')
 
@@ -35,12 +35,14 @@ class ConvertedNorm:
 
     @property
     def verdict(self) -> str:
-        """What the error says, in a few words."""
+        """What the errors say, in a few words. To keep a norm helps where it loses much by itself."""
         if self.kept:
             return f'kept: {self.kept}'
         if self.after <= GOOD:
             return 'good'
-        return 'fair: train a little' if self.after <= FAIR else 'far from LN: train, or keep it'
+        if self.least_affine > MUCH:
+            return 'loses much by itself: train, or keep it'
+        return 'loses by those in front: train' if self.after > MUCH else 'fair: train'
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from mmdet.structures import DetDataSample
 from torch import nn
 
 from mmunorm import MABN, PN, UN, RepBN, TokenBN, convert_norms, fuse_norms
-from mmunorm.conversion import ConversionError
+from mmunorm.conversion import ConversionError, ConvertedNorm
 from mmunorm.conversion.statistics import nearest_affine, scale_and_shift, token_sums
 
 from ..fusion.models import classifier, deit_classifier, detector, mmdet_swin, swin_backbone, t2t_classifier
@@ -105,6 +105,13 @@ def test_the_report():
     assert f'|`2`|{second.cv:.3f}|' in markdown and '||' not in markdown
     data = json.loads(json.dumps(report.as_dict()))
     assert data['norms'][1]['after'] == second.after and data['norms'][2]['verdict'] == kept.verdict
+
+
+@pytest.mark.parametrize('least, after, verdict', [
+    (0.009, 0.01, 'good'), (0.01, 0.03, 'fair: train'), (0.04, 0.2, 'loses by those in front: train'),
+    (0.06, 0.06, 'loses much by itself: train, or keep it')])
+def test_verdicts(least, after, verdict):
+    assert ConvertedNorm('norm', least_affine=least, after=after).verdict == verdict
 
 
 class Twice(nn.Module):

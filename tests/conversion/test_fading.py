@@ -187,3 +187,18 @@ def test_eps_is_layer_norms_own():
     x = tokens(5, 6) * 1e-3
     norm = fading('FadingUN', nn.LayerNorm(6, eps=1e-6), ln_eps=1e-6, eps=1e-5)
     torch.testing.assert_close(norm(x), F.layer_norm(x, (6, ), eps=1e-6))
+
+
+@pytest.mark.slow
+def test_compiled():
+    """A compiled model is compiled for LayerNorm, for the blend and for the offline norm, not for each step."""
+    compiled = []
+    eager = nn.Sequential(nn.Linear(6, 6), fading('FadingUN', layer_norm(6)), nn.Linear(6, 6))
+    model = copy.deepcopy(eager)
+    fast = torch.compile(model, backend=lambda graph, inputs: compiled.append(graph) or graph.forward)
+    for done in range(7):
+        x = tokens(9, 6, seed=done)
+        for each in (eager, model):
+            each[1].set_fade(done, 6)
+        torch.testing.assert_close(fast(x), eager(x))
+    assert len(compiled) <= 4

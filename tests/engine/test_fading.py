@@ -153,6 +153,7 @@ def states(path):
     return torch.load(path, map_location='cpu', weights_only=False)['state_dict']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ema', [False, True])
 def test_a_run_ends_as_a_plain_model_and_resumes_exactly(recipe, ema, capsys):
     if ema:

@@ -8,6 +8,8 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import nn
 
+from mmunorm.benchmark.models import build_models
+from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
 from mmunorm.conversion.checkpoint import load_public
 from mmunorm.errors import PreflightError
@@ -16,7 +18,7 @@ from mmunorm.norms import UN, TokenBN
 from .. import tiny_runs
 from ..fusion.models import SWIN_ARCH
 
-CONVERT, TEST, TRAIN = map(tiny_runs.load_tool, ('convert_norms', 'test', 'train'))
+CONVERT, INFER, TEST, TRAIN = map(tiny_runs.load_tool, ('convert_norms', 'infer', 'test', 'train'))
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
@@ -52,7 +54,8 @@ def states(path):
     return torch.load(path, map_location='cpu', weights_only=False)
 
 
-def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys, monkeypatch):
+@pytest.mark.slow
+def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys):
     report, metrics = convert(*ln, '--num-samples', '3', '--test')
     assert len(report.converted) == 7 and not report.kept
     assert report.samples == 4  # whole batches
@@ -82,6 +85,7 @@ def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys, mo
     assert 'loss_distillation' in next((tmp_path / 'tuned').glob('*/vis_data/scalars.json')).read_text()
 
 
+@pytest.mark.slow
 def test_other_goals_and_kept_norms(ln, capsys):
     report, _ = convert(*ln, '--to', 'BN', '--keep', r'.*downsample\.norm', 'backbone.norm1')
     assert [row.norm for row in report.kept] == ['backbone.stages.0.downsample.norm', 'backbone.norm1']
@@ -89,8 +93,14 @@ def test_other_goals_and_kept_norms(ln, capsys):
     model = build_model(Config.fromfile(config))
     kinds = [type(module) for module in model.modules()]
     assert kinds.count(TokenBN) == 5 and kinds.count(nn.LayerNorm) == 2 and UN not in kinds
+    rows = build_models(Config.fromfile(config), checkpoint).rows
+    counts = {name: sum(isinstance(module, nn.LayerNorm) for module in row.modules()) for name, row in rows.items()}
+    assert counts == {'LN': 7, 'TokenBN': 2, 'TokenBN folded': 2, 'norm-free': 0}
+    with pytest.raises(PreflightError, match='lists which of its LayerNorms are converted to TokenBN'):
+        load_config(config, norm='UN')
     DefaultScope._instance_dict.clear()
     tiny_runs.call(TEST, config, checkpoint, '--work-dir', 'w', '--fuse')
+    tiny_runs.call(INFER, config, checkpoint, ln[0].parent / 'data', '--out-dir', 'drawn', '--device', 'cpu')
     tiny_runs.call(TRAIN, config, '--work-dir', 'tuned')
     assert states('tuned/epoch_1.pth')['state_dict'].keys() == states(checkpoint)['state_dict'].keys()
     assert 'missing' not in ''.join(capsys.readouterr())
