@@ -19,6 +19,7 @@ from ..config.models import build_model
 from ..config.presets import replace_norm_cfgs
 from ..errors import PreflightError
 from ..files import whole_file, write_text
+from ..norms import OfflineNorm
 from ..norms.replace import build_like, layer_norms, put
 from .report import ConversionReport
 
@@ -112,7 +113,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     Where `norm_cfg` in the backbone says all, it is set there, and a stock class of mmpretrain that does not give it
     to each of its norms becomes ours, which has the same names. Else, for example if norms are kept, the model's type
     becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
-    LayerNorm.
+    LayerNorm, if there is a backbone.
 
     Args:
         cfg (Config): of the model with LayerNorm.
@@ -122,20 +123,19 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
         teacher (str): the checkpoint with LayerNorm.
     """
     new = copy.deepcopy(cfg)
-    new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
-        type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
     new.pop('pretrained', None)
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
     imports['imports'] = list(dict.fromkeys([*_as_list(imports['imports']), 'mmunorm']))
     new.custom_imports = imports
     if isinstance(new.model.get('backbone'), dict):
+        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
+            type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
         new.model.backbone.init_cfg = None  # the checkpoint has all
         new.model.backbone = replace_norm_cfgs(_with_norm_cfg(new), norm_cfg)
         if not report.kept and _is_same(new, model):
             return new
-    names = [norm.norm for norm in report.converted]
-    aliases = {id(module): name for name, module in model.named_modules() if name in names}
-    names = [name for name, module in model.named_modules(remove_duplicate=False) if id(module) in aliases]
+    converted = {model.get_submodule(norm.norm) for norm in report.converted}
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
     new.model = ConfigDict({**copy.deepcopy(cfg.model), 'type': CONVERTED_TYPE, 'of': cfg.model.type,
                             'norm_cfg': dict(norm_cfg), 'converted': names})
     if isinstance(new.model.get('backbone'), dict):
@@ -160,7 +160,7 @@ def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     elif isinstance(cfg.get('backbone'), dict):
         cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
     else:
-        raise PreflightError('the model has no backbone whose norms could become LayerNorm.')
+        raise PreflightError('the model has no backbone, whose norms could become LayerNorm.')
     if isinstance(cfg.get('backbone'), dict):
         cfg.backbone.init_cfg = None
     return cfg
@@ -197,10 +197,10 @@ def _is_same(cfg: Config, model: nn.Module) -> bool:
         return False
 
     def parts(model: nn.Module) -> dict:
-        kinds = {name: type(module) for name, module in model.named_modules() if name in norms}
-        return {**kinds, **{name: value.shape for name, value in model.state_dict().items()}}
+        norms = {name: (type(norm), norm.eps) for name, norm in model.named_modules()
+                 if isinstance(norm, (OfflineNorm, nn.LayerNorm))}
+        return {**norms, **{name: value.shape for name, value in model.state_dict().items()}}
 
-    norms = {name for name, module in model.named_modules() if hasattr(module, 'affine')}
     return parts(built) == parts(model)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config.models import build_model
 from ..conversion.checkpoint import layer_norm_config, load_public
+from ..errors import PreflightError
 from .runner import unwrapped_model
 
 
@@ -37,7 +38,7 @@ class DistillationHook(Hook):
 
     Raises:
         ValueError: an argument is out of its range.
-        PreflightError: the checkpoint cannot be read, or is of another model.
+        PreflightError: the checkpoint cannot be read, or is of another model, or the model has no backbone.
     """
 
     def __init__(self, checkpoint: str, norm_cfg: dict | None = None, temperature: float = 4., weight: float = 0.5):
@@ -52,6 +53,8 @@ class DistillationHook(Hook):
 
     def before_train(self, runner) -> None:
         student = unwrapped_model(runner)
+        if not hasattr(student, 'backbone'):
+            raise PreflightError(f'DistillationHook: {type(student).__name__} has no backbone to compare.')
         self._is_classifier = isinstance(student, ImageClassifier)
         self._teacher = self._build(runner).to(next(student.parameters()).device)
         read = student.head if self._is_classifier else student.backbone

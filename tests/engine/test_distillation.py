@@ -126,8 +126,10 @@ def test_what_is_refused(tmp_path):
     tiny_runs.save_weights(cfg, tmp_path / 'un.pth', ('dark', 'light'))
     with pytest.raises(PreflightError, match='does not fit the config'):
         DistillationHook(str(tmp_path / 'un.pth')).before_train(Runner(cfg, model))
-    with pytest.raises(PreflightError, match='the model has no backbone'):
+    with pytest.raises(PreflightError, match='the model has no backbone, whose norms'):
         DistillationHook('a.pth').before_train(Runner(Config(), model))
+    with pytest.raises(PreflightError, match='Linear has no backbone to compare'):
+        DistillationHook('a.pth').before_train(Runner(cfg, torch.nn.Linear(1, 1)))
 
 
 @pytest.mark.usefixtures('in_a_folder')

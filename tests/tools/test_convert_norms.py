@@ -165,6 +165,25 @@ def test_stock_classifiers_get_a_config_with_norm_cfg(name, ln, tmp_path, capsys
     assert 'missing' not in printed and 'unexpected' not in printed and 'kept:' not in printed
 
 
+def test_a_model_without_a_backbone(ln, tmp_path, capsys):
+    """timm's, as mmpretrain wraps it: the model's type lists the norms."""
+    cfg = Config.fromfile(ln[0])
+    size, _ = TIMM['vit_tiny_patch16_224']
+    cfg.model = dict(type='TimmClassifier', model_name='vit_tiny_patch16_224', img_size=32, num_classes=2, **size)
+    path = tmp_path / 'timm.py'
+    path.write_text(cfg.pretty_text)
+    checkpoint = tiny_runs.save_weights(Config.fromfile(path), tmp_path / 'timm.pth', ('dark', 'light'))
+    report, metrics = convert(path, checkpoint, '--test')
+    assert len(report.converted) == 5
+    new = Config.fromfile('out/timm_un.py')
+    assert new.model.type == 'ConvertedModel' and len(new.model.converted) == 5
+    capsys.readouterr()
+    DefaultScope._instance_dict.clear()
+    tested = tiny_runs.call(TEST, 'out/timm_un.py', 'out/timm_un.pth', '--work-dir', 'w')
+    assert tested['accuracy/top1'] == metrics['after']['accuracy/top1']
+    assert 'missing' not in ''.join(capsys.readouterr())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('stock', [False, True])
 def test_a_detector(stock, tmp_path, capsys):
