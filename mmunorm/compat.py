@@ -42,6 +42,12 @@ def _checkpoint_recomputes() -> bool:
     return False
 
 
+def sees_attributes() -> bool:
+    """Whether a compiled model is compiled anew when an attribute of a layer changes; before 2.5 or so it is not."""
+    config = torch._dynamo.config
+    return config.guard_nn_modules or getattr(config, 'inline_inbuilt_nn_modules', False)
+
+
 def allow_recompilations(number: int) -> None:
     """Lets torch.compile compile one function at least so often, for inputs of different kinds."""
     config = torch._dynamo.config

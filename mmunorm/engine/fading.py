@@ -8,6 +8,7 @@ from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ..compat import sees_attributes
 from ..conversion.fading import FadingNorm, drop_faded, fading_order
 from ..errors import PreflightError
 from ..norms.base import check_count
@@ -42,8 +43,8 @@ class FadingHook(Hook):
 
     Raises:
         ValueError: an argument is out of its range.
-        PreflightError: the model has no norm that can fade, the weights are those of another norm, or the run is too
-            short.
+        PreflightError: the model has no norm that can fade, the weights are those of another norm, the run is too
+            short, or this torch cannot compile such a model.
     """
     # Before EMAHook, whose model then knows how far each norm has faded.
     priority = 'HIGH'
@@ -67,6 +68,9 @@ class FadingHook(Hook):
         norms = {name: module for name, module in model.named_modules() if isinstance(module, FadingNorm)}
         if not norms:
             raise PreflightError('FadingHook: the model has no norm that fades; set norm_cfg=dict(type=\'FadingUN\').')
+        if runner.cfg.get('compile') and not sees_attributes():
+            raise PreflightError(f'FadingHook: torch {torch.__version__} does not notice that a norm of a compiled '
+                                 'model fades; leave `compile` out, or take torch 2.5.')
         self._norms = [norms[name] for name in fading_order(list(norms))]
         resumed = runner.iter > 0
         if not resumed and (faded := [name for name, norm in norms.items() if norm.has_faded]):

@@ -10,7 +10,7 @@ def layer_norm(channels, seed=0, **kwargs):
     norm = nn.LayerNorm(channels, **kwargs)
     generator = torch.Generator().manual_seed(seed)
     for parameter in norm.parameters():
-        nn.init.normal_(parameter, generator=generator)
+        parameter.data.normal_(generator=generator)
     return norm
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmunorm.config.models import build_model
 from mmunorm.conversion.fading import FadingNorm, fading_order
-from mmunorm.engine import FadingHook
+from mmunorm.engine import FadingHook, fading
 from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
 
@@ -27,7 +27,7 @@ class Runner(SimpleNamespace):
         norms = [MODELS.build(dict(type=kind, num_features=6)) for _ in range(3)]
         model = nn.ModuleDict(dict(norm1=norms[0], norm2=norms[1], linear=nn.Linear(6, 6), norm=norms[2]))
         self.warnings = []
-        super().__init__(model=model, iter=0, max_iters=steps, message_hub=MessageHub(f'fading {id(self)}'),
+        super().__init__(model=model, iter=0, cfg={}, max_iters=steps, message_hub=MessageHub(f'fading {id(self)}'),
                          logger=SimpleNamespace(warning=self.warnings.append))
         self.hook = FadingHook(**hook)
 
@@ -116,13 +116,18 @@ def test_bad_arguments(arguments, match):
         FadingHook(**arguments)
 
 
-def test_what_is_refused():
+def test_what_is_refused(monkeypatch):
     runner = Runner(steps=4)
     with pytest.raises(PreflightError, match='3 norms cannot fade one after the other in 2 steps, of 4'):
         runner.hook.before_train(runner)
     runner = Runner()
     runner.model['norm2'].load_state_dict(UN(6).state_dict(), strict=False)
     with pytest.raises(PreflightError, match='norm2 was loaded from a model without LayerNorm'):
+        runner.hook.before_train(runner)
+    runner = Runner()
+    runner.cfg['compile'] = True
+    monkeypatch.setattr(fading, 'sees_attributes', lambda: False)
+    with pytest.raises(PreflightError, match='does not notice that a norm of a compiled model fades'):
         runner.hook.before_train(runner)
     runner.model = nn.Linear(6, 6)
     with pytest.raises(PreflightError, match='the model has no norm that fades'):
