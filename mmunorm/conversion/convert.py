@@ -60,7 +60,7 @@ def convert_norms(model: nn.Module,
     Args:
         model (nn.Module): trained, with LayerNorms over the last dimension of `(..., C)`; of mmpretrain, mmdet, timm
             or any other.
-        batches (Iterable): some hundred pictures as the model sees them in training, in batches. All are held in
+        batches (Iterable): some hundred training pictures, without augmentation, in batches. All are held in
             memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a dict,
             as the data loaders of OpenMMLab give it, and for other models one of keyword arguments. Tensors are
             moved to the model's device.
