@@ -33,6 +33,7 @@ from .quiet import quiet_imports  # noqa: E402
 
 with quiet_imports():
     from . import backbones, engine, norms  # noqa: F401
+from .conversion import convert_norms  # noqa: E402
 from .fusion import fuse_norms  # noqa: E402
 from .norms import (  # noqa: E402
     MABN,
@@ -53,5 +54,5 @@ from .norms import (  # noqa: E402
 
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'PRepBN', 'RepBN', 'SyncUN', 'TokenBN', 'UN2d',
-    '__version__', 'convert_sync', 'fuse_norms', 'replace_norms', 'revert_sync'
+    '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'replace_norms', 'revert_sync'
 ]

@@ -54,6 +54,12 @@ def forget_compiled_code() -> None:
         torch.compiler.reset()
 
 
+def sees_attributes() -> bool:
+    """Whether a compiled model is compiled anew when an attribute of a layer changes; before 2.5 or so it is not."""
+    config = torch._dynamo.config
+    return config.guard_nn_modules or getattr(config, 'inline_inbuilt_nn_modules', False)
+
+
 def allow_recompilations(number: int) -> None:
     """Lets torch.compile compile one function at least so often, for inputs of different kinds."""
     config = torch._dynamo.config

@@ -1,13 +1,16 @@
 """Every config is built; those with LN and UN are trained one step and tested one step by the real tools."""
 import json
 import math
+from pathlib import Path
 
+import mmdet
+import mmpretrain
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hub import get_config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import HOOKS, MODELS, init_default_scope
 from torch import nn
 
 from mmunorm.config.presets import NORMS, slug
@@ -22,6 +25,9 @@ CONFIGS = sorted(path.relative_to(FOLDER).with_suffix('').as_posix()
 # Configs that record the norms' statistics, and are their base in all else.
 RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
 
+# Configs that start from a LayerNorm checkpoint, of the architecture of another.
+CONVERT = [name for name in CONFIGS if name.startswith('convert/')]
+
 
 def norm_of(name):
     """The part of a config's name that tells its norm."""
@@ -29,7 +35,7 @@ def norm_of(name):
 
 
 def load(name):
-    return Config.fromfile(FOLDER / f'{name}.py')
+    return get_config(name) if '::' in name else Config.fromfile(FOLDER / f'{name}.py')
 
 
 def build(cfg):
@@ -49,7 +55,9 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
     model = build(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
-    assert len(norms) > 10 and {type(norm) for norm in norms} == {MODELS.get(norm_of(name).upper())}
+    kind = norm_of(name).upper()
+    assert len(norms) > 10 and {type(norm) for norm in norms} == {
+        MODELS.get(f'Fading{kind}' if name.endswith('_faded') else kind)}
 
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
@@ -70,7 +78,8 @@ def recipe(cfg):
     return cfg
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) != 'ln' and name not in RECORDED])
+@pytest.mark.parametrize('name', [name for name in CONFIGS
+                                  if norm_of(name) != 'ln' and name not in RECORDED + CONVERT])
 def test_a_norm_changes_the_norm_and_nothing_else(name):
     cfg, ln = load(name), load(name.replace(f'_{norm_of(name)}_', '_ln_'))
     assert recipe(cfg) == recipe(ln)
@@ -85,6 +94,69 @@ def test_a_recorded_config_changes_nothing_else(name):
     cfg = load(name).to_dict()
     assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
     assert cfg == load(name.removesuffix('_recorded')).to_dict()
+
+
+@pytest.mark.parametrize('name', CONVERT)
+def test_a_conversion_is_its_recipe_from_a_layer_norm_checkpoint(name):
+    cfg = load(name)
+    base = load(BASES[name.removeprefix('convert/')])
+    base.model.backbone.setdefault('norm_cfg', dict(type='UN'))
+    model, other = build(cfg).state_dict(), build(base).state_dict()
+    extra = {key for key in model if key.rpartition('.')[2] in ('ln_weight', 'ln_bias', 'fade', 'sums')}
+    assert model.keys() - extra == other.keys() and bool(extra) == name.endswith('_faded')
+    assert cfg.train_dataloader.dataset.data_root == base.train_dataloader.dataset.data_root
+
+    hooks = {hook['type']: HOOKS.build(hook) for hook in cfg.custom_hooks}
+    assert hooks.keys() == {'DistillationHook'} | ({'FadingHook'} if extra else set())
+    teacher = hooks['DistillationHook']
+    # All at once it starts from what tools/convert_norms.py writes.
+    assert extra and teacher.checkpoint == cfg.load_from or cfg.load_from.startswith('work_dirs/converted/swin_un_')
+    assert teacher.norm_cfg.get('eps', 1e-5) == cfg.model.backbone.norm_cfg.get('ln_eps', 1e-5)
+    if '://' in cfg.load_from:
+        published = [line for index in METAFILES for line in (index.read_text().splitlines())]
+        assert any(line.endswith(cfg.load_from.rpartition('/')[2]) for line in published)
+
+
+# By the name of the conversion.
+BASES = {
+    'deit_s_un_imagenet_faded': 'mmpretrain::deit/deit-small_4xb256_in1k.py',
+    'swin_t_un_imagenet_faded': 'swin_t_un_imagenet',
+    'swin_t_un_maskrcnn_faded': 'swin_t_un_maskrcnn_1x',
+    'swin_un_classifier_converted': 'digits/swin_un_classifier',
+    'swin_un_classifier_faded': 'digits/swin_un_classifier',
+    'swin_un_maskrcnn_converted': 'digits/swin_un_maskrcnn',
+    'swin_un_maskrcnn_faded': 'digits/swin_un_maskrcnn',
+}
+METAFILES = [Path(package.__file__).parent / '.mim/configs' / folder / 'metafile.yml'
+             for package, folder in ((mmpretrain, 'swin_transformer'), (mmpretrain, 'deit'), (mmdet, 'swin'))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['swin_un_classifier_faded', 'swin_un_maskrcnn_converted'])
+def test_a_conversion_trains(name, tools, tmp_path, monkeypatch):
+    train, _ = tools
+    monkeypatch.chdir(tmp_path)
+    tiny_runs.skip_config_formatting(monkeypatch)
+    config = FOLDER / f'convert/{name}.py'
+    cfg = Config.fromfile(config)
+    options = tiny_runs.tiny_data(cfg, tmp_path / 'data')
+    base = load(BASES[name])
+    base.model.backbone.norm_cfg = dict(type='LN')
+    base.model.backbone.init_cfg = None
+    teacher = tiny_runs.save_weights(base, tmp_path / 'ln.pth', tuple('0123456789'))
+    base.model.backbone.norm_cfg = cfg.model.backbone.norm_cfg
+    start = tiny_runs.save_weights(base, tmp_path / 'un.pth', ()) if name.endswith('_converted') else teacher
+    options += [f'load_from={start}', f'custom_hooks.0.checkpoint={teacher}', 'model.backbone.drop_path_rate=0.']
+    if name.endswith('_faded'):
+        options += ['train_cfg.max_epochs=40', 'default_hooks.checkpoint.interval=40', 'train_cfg.val_interval=40']
+    tiny_runs.call(train, config, '--work-dir', 'w', '--cfg-options', *options)
+    log = [json.loads(line) for line in next((tmp_path / 'w').glob('*/vis_data/scalars.json')).open()]
+    distances = [entry['loss_distillation'] for entry in log if 'loss_distillation' in entry]
+    assert distances and all(map(math.isfinite, distances))
+    # The faded model begins as its teacher, and at its end is a plain one.
+    assert name.endswith('_converted') or distances[0] < 1e-5
+    state = torch.load(next((tmp_path / 'w').glob('*_*.pth')), map_location='cpu', weights_only=False)['state_dict']
+    assert state.keys() == build(load(BASES[name])).state_dict().keys()
 
 
 @pytest.mark.parametrize('detector', ['maskrcnn', 'fasterrcnn'])
@@ -198,7 +270,7 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) in ('ln', 'un')
-                                  and not name.endswith('_1x')])
+                                  and not name.endswith('_1x') and name not in CONVERT])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     train, test = tools
     monkeypatch.chdir(tmp_path)

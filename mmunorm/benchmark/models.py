@@ -12,7 +12,7 @@ from torch import nn
 from ..backbones.norm_cfg import DEFAULT_NORM_CFG
 from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
 from ..config.models import build_model
-from ..config.presets import replace_norm_cfgs
+from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
 from ..errors import PreflightError
 from ..fusion import FusionReport, fuse_norms
 from ..norms.layers import is_norm, norm_layers
@@ -29,7 +29,8 @@ def norm_name(cfg: Config) -> str:
     """
     if 'backbone' not in cfg.model:
         raise PreflightError('the model of the config has no backbone whose norms could be folded.')
-    name = (cfg.model.backbone.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
+    holder = cfg.model if cfg.model.get('type') == CONVERTED_TYPE else cfg.model.backbone
+    name = (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
     if name == LN:
         raise PreflightError("norm_cfg=dict(type='LN') computes its statistics for every token and cannot be "
                              "folded: name a config with an offline norm, such as dict(type='UN'). The benchmark "
@@ -73,7 +74,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
     else:
         meta = load_weights(model, checkpoint)
 
-    cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type=LN))
+    cfg.model = layer_norm_config(cfg.model, dict(type=LN))
     layer_norm = build_model(cfg).eval()
     # Copies by name, and so the affine parts too. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)

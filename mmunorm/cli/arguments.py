@@ -177,6 +177,11 @@ def prepare(cfg: Config, args: argparse.Namespace) -> None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+    set_dataloader_defaults(cfg)
+
+
+def set_dataloader_defaults(cfg: Config) -> None:
+    """Applies the stock dataloader defaults, in place."""
     for split in ('train', 'val', 'test'):
         dataloader = cfg.get(f'{split}_dataloader')
         if dataloader is not None:

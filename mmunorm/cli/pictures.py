@@ -14,18 +14,19 @@ def name_unusable_pictures(runner: Runner) -> None:
 
     def build_dataloader(*args, **kwargs):
         loader = build(*args, **kwargs)
-        _name(loader.dataset)
+        name_pictures(loader.dataset)
         return loader
 
     runner.build_dataloader = build_dataloader  # which every loop calls
 
 
-def _name(dataset) -> None:
+def name_pictures(dataset) -> None:
+    """Makes a data set, and those inside of it, raise a LocalError that names an unusable picture."""
     if isinstance(getattr(dataset, 'pipeline', None), Compose):
         dataset.pipeline = _NamingPipeline(dataset.pipeline)
     inner = getattr(dataset, 'dataset', None)
     for wrapped in [*(getattr(dataset, 'datasets', None) or []), *([] if inner is None else [inner])]:
-        _name(wrapped)
+        name_pictures(wrapped)
 
 
 class _NamingPipeline(Compose):

@@ -68,9 +68,12 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
 
     Raises:
-        PreflightError: the backbone takes no `norm_cfg`, there is no such type, or the steps of the run are not
-            known.
+        PreflightError: the backbone takes no `norm_cfg`, there is no such type, the steps of the run are not known, or
+            the model is a `ConvertedModel`.
     """
+    if 'converted' in cfg.model:
+        raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
+                             f'{cfg.model.norm_cfg.type}: for another norm, convert the model with LayerNorm to that.')
     backbone = cfg.model.get('backbone') or {}
     if 'norm_cfg' not in backbone:
         raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone.norm_cfg to put a norm into.')
@@ -122,11 +125,13 @@ def apply_norm(cfg: Config, text: str) -> str:
     if path is not None and '://' not in path:
         folder = Path(path).parent
         set_pretrained(cfg, str(folder.with_name(_renamed(folder.name, old, name)) / Path(path).name))
-    stem = Path(cfg.filename).stem
-    renamed = _renamed(stem, old, name)
-    if renamed == stem and slug(name) != old.lower():
-        renamed = f'{stem}_{slug(name)}'
-    return str(Path('work_dirs', renamed))
+    return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
+
+
+def renamed(stem: str, old: str, name: str) -> str:
+    """The name of a recipe with the norm `name` in place of `old`: `swin_t_bn_imagenet` of `swin_t_un_imagenet`."""
+    new = _renamed(stem, old, name)
+    return f'{stem}_{slug(name)}' if new == stem and slug(name) != old.lower() else new
 
 
 def _renamed(stem: str, old: str, name: str) -> str:

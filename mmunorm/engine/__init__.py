@@ -1,7 +1,9 @@
 """What plugs into mmengine's Runner."""
 from .amp import BFloat16OptimWrapper
+from .distillation import DistillationHook
 from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
+from .fading import FadingHook
 from .fusing import FuseNormsHook
 from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
@@ -10,8 +12,8 @@ from .repeatable import RepeatableHook
 from .stress import InputStressHook
 
 __all__ = [
-    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'InputStressHook', 'LearningRateDecayOptimWrapperConstructor',
-    'NormStatisticsHook', 'OfflineNormHook', 'RepeatableHook', 'SyncNormsHook', 'average_statistics',
-    'set_loss_scale'
+    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
+    'DivergenceHook', 'FadingHook', 'FuseNormsHook', 'InputStressHook',
+    'LearningRateDecayOptimWrapperConstructor', 'NormStatisticsHook', 'OfflineNormHook', 'RepeatableHook',
+    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

@@ -56,12 +56,11 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
     mean = outlier = average = None
     if norm.centered:  # mu_hat is that of this step
         mean = torch.where(measured[0].isfinite(), measured[1], norm.running_mean)
+        norm.running_mean.copy_(moving_average(norm.running_mean, mean, alpha))  # 5. Eq. 12
     if triton := _one_launch(norm, record, measured[0], running):
         results = triton.average_activation(measured[0], t, running, record, norm.num_outliers, norm.unsettled,
                                             alpha)
         kernels.mark_changed(running, record, norm.num_outliers)
-        if mean is not None:
-            _track(norm, norm.running_mean, mean, results[2])
         return Step(*results, mean=mean)
     s = finite_or(measured[0], running)
     averaged = t > norm.unsettled  # 2. the warm-up is over, and M statistics were recorded before this one
@@ -78,7 +77,7 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
         average = running.to(s.dtype, copy=True)
     if norm.outlier_filter:  # 3. Eq. 18-19
         gm = average if norm.forward_average == 'gm' else None
-        outlier = averaged & is_outlier(omega, omega_prev, norm.outlier_variance == 'channel', norm.outlier_floor, gm)
+        outlier = averaged & is_outlier(omega, omega_prev, norm.outlier_variance == 'channel', gm)
         averaged = averaged & ~outlier
         norm.num_outliers.add_(outlier)
     var_hat = s if average is None else torch.where(averaged, average, s)  # Eq. 3
@@ -89,18 +88,8 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
         newest = s
     elif norm.keeps_unbiased:  # TokenBN, as torch's BatchNorm
         newest = finite_or(measured[0] * bessel_correction(tokens), running)
-    _track(norm, running, newest, outlier)
-    if mean is not None:
-        _track(norm, norm.running_mean, mean, outlier)
+    running.copy_(moving_average(running, newest, alpha))  # 5. Eq. 12
     return Step(var_hat, averaged, outlier, s if norm.backward_average == 'nu' else None, mean)
-
-
-def _track(norm, running: Tensor, newest: Tensor, outlier: Tensor | None) -> None:
-    """Forward 5: a running statistic (Eq. 12) takes the newest one."""
-    tracked = moving_average(running, newest, norm.alpha)
-    if outlier is not None and not norm.outlier_tracked:
-        tracked = torch.where(outlier, running, tracked)
-    running.copy_(tracked)
 
 
 def normalize(x: Tensor, weight: Tensor, bias: Tensor, step: Step, eta: Tensor | None, valid: Tensor | None,

@@ -59,7 +59,7 @@ def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
     return record.sqrt().var(dim=0) if per_channel else record.sqrt().var()
 
 
-def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, floor: float = 0.,
+def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
                gm: Tensor | None = None) -> Tensor:
     """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19).
 
@@ -67,7 +67,6 @@ def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, flo
         omega: the last M statistics with the newest, `(M, C)`.
         omega_prev: the M statistics before the newest, `(M, C)`.
         per_channel: read `V` for each channel; for study only.
-        floor: the difference must be more than this times GM, too.
         gm: `geometric_mean(omega)` if it is known.
 
     Returns:
@@ -76,8 +75,5 @@ def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, flo
     gm = geometric_mean(omega) if gm is None else gm
     # Equal statistics have AM = GM and V = 0: the rounding of exp and log must not decide there.
     am = arithmetic_mean(omega) * (1 - 16 * torch.finfo(omega.dtype).eps)
-    variance = root_variance(omega_prev, per_channel)
-    threshold = torch.add(gm, variance, alpha=omega.shape[0])
-    if floor:
-        threshold = torch.maximum(threshold, gm * (1 + floor))
+    threshold = torch.add(gm, root_variance(omega_prev, per_channel), alpha=omega.shape[0])
     return (am - threshold).amax() > 0

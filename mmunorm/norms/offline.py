@@ -54,9 +54,6 @@ class OfflineNorm(Norm):
             average. Defaults to False.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
-        outlier_floor (float): the filter leaves alone a step with `AM - GM <= outlier_floor * GM` in every
-            channel. Defaults to 0.
-        outlier_tracked (bool): whether the running statistics take an outlier step's own. Defaults to True.
         eta (float, optional): where the learnable number `eta` of RepBN's `eta * x` starts, which is added to the
             output. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
@@ -93,8 +90,6 @@ class OfflineNorm(Norm):
                  warmup_iters: int | float | None = None,
                  outlier_filter: bool = False,
                  outlier_variance: str = 'layer',
-                 outlier_floor: float = 0.,
-                 outlier_tracked: bool = True,
                  eta: float | None = None,
                  eps: float = 1e-5):
         super().__init__(num_features)
@@ -111,13 +106,11 @@ class OfflineNorm(Norm):
         self.backward_momentum = backward_momentum
         self.outlier_filter = outlier_filter
         self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))
-        self.outlier_floor = outlier_floor
-        self.outlier_tracked = outlier_tracked
         self.centered = centered
         self._make_state(_check_eta(eta))
         self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
-        self.has_own_kernels = (forward_average, backward_average, backward_momentum, outlier_variance,
-                                outlier_floor, outlier_tracked) == ('gm', 'am', True, 'layer', 0, True)
+        self.has_own_kernels = (forward_average, backward_average, backward_momentum,
+                                outlier_variance) == ('gm', 'am', True, 'layer')
         self._pending = PendingSteps()
 
     def _make_state(self, eta: float | None) -> None:
@@ -166,6 +159,31 @@ class OfflineNorm(Norm):
             raise RuntimeError(f'{type(self).__name__} is no affine map: it {self.fold_obstacle}')
         scale, shift = self._affine(torch.float64)
         return scale.detach(), shift.detach()
+
+    @torch.no_grad()
+    def set_affine(self, scale: Tensor, shift: Tensor, mean: Tensor, square: Tensor) -> None:
+        """Makes the norm `y = scale * x + shift` at inference, and one that has seen no step; the inverse of `affine`.
+
+        The running statistics become those that are given, every row of the record of activations too, and `eta` 0.
+        All arguments are `(C,)`.
+
+        Args:
+            scale, shift: the map.
+            mean, square: E[x] and E[x^2] of the tokens that the norm is to read.
+        """
+        variance = (square - mean.square()).clamp(min=0) if self.centered else square
+        self.restart_warmup()
+        self.running_var.copy_(variance)
+        if self.activation_record is not None:
+            self.activation_record.copy_(variance.expand_as(self.activation_record))
+        if self.eta is not None:
+            self.eta.zero_()
+        # From the statistics as they are stored, which may be less precise.
+        self.weight.copy_(scale * (self.running_var.to(scale.dtype) + self.eps).sqrt())
+        if self.centered:
+            self.running_mean.copy_(mean)
+            shift = shift + scale * self.running_mean.to(scale.dtype)
+        self.bias.copy_(shift)
 
     def _affine(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mean = None if self.running_mean is None else self.running_mean.to(dtype)

@@ -1,6 +1,8 @@
 """Norms for a model that is no config: `replace_norms` puts them where its LayerNorms are."""
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from mmengine.registry import MODELS
 from torch import nn
@@ -14,7 +16,9 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     """Replaces every LayerNorm of a model, in place; for models of timm, torchvision and the like.
 
     Scale and shift of each LayerNorm are kept where the new norm has `weight` and `bias`, and so are
-    device, dtype, training mode and `requires_grad`.
+    device, dtype, training mode and `requires_grad`. This is the way to train from scratch, and no conversion of a
+    trained model: an offline norm has no statistics yet, and needs another scale than LayerNorm.
+    :func:`mmunorm.convert_norms` measures both.
 
     Args:
         model (nn.Module): with LayerNorms over the last dimension of `(..., C)`.
@@ -31,11 +35,27 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
             is unchanged.
     """
     check_norm_cfg(norm_cfg)
-    old = {name: norm for name, norm in model.named_modules(remove_duplicate=False)
-           if isinstance(norm, nn.LayerNorm)}
+    old = layer_norms(model)
     if not old:
         raise ValueError(f'model: {type(model).__name__} has no LayerNorm to replace')
-    for name, norm in old.items():
+    check_replaceable(model, old)
+    # One new norm for each old one, also where that is used under several names.
+    new = {norm: build_like(norm_cfg, norm, model) for norm in old.values()}
+    if '' in old:
+        return new[model]
+    put(model, {name: new[norm] for name, norm in old.items()})
+    return model
+
+
+def layer_norms(model: nn.Module) -> dict[str, nn.LayerNorm]:
+    """The LayerNorms of a model by full name, under all names that they have."""
+    return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
+            if isinstance(norm, nn.LayerNorm)}
+
+
+def check_replaceable(model: nn.Module, norms: Mapping[str, nn.LayerNorm]) -> None:
+    """Raises a ValueError that names a LayerNorm of `model` whose place no norm over tokens can take."""
+    for name, norm in norms.items():
         if len(norm.normalized_shape) != 1 or is_channels_first(norm):
             raise ValueError(f'model: {name} is a {type(norm).__name__} over {tuple(norm.normalized_shape)}; '
                              'only LayerNorms over the last dimension of (..., C) can be replaced')
@@ -46,19 +66,19 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
         if isinstance(parent, nn.TransformerEncoderLayer):
             raise ValueError(f'model: {name} is in an nn.TransformerEncoderLayer, which in eval mode does '
                              'not call its norms: torch computes LayerNorm in their place')
-    # One new norm for each old one, also where that is used under several names.
-    new = {norm: _build(norm_cfg, norm, model) for norm in old.values()}
-    forget_compiled_code()
-    if '' in old:
-        return new[model]
-    for name, norm in old.items():
+
+
+def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
+    """Puts modules into a model, in place, by full name."""
+    for name, norm in norms.items():
         parent, _, child = name.rpartition('.')
-        setattr(model.get_submodule(parent), child, new[norm])
-    return model
+        setattr(model.get_submodule(parent), child, norm)
+    forget_compiled_code()
 
 
 @torch.no_grad()
-def _build(norm_cfg: dict, old: nn.LayerNorm, model: nn.Module) -> nn.Module:
+def build_like(norm_cfg: dict, old: nn.LayerNorm, model: nn.Module) -> nn.Module:
+    """A norm of a config with scale, shift, device, dtype, mode and `requires_grad` of a LayerNorm of `model`."""
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
     new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
@@ -67,7 +87,8 @@ def _build(norm_cfg: dict, old: nn.LayerNorm, model: nn.Module) -> nn.Module:
     if like is not None:
         new.to(like)
     for name in ('weight', 'bias'):
-        value, parameter = getattr(old, name, None), getattr(new, name, None)
-        if value is not None and parameter is not None:
-            parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
+        value = getattr(old, name, None)
+        for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: of one that fades
+            if value is not None and parameter is not None:
+                parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
     return new.train(old.training)

@@ -30,10 +30,6 @@ class UN(OfflineNorm):
         outlier_filter (bool): recommended for vision. Defaults to True.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
-        outlier_floor (float): the filter leaves alone a step with `AM - GM <= outlier_floor * GM` in every
-            channel. Not of the paper. Defaults to 0.
-        outlier_tracked (bool): whether the running statistics take an outlier step's own, as in the paper.
-            Defaults to True.
         forward_average (str): average over the activation statistics: 'gm', 'am', 'ema' (with `alpha`) or
             'current', which takes this step's alone. The paper's Table 5 compares. Defaults to 'gm'.
         backward_average (str): average over the gradient statistics: 'am' or 'current'. Defaults to 'am'.
@@ -60,8 +56,6 @@ class UN(OfflineNorm):
                  forward_average: str = 'gm',
                  backward_average: str = 'am',
                  backward_momentum: bool = True,
-                 outlier_floor: float = 0.,
-                 outlier_tracked: bool = True,
                  centered: bool = False,
                  eta: float | None = None,
                  eps: float = 1e-5):
@@ -75,8 +69,6 @@ class UN(OfflineNorm):
             warmup_iters=warmup_iters,
             outlier_filter=outlier_filter,
             outlier_variance=outlier_variance,
-            outlier_floor=outlier_floor,
-            outlier_tracked=outlier_tracked,
             centered=centered,
             eta=eta,
             eps=eps)

@@ -1,0 +1,18 @@
+# Swin-T from mmpretrain's public LayerNorm checkpoint in 20 epochs: its norms fade one after the other. The total batch
+# of 1024 is 16 GPUs x 64 pictures, and `--auto-scale-lr` fits other batches.
+#
+# All norms at once: convert with tools/convert_norms.py, set load_from to what it writes and norm_cfg to UN, and leave
+# FadingHook out.
+_base_ = ['../swin_t_un_imagenet.py']
+
+load_from = 'https://download.openmmlab.com/mmclassification/v0/swin-transformer/' \
+    'swin_tiny_224_b16x64_300e_imagenet_20210616_090925-66df6be6.pth'
+model = dict(backbone=dict(norm_cfg=dict(type='FadingUN')))
+custom_hooks = [dict(type='FadingHook'), dict(type='DistillationHook', checkpoint=load_from)]
+
+optim_wrapper = dict(optimizer=dict(lr=2e-5), clip_grad=dict(max_norm=1.0))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=1, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=2e-7, by_epoch=True, begin=1, end=20, convert_to_iter_based=True),
+]
+train_cfg = dict(max_epochs=20)

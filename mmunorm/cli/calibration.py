@@ -1,0 +1,84 @@
+"""What `tools/convert_norms.py` asks of a config: training pictures, and the metrics of a model that is at hand."""
+from __future__ import annotations
+
+import copy
+
+import torch
+from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.registry import EVALUATOR, init_default_scope
+from mmengine.runner import Runner
+from torch import nn
+from tqdm import tqdm
+
+from ..engine.repeatable import seed_everything
+from ..errors import PreflightError
+from .pictures import name_pictures
+
+
+def training_batches(cfg: Config, num_samples: int) -> list[dict]:
+    """Shuffled batches of training pictures, of so many samples or more; all of them if there are fewer.
+
+    They go through the pipeline of testing, without augmentation: the statistics are for inference. The batches are
+    the same each time.
+
+    Raises:
+        PreflightError: the config has no training data, or the data set is empty.
+    """
+    if cfg.get('train_dataloader') is None:
+        raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are taken from training pictures.')
+    cfg = copy.deepcopy(cfg)
+    if cfg.get('test_dataloader') is not None:
+        cfg.train_dataloader.dataset = _with_pipeline(cfg.train_dataloader.dataset,
+                                                      cfg.test_dataloader.dataset.pipeline)
+    try:
+        loader = _loader(cfg, 'train')
+    except ValueError as error:
+        if 'at least one array' not in str(error):  # what mmengine says of a data set without a sample
+            raise
+        raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
+    batches, samples = [], 0
+    with tqdm(total=num_samples, desc='reading', unit='picture') as bar:
+        for batch in loader:
+            batches.append(batch)
+            samples += len(batch['inputs'])
+            bar.update(len(batch['inputs']))
+            if samples >= num_samples:
+                break
+    return batches
+
+
+@torch.no_grad()
+def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
+    """The test metrics of a model on the test data of `cfg`; `title` stands beside the progress bar."""
+    loader = _loader(cfg, 'test')
+    evaluator = _evaluator(cfg)
+    evaluator.dataset_meta = loader.dataset.metainfo
+    for batch in tqdm(loader, desc=title, unit='batch'):
+        evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
+    return evaluator.evaluate(len(loader.dataset))
+
+
+def _with_pipeline(dataset: dict, pipeline: list) -> dict:
+    """The config of a data set, or of one around others, with another pipeline for single pictures."""
+    if 'dataset' in dataset:
+        inner = _with_pipeline(dataset['dataset'], pipeline)
+        return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes pictures
+    if 'datasets' in dataset:
+        return {**dataset, 'datasets': [_with_pipeline(each, pipeline) for each in dataset['datasets']]}
+    return {**dataset, 'pipeline': pipeline}
+
+
+def _loader(cfg: Config, split: str):
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    seed_everything([0])
+    loader = Runner.build_dataloader({**cfg[f'{split}_dataloader'], 'persistent_workers': False}, seed=0)
+    name_pictures(loader.dataset)
+    return loader
+
+
+def _evaluator(cfg: Config) -> Evaluator:
+    evaluator = cfg.test_evaluator
+    if isinstance(evaluator, dict) and 'metrics' in evaluator:
+        return EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
+    return Evaluator(evaluator)

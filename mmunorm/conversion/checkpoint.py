@@ -1,0 +1,234 @@
+"""Configs and checkpoints around a conversion: public weights in, a config and a checkpoint of offline norms out."""
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS
+from mmengine.runner.checkpoint import load_state_dict, save_checkpoint, weights_to_cpu
+from mmpretrain.models import SwinTransformer, T2T_ViT
+from torch import Tensor, nn
+
+from ..config.checkpoints import load_weights, read_checkpoint
+from ..config.models import build_model
+from ..config.presets import replace_norm_cfgs
+from ..errors import PreflightError
+from ..files import whole_file, write_text
+from ..norms import OfflineNorm
+from ..norms.replace import build_like, layer_norms, put
+from .report import ConversionReport
+
+CONVERTED_TYPE = 'ConvertedModel'
+
+# The names of timm's and DeiT's Vision Transformers, and mmpretrain's.
+_VIT = (('blocks.', 'backbone.layers.'), ('norm.', 'backbone.ln1.'), ('head.', 'head.layers.head.'),
+        ('head_dist.', 'head.layers.head_dist.'), ('', 'backbone.'))
+_VIT_PARTS = (('.norm1.', '.ln1.'), ('.norm2.', '.ln2.'), ('.mlp.fc1.', '.ffn.layers.0.0.'),
+              ('.mlp.fc2.', '.ffn.layers.1.'), ('patch_embed.proj.', 'patch_embed.projection.'))
+
+
+@MODELS.register_module(name=CONVERTED_TYPE)
+def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) -> nn.Module:
+    """Builds a model with other norms in the place of some of its LayerNorms.
+
+    Args:
+        of (str): the model's own type, such as 'ImageClassifier'.
+        norm_cfg (dict): config of the norms.
+        converted (Sequence[str]): full names of these LayerNorms.
+        **cfg: the model's other settings, unchanged.
+
+    Returns:
+        nn.Module: a model of type `of`.
+
+    Raises:
+        ValueError: the model has no such LayerNorm.
+    """
+    model = MODELS.build(dict(type=of, **cfg))
+    norms = layer_norms(model)
+    if missing := [name for name in converted if name not in norms]:
+        raise ValueError(f'converted: {of} has no LayerNorm {missing[0]!r}')
+    put(model, {name: build_like(norm_cfg, norms[name], model) for name in converted})
+    return model
+
+
+def load_public(model: nn.Module, path: str) -> dict:
+    """Loads all weights of a model of LayerNorms; returns the checkpoint's `meta`.
+
+    Names of the official Swin, and of timm's Swin, ViT and DeiT, become mmpretrain's.
+
+    Raises:
+        PreflightError: the checkpoint cannot be read, or is of another model.
+    """
+    content = read_checkpoint(path)
+    weights = content.get('model', content)
+    if 'patch_embed.proj.weight' not in weights:
+        return load_weights(model, path)
+    weights = _from_swin(weights) if 'layers.0.blocks.0.norm1.weight' in weights else _from_vit(weights)
+    # Of the size of a window alone; timm has none in its checkpoints.
+    weights.update({name: value for name, value in model.state_dict().items()
+                    if name.endswith('relative_position_index')})
+    try:
+        load_state_dict(model, weights, strict=True)
+    except RuntimeError as error:
+        raise PreflightError(f'the checkpoint {path} does not fit the config: {" ".join(str(error).split())[:400]}'
+                             ) from error
+    return {}
+
+
+def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of the official Swin or timm's, for mmpretrain's classifier."""
+    from mmdet.models.backbones.swin import swin_converter
+    last = max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
+    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging in front of its stage, not behind
+        weights = {re.sub(r'^layers\.(\d+)\.downsample', lambda m: f'layers.{int(m[1]) - 1}.downsample', name): value
+                   for name, value in weights.items()}
+    head = {re.sub(r'^head\.(fc\.)?', 'head.fc.', name): value for name, value in weights.items()
+            if name.startswith('head.')}
+    backbone = {re.sub(r'^backbone\.norm\.', f'backbone.norm{last}.', name): value
+                for name, value in swin_converter(weights).items() if not name.endswith('.attn_mask')}
+    return {**backbone, **head}
+
+
+def _from_vit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of timm's ViT or DeiT, for mmpretrain's classifier."""
+    def renamed(name: str) -> str:
+        old, new = next((old, new) for old, new in _VIT if name.startswith(old))
+        name = new + name.removeprefix(old)
+        for old, new in _VIT_PARTS:
+            name = name.replace(old, new)
+        return name
+
+    return {renamed(name): value for name, value in weights.items()}
+
+
+def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,
+                     teacher: str) -> Config:
+    """The config of a converted model; `cfg` is unchanged.
+
+    Where `norm_cfg` in the backbone says all, it is set there, and a stock class of mmpretrain that does not give it
+    to each of its norms becomes ours, which has the same names. Else, for example if norms are kept, the model's type
+    becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
+    LayerNorm, if there is a backbone.
+
+    Args:
+        cfg (Config): of the model with LayerNorm.
+        model (nn.Module): converted.
+        report (ConversionReport): what `convert_norms` returned.
+        norm_cfg (dict): what it was given.
+        teacher (str): the checkpoint with LayerNorm.
+    """
+    new = copy.deepcopy(cfg)
+    new.pop('pretrained', None)
+    imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
+    imports['imports'] = list(dict.fromkeys([*_as_list(imports['imports']), 'mmunorm']))
+    new.custom_imports = imports
+    if isinstance(new.model.get('backbone'), dict):
+        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
+            type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
+        new.model.backbone.init_cfg = None  # the checkpoint has all
+        new.model.backbone = replace_norm_cfgs(_with_norm_cfg(new), norm_cfg)
+        if not report.kept and _is_same(new, model):
+            return new
+    converted = {model.get_submodule(norm.norm) for norm in report.converted}
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
+    new.model = ConfigDict({**copy.deepcopy(cfg.model), 'type': CONVERTED_TYPE, 'of': cfg.model.type,
+                            'norm_cfg': dict(norm_cfg), 'converted': names})
+    if isinstance(new.model.get('backbone'), dict):
+        new.model.backbone.init_cfg = None
+    return new
+
+
+def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
+    """The config of a model with LayerNorm from that of a converted one, which is unchanged.
+
+    Args:
+        model_cfg (dict): with a backbone that takes `norm_cfg`, or of type `ConvertedModel`.
+        norm_cfg (dict): config of the LayerNorms in a backbone that takes it.
+
+    Raises:
+        PreflightError: neither.
+    """
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if cfg.get('type') == CONVERTED_TYPE:
+        cfg.type = cfg.pop('of')
+        del cfg['norm_cfg'], cfg['converted']
+    elif isinstance(cfg.get('backbone'), dict):
+        cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
+    else:
+        raise PreflightError('the model has no backbone, whose norms could become LayerNorm.')
+    if isinstance(cfg.get('backbone'), dict):
+        cfg.backbone.init_cfg = None
+    return cfg
+
+
+def _layer_norm_cfg(model: nn.Module) -> dict:
+    """The `norm_cfg` of a model's LayerNorms."""
+    eps = next(iter(layer_norms(model).values())).eps
+    return dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
+
+
+def _as_list(value) -> list:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _with_norm_cfg(cfg: Config) -> ConfigDict:
+    """The config of a backbone that gives its `norm_cfg` to all its norms, with the names of that of `cfg`."""
+    backbone = copy.deepcopy(cfg.model.backbone)
+    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+        cls = registry.get(backbone.type)
+    if cls is SwinTransformer:
+        backbone.type = 'UNSwinTransformer'
+    elif cls is T2T_ViT:
+        backbone.type = 'UNT2TViT'
+        backbone.t2t_cfg = {'use_performer': False, **(backbone.get('t2t_cfg') or {})}
+    return backbone
+
+
+def _is_same(cfg: Config, model: nn.Module) -> bool:
+    """Whether a config builds a model of these norms and weights."""
+    try:
+        built = build_model(cfg)
+    except TypeError:  # the backbone takes no norm_cfg
+        return False
+
+    def parts(model: nn.Module) -> dict:
+        norms = {name: (type(norm), norm.eps) for name, norm in model.named_modules()
+                 if isinstance(norm, (OfflineNorm, nn.LayerNorm))}
+        return {**norms, **{name: value.shape for name, value in model.state_dict().items()}}
+
+    return parts(built) == parts(model)
+
+
+def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
+                   meta: dict | None = None) -> list[Path]:
+    """Writes checkpoint, config, and the report as Markdown and JSON; each file appears whole or not at all.
+
+    Args:
+        model (nn.Module): converted.
+        cfg (Config): of :func:`converted_config`; in the file, it starts from the checkpoint.
+        report (ConversionReport): what `convert_norms` returned.
+        folder: where to write; made if it is missing.
+        name (str): of the files, without suffix.
+        meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
+
+    Returns:
+        The paths.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, config, table, data = (folder / f'{name}.{suffix}' for suffix in ('pth', 'py', 'md', 'json'))
+    cfg = copy.deepcopy(cfg)
+    cfg.load_from = str(checkpoint)
+    kept = {key: value for key, value in (meta or {}).items() if key == 'dataset_meta'}
+    with whole_file(checkpoint) as part:
+        save_checkpoint(dict(meta={**kept, 'cfg': cfg.pretty_text}, state_dict=weights_to_cpu(model.state_dict())),
+                        str(part))
+    write_text(config, cfg.pretty_text)
+    write_text(table, report.markdown())
+    write_text(data, json.dumps(report.as_dict(), indent=2))
+    return [checkpoint, config, table, data]

@@ -1,0 +1,288 @@
+"""The one verb: turn the LayerNorms of a trained model into offline norms, without training."""
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..norms import OfflineNorm
+from ..norms.base import check_norm_cfg
+from ..norms.layers import input_of, is_channels_first
+from ..norms.replace import build_like, check_replaceable, layer_norms, put
+from .replay import Replay
+from .report import ConversionReport, ConvertedNorm
+from .statistics import (
+    NUM_SUMS,
+    deviations,
+    mean_and_square,
+    nearest_affine,
+    relative_error,
+    scale_and_shift,
+    token_sums,
+    valid_tokens,
+)
+
+UN_CFG = dict(type='UN')
+
+
+class ConversionError(ValueError):
+    """A model cannot be converted. It is unchanged."""
+
+
+class _Enough(Exception):
+    """Ends a forward pass: what is behind the norm that is measured is of no interest."""
+
+
+@torch.no_grad()
+def convert_norms(model: nn.Module,
+                  batches: Iterable,
+                  norm_cfg: dict = UN_CFG,
+                  keep: Sequence[str] = (),
+                  progress: bool = False) -> ConversionReport:
+    """Replaces every LayerNorm of a trained model by an offline norm that is as near to it as can be, in place.
+
+    An offline norm is one map `a * x + b` a channel. It takes the nearest to LayerNorm, by least squares over the
+    tokens of `batches`, with their statistics:
+
+        a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
+
+    Norms are converted one after the other, in the order in which they run: each is measured on what the converted
+    part in front of it gives. This takes a forward pass over all batches, and then one a norm that ends there and
+    begins in the block of the norm: about four times a forward pass in all. The blocks' outputs are kept for that,
+    up to 2 GiB; what does not fit is computed again for each norm. A norm that runs several times is measured over all
+    its runs. No weight but those of the norms changes; the model is in eval mode meanwhile.
+
+    Args:
+        model (nn.Module): trained, with LayerNorms over the last dimension of `(..., C)`; of mmpretrain, mmdet, timm
+            or any other.
+        batches (Iterable): some hundred training pictures, without augmentation, in batches. All are held in
+            memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a dict,
+            as the data loaders of OpenMMLab give it, and for other models one of keyword arguments. Tensors are
+            moved to the model's device.
+        norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` begins
+            at 0. Defaults to `dict(type='UN')`.
+        keep (Sequence[str]): regular expressions; a LayerNorm whose full name one of them matches stays.
+        progress (bool): show a progress bar. Defaults to False.
+
+    Returns:
+        ConversionReport: what each norm loses. A LayerNorm that did not run stays, and the report says so.
+
+    Raises:
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        KeyError: no norm of this type is registered.
+        ConversionError: a ValueError. `norm_cfg` is no offline norm, `model` has no LayerNorm to convert or one that
+            cannot be replaced, an entry of `keep` matches none, there is no batch, or activations are not finite.
+            In each case, and after any other error, `model` is as before.
+    """
+    check_norm_cfg(norm_cfg)
+    names = layer_norms(model)
+    kept = _kept(model, names, keep)
+    wanted = {name: norm for name, norm in names.items() if norm not in kept}
+    try:
+        check_replaceable(model, wanted)
+    except ValueError as error:
+        raise ConversionError(f'{error}; `keep` lets it stay') from error
+    goals = {norm: _goal(norm_cfg, norm, model) for norm in wanted.values()}
+    batches = list(batches)
+    if not batches:
+        raise ConversionError('batches: there is none to take statistics from')
+
+    with _eval_mode(model), Replay(model, goals) as replay, tqdm(
+            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
+        try:
+            first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
+            before = _measure_all(model, batches, first, replay, bar)
+            rows, left = [], set(goals)
+            for name, seen in before.items():
+                norm = names[name]
+                row = _row(name, seen, kept.get(norm, ''))
+                if norm in kept:
+                    rows.append(row)
+                    continue
+                now = _measure(model, batches, name, norm, seen, left, replay, bar)
+                rows.append(_convert(norm, goals[norm], row, seen, now))
+                left.remove(norm)
+                put(model, {alias: goals[norm] for alias in names if names[alias] is norm})
+        except BaseException:
+            put(model, names)
+            raise
+    unused = [name for name in _first_names(names) if name not in before]
+    rows += [ConvertedNorm(name, kept=kept.get(names[name], 'did not run on these samples')) for name in unused]
+    if all(row.kept for row in rows):
+        raise ConversionError(f'model: none of its {len(rows)} LayerNorms ran on these samples')
+    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)))
+
+
+def _kept(model: nn.Module, names: dict[str, nn.LayerNorm], keep: Sequence[str]) -> dict[nn.LayerNorm, str]:
+    """The LayerNorms that stay, with the reason."""
+    if not names or '' in names:
+        what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
+        raise ConversionError(f'model: {type(model).__name__} {what}')
+    kept = {}
+    for pattern in keep:
+        found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
+        if not found:
+            raise ConversionError(f'keep: no LayerNorm has a name that {pattern!r} matches as a whole; '
+                                  f'names are such as {next(iter(names))!r}')
+        kept.update(dict.fromkeys(found, 'as was asked for'))
+    if len(kept) == len(set(names.values())):
+        raise ConversionError(f'keep={list(keep)!r} keeps all LayerNorms')
+    return kept
+
+
+def _goal(norm_cfg: dict, norm: nn.LayerNorm, model: nn.Module) -> OfflineNorm:
+    goal = build_like(norm_cfg, norm, model).eval()
+    what = f'norm_cfg={norm_cfg!r}: {type(goal).__name__}'
+    if not isinstance(goal, OfflineNorm) or is_channels_first(goal):
+        raise ConversionError(f'{what} is no offline norm over tokens; take UN, MABN, TokenBN or RepBN')
+    if goal.fold_obstacle:
+        raise ConversionError(f'{what} {goal.fold_obstacle}; take UN, MABN, TokenBN or RepBN')
+    return goal
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards each module that is still there, or its successor, as before."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for name, module in model.named_modules():
+            module.training = modes[name]
+
+
+def _first_names(names: dict[str, nn.LayerNorm]) -> dict[str, nn.LayerNorm]:
+    """Each norm under its first name alone."""
+    return {name: norm for name, norm in names.items()
+            if next(alias for alias in names if names[alias] is norm) == name}
+
+
+class _Seen:
+    """What one LayerNorm has read."""
+
+    def __init__(self, norm: nn.LayerNorm):
+        self.gamma, self.beta = scale_and_shift(norm)
+        self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
+        self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
+        self.largest = self.sums.new_zeros(())
+        self.precision = 0.
+        self.calls: dict[int, int] = defaultdict(int)  # by batch
+
+    def add(self, norm: nn.LayerNorm, args: tuple, kwargs: dict, batch: int) -> None:
+        x, pad_mask = input_of(args, kwargs)
+        self.calls[batch] += 1
+        self.precision = torch.finfo(x.dtype).eps
+        tokens = valid_tokens(x, pad_mask)
+        if not len(tokens):
+            return
+        self.sums += token_sums(tokens, norm.eps)
+        sigma = deviations(tokens, norm.eps)[1]
+        self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
+        self.largest = torch.maximum(self.largest, sigma.max())
+
+    def check(self, name: str, where: str) -> None:
+        if not self.sums.isfinite().all():
+            raise ConversionError(f'the input of {name} is not finite {where}: no statistics can be taken')
+
+    def nearest(self) -> tuple[Tensor, Tensor]:
+        return nearest_affine(self.sums, self.gamma, self.beta, self.precision)
+
+    def error(self, a: Tensor, b: Tensor) -> float:
+        return relative_error(self.sums, self.gamma, self.beta, a, b)
+
+
+def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm], replay: Replay,
+                 bar: tqdm) -> dict[str, _Seen]:
+    """What each norm of the LN model reads, in the order in which they run; norms that do not run are left out."""
+    seen: dict[str, _Seen] = {}
+
+    def hook_of(name: str, batch: int) -> Callable:
+        def hook(norm, args, kwargs):
+            seen.setdefault(name, _Seen(norm)).add(norm, args, kwargs, batch)
+        return hook
+
+    for i, batch in enumerate(batches):
+        handles = [norm.register_forward_pre_hook(hook_of(name, i), with_kwargs=True)
+                   for name, norm in norms.items()]
+        try:
+            replay.start(i)
+            replay.freeze()
+            _run(model, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        bar.update()
+    for name, one in seen.items():
+        one.check(name, 'in the model as it is')
+    return {name: one for name, one in seen.items() if one.sums[0, 0] > 0}
+
+
+def _measure(model: nn.Module, batches: list, name: str, norm: nn.LayerNorm, before: _Seen, left: set[nn.LayerNorm],
+             replay: Replay, bar: tqdm) -> _Seen:
+    """What one norm reads behind those that are converted; `left` are those that are not, with this one."""
+    seen = _Seen(norm)
+
+    def hook(module, args, kwargs):
+        replay.freeze()
+        if module is norm:
+            seen.add(norm, args, kwargs, batch)
+            if seen.calls[batch] == before.calls[batch]:
+                raise _Enough
+
+    handles = [each.register_forward_pre_hook(hook, with_kwargs=True) for each in left]
+    try:
+        for batch in range(len(batches)):
+            if before.calls[batch]:
+                replay.start(batch)
+                with suppress(_Enough):
+                    _run(model, batches[batch])
+            bar.update()
+    finally:
+        for handle in handles:
+            handle.remove()
+    seen.check(name, 'behind the norms that are converted')
+    return seen
+
+
+def _row(name: str, seen: _Seen, kept: str) -> ConvertedNorm:
+    tokens = seen.sums[0, 0]
+    mean, square = seen.sigma / tokens
+    cv2 = max(0., (square / mean.square() - 1).item())
+    return ConvertedNorm(name, cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), least_affine=seen.error(*seen.nearest()),
+                         largest=(seen.largest / mean).item(), kept=kept)
+
+
+def _convert(norm: nn.LayerNorm, goal: OfflineNorm, row: ConvertedNorm, before: _Seen,
+             seen: _Seen) -> ConvertedNorm:
+    """Gives `goal` the map; the row with its errors."""
+    a, b = seen.nearest()
+    goal.set_affine(a, b, *mean_and_square(seen.sums))
+    return ConvertedNorm(**{**vars(row), 'before': seen.error(*before.nearest()), 'after': seen.error(a, b)})
+
+
+def _run(model: nn.Module, batch) -> None:
+    """One forward pass; what it returns is of no interest."""
+    device = next(model.parameters()).device
+    if isinstance(batch, (tuple, list)):
+        batch = batch[0]
+    if not isinstance(batch, dict):
+        model(batch.to(device))
+    elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
+        model(**model.data_preprocessor(batch, False), mode='tensor')
+    else:
+        model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()})
+
+
+def _num_samples(batch) -> int:
+    """Samples of a batch; 0 if it does not tell."""
+    if isinstance(batch, dict):
+        batch = batch.get('inputs', ())
+    elif isinstance(batch, (tuple, list)):
+        batch = batch[0]
+    return len(batch)

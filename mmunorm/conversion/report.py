@@ -1,0 +1,105 @@
+"""What a conversion measured and did, as text, Markdown and plain data."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+# Up to which error a norm counts as converted without loss, and from which on it loses much.
+GOOD, MUCH = 0.01, 0.05
+COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error before refit', 'error after refit',
+           'largest token', 'verdict')
+
+
+@dataclass(frozen=True)
+class ConvertedNorm:
+    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured.
+
+    Attributes:
+        norm: full name of the layer.
+        cv: coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma).
+        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels behind the token's mean.
+        least_affine: the least error of one scale and shift a channel. Both on the inputs of the LN model.
+        before: the error of that scale and shift on the inputs that come from the converted part in front.
+        after: the error of the one that was fitted on these inputs, which the norm now has.
+        largest: the largest deviation of a token over the mean one.
+        kept: why the layer is still LayerNorm, or ''.
+    """
+    norm: str
+    cv: float | None = None
+    least_scalar: float | None = None
+    least_affine: float | None = None
+    before: float | None = None
+    after: float | None = None
+    largest: float | None = None
+    kept: str = ''
+
+    @property
+    def verdict(self) -> str:
+        """What the errors say, in a few words. To keep a norm helps where it loses much by itself."""
+        if self.kept:
+            return f'kept: {self.kept}'
+        if self.after <= GOOD:
+            return 'good'
+        if self.least_affine > MUCH:
+            return 'loses much by itself: train, or keep it'
+        return 'loses by those in front: train' if self.after > MUCH else 'fair: train'
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What :func:`mmunorm.convert_norms` did; `str()` gives a table.
+
+    Attributes:
+        norms: all LayerNorms of the model, in the order in which they run.
+        samples: how many samples the statistics are of, as far as the batches tell; 0 if they do not.
+    """
+    norms: tuple[ConvertedNorm, ...]
+    samples: int = 0
+
+    @property
+    def converted(self) -> tuple[ConvertedNorm, ...]:
+        """The norms that are now static."""
+        return tuple(norm for norm in self.norms if not norm.kept)
+
+    @property
+    def kept(self) -> tuple[ConvertedNorm, ...]:
+        """The norms that are still LayerNorm; `kept` of each tells why."""
+        return tuple(norm for norm in self.norms if norm.kept)
+
+    def summary(self) -> str:
+        """One line: how many norms, how many samples."""
+        of = f', statistics of {self.samples} samples' if self.samples else ''
+        left = f', {len(self.kept)} stay' if self.kept else ''
+        return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}'
+
+    def __str__(self) -> str:
+        rows = [COLUMNS, *map(_cells, self.norms)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ['  '.join(_align(row, widths)).rstrip() for row in rows]
+        return '\n'.join([self.summary(), '', *lines])
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        lines = ['|'.join(['', *COLUMNS, '']), '|'.join(['', '---', *['---:'] * (len(COLUMNS) - 2), '---', ''])]
+        lines += ['|'.join(['', f'`{cells[0]}`', *cells[1:], '']) for cells in map(_cells, self.norms)]
+        return '\n'.join([self.summary() + '.', '', *lines, ''])
+
+    def as_dict(self) -> dict:
+        """Plain data for a JSON file."""
+        return dict(samples=self.samples, norms=[{**asdict(norm), 'verdict': norm.verdict} for norm in self.norms])
+
+
+def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
+    def cell(value: float | None, form: Callable[[float], str]) -> str:
+        return '-' if value is None else form(value)
+
+    errors = (norm.least_scalar, norm.least_affine, norm.before, norm.after)
+    return (norm.norm, cell(norm.cv, '{:.3f}'.format), *(cell(error, '{:.2%}'.format) for error in errors),
+            cell(norm.largest, '{:.1f}'.format), norm.verdict)
+
+
+def _align(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """Names and verdicts to the left, numbers to the right."""
+    last = len(row) - 1
+    return [cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))]

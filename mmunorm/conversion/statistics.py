@@ -1,0 +1,80 @@
+"""The affine map nearest to a LayerNorm, from sums over tokens.
+
+For one channel x of a token and LayerNorm's normalized value `u = (x - mu) / sigma` of it, LN is
+`y = gamma * u + beta`. Of all maps `a * x + b` the nearest to it, by least squares over tokens, has
+
+    a = gamma * Cov(x, u) / Var(x)        b = beta + gamma * E[u] - a * E[x]
+
+All that this and the error of any other map take are the six sums of :func:`token_sums`, which can be added up over
+calls, batches and processes.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# n, sum x, sum x^2, sum u, sum u^2, sum x u.
+NUM_SUMS = 6
+
+
+def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    """The tokens of `x` `(..., C)` that are no padding, `(n, C)` float64."""
+    tokens = x.detach().flatten(0, -2) if x.dim() > 1 else x.detach().unsqueeze(0)
+    if pad_mask is not None:
+        tokens = tokens[~pad_mask.flatten()]
+    return tokens.double()
+
+
+def deviations(tokens: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """LayerNorm's statistics of tokens `(n, C)`: the mean and `sqrt(variance + eps)` of each, `(n, 1)`."""
+    variance, mean = torch.var_mean(tokens, dim=-1, correction=0, keepdim=True)
+    return mean, (variance + eps).sqrt()
+
+
+def token_sums(tokens: Tensor, eps: float) -> Tensor:
+    """The sums over tokens `(n, C)` that everything here is computed from: `(6, C)` in the dtype of `tokens`."""
+    mean, sigma = deviations(tokens, eps)
+    u = (tokens - mean) / sigma
+    count = torch.full_like(tokens[0] if len(tokens) else tokens.sum(0), len(tokens))
+    return torch.stack([count, tokens.sum(0), tokens.square().sum(0), u.sum(0), u.square().sum(0),
+                        (tokens * u).sum(0)])
+
+
+def nearest_affine(sums: Tensor, gamma: Tensor, beta: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+    """The `a * x + b` nearest to LayerNorm: two `(C,)` tensors.
+
+    A channel that does not vary more than the rounding of its values gets a = 0: LN's mean output.
+
+    Args:
+        sums: `(6, C)`, of at least one token.
+        gamma, beta: `(C,)`, LayerNorm's weight and bias.
+        precision: `torch.finfo(dtype).eps` of the tokens.
+    """
+    _, x, x2, u, _, xu = sums / sums[0]
+    variance = x2 - x.square()
+    varies = variance > precision**2 * x2
+    a = torch.where(varies, gamma * (xu - x * u) / torch.where(varies, variance, 1), 0)
+    return a, beta + gamma * u - a * x
+
+
+def relative_error(sums: Tensor, gamma: Tensor, beta: Tensor, a: Tensor, b: Tensor) -> float:
+    """`E|LN(x) - (a x + b)|^2 / E|LN(x) - beta|^2`, over all channels; 0 if gamma is 0 everywhere."""
+    _, x, x2, u, u2, xu = sums / sums[0]
+    d = b - beta
+    error = (gamma.square() * u2 + a.square() * x2 + d.square()
+             + 2 * (a * d * x - gamma * (a * xu + d * u))).sum()
+    size = (gamma.square() * u2).sum()
+    return max(0., (error / size).item()) if size > 0 else 0.
+
+
+def mean_and_square(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x] and E[x^2] of each channel, `(C,)` each."""
+    return sums[1] / sums[0], sums[2] / sums[0]
+
+
+def scale_and_shift(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """LayerNorm's gamma and beta, `(C,)` float64 each; 1 and 0 where it has none."""
+    like = norm.weight if norm.weight is not None else torch.ones(norm.normalized_shape)
+    gamma = like.detach().double()
+    beta = getattr(norm, 'bias', None)
+    return gamma, torch.zeros_like(gamma) if beta is None else beta.detach().double()

@@ -1,0 +1,120 @@
+"""Distillation from the model with LayerNorm that a run starts from."""
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmpretrain.models import ImageClassifier
+from torch import Tensor, nn
+
+from ..config.models import build_model
+from ..conversion.checkpoint import layer_norm_config, load_public
+from ..errors import PreflightError
+from .runner import unwrapped_model
+
+
+@HOOKS.register_module()
+class DistillationHook(Hook):
+    """Trains a model to give what a teacher gives: the same model with LayerNorm.
+
+    The loss becomes `(1 - weight) * loss + weight * distance`, and `distance` is shown as `loss_distillation`, with its
+    weight. For a classifier it is `T^2 * KL(teacher, student)` of the logits at temperature T; for any other model the
+    mean over the backbone's outputs of `|student - teacher|^2 / |teacher - mean(teacher)|^2`. In Swin these are the
+    outputs of the output norms, which the FPN reads.
+
+    The teacher sees each batch as the student does, after the data preprocessor and under the same autocast, without
+    dropout. It is no part of the model: neither checkpoints, nor the optimizer, nor DistributedDataParallel know of
+    it.
+
+    Args:
+        checkpoint (str): of the teacher, path or address.
+        norm_cfg (dict): config of the teacher's norms. Defaults to `dict(type='LN')`; a Vision Transformer of
+            mmpretrain has `dict(type='LN', eps=1e-6)`. A `ConvertedModel` keeps those that it has.
+        temperature (float): T. Defaults to 4.
+        weight (float): from 0 to 1. Defaults to 0.5.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        PreflightError: the checkpoint cannot be read, or is of another model, or the model has no backbone.
+    """
+
+    def __init__(self, checkpoint: str, norm_cfg: dict | None = None, temperature: float = 4., weight: float = 0.5):
+        if not temperature > 0:
+            raise ValueError(f'temperature must be a positive number, got {temperature!r}')
+        if not 0 <= weight <= 1:
+            raise ValueError(f'weight must be from 0 to 1, got {weight!r}')
+        self.checkpoint = checkpoint
+        self.norm_cfg = norm_cfg or dict(type='LN')
+        self.temperature = temperature
+        self.weight = weight
+
+    def before_train(self, runner) -> None:
+        student = unwrapped_model(runner)
+        if not hasattr(student, 'backbone'):
+            raise PreflightError(f'DistillationHook: {type(student).__name__} has no backbone to compare.')
+        self._is_classifier = isinstance(student, ImageClassifier)
+        self._teacher = self._build(runner).to(next(student.parameters()).device)
+        read = student.head if self._is_classifier else student.backbone
+        self._handles = [read.register_forward_hook(self._keep),
+                         student.register_forward_hook(self._add_loss, with_kwargs=True)]
+        self._output = None
+
+    def after_train(self, runner) -> None:
+        for handle in self._handles:
+            handle.remove()
+        del self._teacher
+
+    def _build(self, runner) -> nn.Module:
+        cfg = copy.deepcopy(runner.cfg)
+        cfg.model = layer_norm_config(runner.cfg.get('model') or {}, self.norm_cfg)
+        with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
+            teacher = build_model(cfg)
+        load_public(teacher, self.checkpoint)
+        return teacher.eval().requires_grad_(False)
+
+    def _keep(self, module: nn.Module, args: tuple, output) -> None:
+        self._output = output
+
+    def _add_loss(self, model: nn.Module, args: tuple, kwargs: dict, losses):
+        """The losses of a training step with the distance; anything else as it is."""
+        output, self._output = self._output, None
+        if kwargs.get('mode') != 'loss':
+            return None
+        distance = self._distance(output, kwargs['inputs'] if 'inputs' in kwargs else args[0])
+        weighted = {name: _scaled(value, 1 - self.weight) if 'loss' in name else value
+                    for name, value in losses.items()}
+        return {**weighted, 'loss_distillation': self.weight * distance}
+
+    def _distance(self, output, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self._teacher.backbone(inputs)
+            if self._is_classifier:
+                if self._teacher.neck is not None:
+                    features = self._teacher.neck(features)
+                wanted = self._teacher.head(features)
+            else:
+                wanted = features
+        if self._is_classifier:
+            return logit_distance(output, wanted, self.temperature)
+        return feature_distance(output, wanted)
+
+
+def _scaled(value, factor: float):
+    return [each * factor for each in value] if isinstance(value, (list, tuple)) else value * factor
+
+
+def logit_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """`T^2 * KL(softmax(teacher / T), softmax(student / T))`, mean over samples, `()`; logits are `(N, classes)`."""
+    logs = F.log_softmax(student.float() / temperature, dim=-1)
+    wanted = F.log_softmax(teacher.float() / temperature, dim=-1)
+    return temperature**2 * F.kl_div(logs, wanted, reduction='batchmean', log_target=True)
+
+
+def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -> Tensor:
+    """The squared error over the teacher's variance, mean over the feature maps, `()`."""
+    errors = [(a.float() - b.float()).square().mean() / b.float().var(correction=0).clamp(min=1e-12)
+              for a, b in zip(student, teacher, strict=True)]
+    return torch.stack(errors).mean()

@@ -1,0 +1,66 @@
+"""Training pictures for a calibration: seen as in testing, the same each time."""
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmunorm.cli.arguments import set_dataloader_defaults
+from mmunorm.cli.calibration import _with_pipeline, training_batches
+from mmunorm.errors import LocalError, PreflightError
+
+from .. import tiny_runs
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = Config.fromfile(tiny_runs.write_classifier(tmp_path))
+    set_dataloader_defaults(cfg)
+    return cfg
+
+
+def test_pictures_are_not_augmented_and_always_the_same(cfg):
+    flip = dict(type='RandomFlip', prob=1.0, direction='vertical')
+    plain = training_batches(cfg, 4)
+    cfg.train_dataloader.dataset.pipeline.insert(1, flip)
+    before = cfg.pretty_text
+    for batches in (training_batches(cfg, 4), training_batches(cfg, 4)):
+        assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, batches, strict=True))
+    assert cfg.pretty_text == before
+    cfg.test_dataloader = None  # then the loader's own pipeline is all there is
+    assert not torch.equal(training_batches(cfg, 4)[0]['inputs'], plain[0]['inputs'])
+
+
+@pytest.mark.parametrize('samples, batches', [(1, 1), (2, 1), (3, 2), (100, 2)])
+def test_whole_batches_until_there_are_enough(cfg, samples, batches):
+    assert len(training_batches(cfg, samples)) == batches
+
+
+def test_an_endless_sampler(cfg):
+    cfg.train_dataloader.sampler = dict(type='mmdet.InfiniteSampler', shuffle=True)
+    assert len(training_batches(cfg, 7)) == 4
+
+
+def test_the_pipeline_inside_of_wrappers():
+    def data(pipeline):
+        return dict(type='CocoDataset', pipeline=pipeline)
+
+    test = [dict(type='Resize')]
+    assert _with_pipeline(data('train'), test) == data(test)
+    repeated = dict(type='RepeatDataset', times=2, dataset=dict(type='ConcatDataset', datasets=[data('a'), data('b')]))
+    assert _with_pipeline(repeated, test) == dict(
+        type='RepeatDataset', times=2, dataset=dict(type='ConcatDataset', datasets=[data(test), data(test)]))
+    mixed = dict(type='MultiImageMixDataset', dataset=data('train'), pipeline=[dict(type='Mosaic')])
+    assert _with_pipeline(mixed, test) == data(test)
+
+
+def test_what_is_refused(cfg, tmp_path):
+    (tmp_path / 'data/dark/0.png').write_bytes(b'no picture')
+    with pytest.raises(LocalError, match='cannot use the picture .*dark/0.png'):
+        training_batches(cfg, 4)
+    empty = tmp_path / 'empty.txt'
+    empty.write_text('')
+    cfg.train_dataloader.dataset.ann_file = str(empty)
+    with pytest.raises(PreflightError, match='the training data of .*classifier.py are empty'):
+        training_batches(cfg, 4)
+    cfg.train_dataloader = None
+    with pytest.raises(PreflightError, match='classifier.py has no train_dataloader'):
+        training_batches(cfg, 4)

@@ -1,0 +1,314 @@
+"""convert_norms on small models: exactness, order, every goal, what stays, and what is refused."""
+import copy
+import json
+
+import pytest
+import timm
+import torch
+from mmdet.structures import DetDataSample
+from torch import nn
+
+from mmunorm import MABN, PN, UN, RepBN, TokenBN, convert_norms, fuse_norms
+from mmunorm.conversion import ConversionError, ConvertedNorm
+from mmunorm.conversion.statistics import nearest_affine, scale_and_shift, token_sums
+
+from ..fusion.models import classifier, deit_classifier, detector, mmdet_swin, swin_backbone, t2t_classifier
+from .models import chain, layer_norm, norms_of, tokens
+
+LN = dict(type='LN')
+GOALS = [dict(type='UN'), dict(type='UN', centered=True), dict(type='UN', centered=True, eta=0.5), dict(type='TokenBN'),
+         dict(type='RepBN'), dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='SyncUN')]
+goals = pytest.mark.parametrize('norm_cfg', GOALS, ids=lambda cfg: '-'.join(map(str, cfg.values())))
+
+
+def reference(model, x):
+    """The sequential conversion of a `chain`, layer by layer in float64: the maps and the output."""
+    maps, x = [], x.double()
+    for layer in model:
+        if isinstance(layer, nn.LayerNorm):
+            gamma, beta = scale_and_shift(layer)
+            maps.append(nearest_affine(token_sums(x.flatten(0, -2), layer.eps), gamma, beta, 1e-7))
+            x = maps[-1][0] * x + maps[-1][1]
+        else:
+            x = copy.deepcopy(layer).double()(x)
+    return maps, x
+
+
+@goals
+def test_each_norm_is_fitted_behind_the_converted_ones(norm_cfg):
+    model, x = chain(), tokens(40, 5, 6)
+    maps, expected = reference(model, x)
+    linear = copy.deepcopy([layer.state_dict() for layer in model if isinstance(layer, nn.Linear)])
+    convert_norms(model, list(x.split(16)), norm_cfg)
+    for norm, (a, b) in zip(norms_of(model).values(), maps, strict=True):
+        assert norm.training
+        scale, shift = norm.affine()
+        torch.testing.assert_close(scale, a, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shift, b, rtol=1e-4, atol=1e-5)
+        assert norm.eta is None or norm.eta == 0
+    torch.testing.assert_close(model.eval()(x).double(), expected, rtol=1e-4, atol=1e-4)
+    for layer, before in zip((layer for layer in model if isinstance(layer, nn.Linear)), linear, strict=True):
+        assert torch.equal(layer.weight, before['weight'])
+
+
+@goals
+def test_the_statistics_are_those_of_the_tokens(norm_cfg):
+    model, x = chain(norms=1), tokens(40, 6)
+    convert_norms(model, [x], norm_cfg)
+    norm, mean, square = model[0], x.mean(0), x.square().mean(0)
+    if norm.centered:
+        torch.testing.assert_close(norm.running_mean, mean)
+        square = square - mean.square()
+    torch.testing.assert_close(norm.running_var, square)
+    assert norm.activation_record is None or torch.equal(
+        norm.activation_record, norm.running_var.expand_as(norm.activation_record))
+    assert norm.num_batches_tracked == 0
+    kinds = dict(UN=UN, TokenBN=TokenBN, RepBN=RepBN, MABN=MABN, PN=PN, SyncUN=UN)
+    assert isinstance(norm, kinds[norm_cfg['type']])
+
+
+def test_equal_deviations_are_converted_exactly():
+    x = torch.randn(30, 7)
+    x = x - x.mean(1, keepdim=True)
+    x = x / x.std(1, correction=0, keepdim=True)
+    model = nn.Sequential(layer_norm(7), nn.Linear(7, 7))
+    expected = model(x)
+    row, = convert_norms(model, [x]).norms
+    torch.testing.assert_close(model.eval()(x), expected, rtol=1e-5, atol=1e-5)
+    assert row.verdict == 'good' and row.cv < 1e-6 and row.after < 1e-9 and row.largest == pytest.approx(1)
+
+
+def test_the_report():
+    model, x = chain(), tokens(40, 6)
+    ln = copy.deepcopy(model)
+    report = convert_norms(model, x.split(10), keep=['4'])
+    first, second, kept = report.norms
+    assert [row.norm for row in report.converted] == ['0', '2'] and report.kept == (kept, ) and report.samples == 40
+    sigma = (x.double().var(1, correction=0) + 1e-5).sqrt()
+    cv = (sigma.std(correction=0) / sigma.mean()).item()
+    assert first.cv == pytest.approx(cv, rel=1e-6)
+    assert first.least_scalar == pytest.approx(cv**2 / (1 + cv**2), rel=1e-6)
+    assert first.largest == pytest.approx((sigma.max() / sigma.mean()).item(), rel=1e-6)
+    # Nothing is in front of the first norm. Behind it, a map fitted on the spot is never worse.
+    assert first.least_affine == first.before == first.after > 0
+    assert 0 < second.after < second.before
+    y = ln[2](model.eval()[:2](x)).double()
+    a, b = model[2].affine()
+    left = (y - a * model[:2](x) - b).square().sum() / (y - ln[2].bias).square().sum()
+    assert second.after == pytest.approx(left.item(), rel=1e-4)
+    assert kept.verdict == 'kept: as was asked for' and kept.after is None and kept.cv > 0
+    assert type(model[4]) is nn.LayerNorm
+
+    text, markdown = str(report), report.markdown()
+    assert text.startswith('2 of 3 LayerNorms converted, 1 stay, statistics of 40 samples\n')
+    assert len({line.index('verdict') for line in text.splitlines() if 'verdict' in line}) == 1
+    assert f'|`2`|{second.cv:.3f}|' in markdown and '||' not in markdown
+    data = json.loads(json.dumps(report.as_dict()))
+    assert data['norms'][1]['after'] == second.after and data['norms'][2]['verdict'] == kept.verdict
+
+
+@pytest.mark.parametrize('least, after, verdict', [
+    (0.009, 0.01, 'good'), (0.01, 0.03, 'fair: train'), (0.04, 0.2, 'loses by those in front: train'),
+    (0.06, 0.06, 'loses much by itself: train, or keep it')])
+def test_verdicts(least, after, verdict):
+    assert ConvertedNorm('norm', least_affine=least, after=after).verdict == verdict
+
+
+class Twice(nn.Module):
+    """One norm that runs twice, under two names, and one that never does."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear, self.unused = layer_norm(6), nn.Linear(6, 6), layer_norm(6)
+        self.again = self.norm
+
+    def forward(self, x):
+        return self.again(self.linear(self.norm(x)))
+
+
+def test_a_norm_that_runs_twice_is_fitted_over_both_runs():
+    model, x = Twice(), tokens(30, 6)
+    both = torch.cat([x, model.linear(model.norm(x))]).detach().double()
+    a, b = nearest_affine(token_sums(both, 1e-5), *scale_and_shift(model.norm), 1e-7)
+    report = convert_norms(model, x.split(8))
+    assert model.norm is model.again and type(model.norm) is UN
+    torch.testing.assert_close(model.norm.affine()[0], a, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.norm.affine()[1], b, rtol=1e-5, atol=1e-6)
+    assert [(row.norm, row.kept) for row in report.norms] == [('norm', ''),
+                                                              ('unused', 'did not run on these samples')]
+    assert type(model.unused) is nn.LayerNorm
+
+
+class Masked(nn.LayerNorm):
+
+    def forward(self, x, pad_mask=None):
+        return super().forward(x)
+
+
+class WithPadding(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = Masked(6), nn.Linear(6, 6)
+
+    def forward(self, x, pad_mask):
+        return self.linear(self.norm(x, pad_mask=pad_mask))
+
+
+def test_padding_has_no_part():
+    x, pad_mask = tokens(4, 9, 6), torch.rand(4, 9) < 0.4
+    model, plain = WithPadding(), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+    convert_norms(plain, [x[~pad_mask]])
+    x[pad_mask] = 1e6
+    convert_norms(model, [dict(x=x, pad_mask=pad_mask)])
+    for name, value in plain[0].state_dict().items():
+        torch.testing.assert_close(model.norm.state_dict()[name], value, msg=name)
+
+
+def test_frozen_norms_stay_frozen_and_modes_are_kept():
+    model = chain()
+    model[0].requires_grad_(False)
+    model[2].eval()
+    model[3].eval()
+    convert_norms(model, [tokens(20, 6)])
+    assert not model[0].weight.requires_grad and model[2].weight.requires_grad
+    assert [module.training for module in model] == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_the_dtype_of_the_model(dtype):
+    model, x = chain().to(dtype), tokens(200, 6).to(dtype)
+    expected = reference(model, x)[1]
+    convert_norms(model, [x])
+    assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {dtype}
+    y = model.eval()(x).double()
+    assert (y - expected).norm() < (0.05 if dtype is torch.bfloat16 else 1e-9) * expected.norm()
+
+
+def test_kinds_of_batches():
+    x = tokens(20, 6)
+    states = []
+    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x)):
+        model = chain()
+        torch.manual_seed(0)
+        for layer in model[1::2]:
+            layer.reset_parameters()
+        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, dict) else 20)
+        states.append(model.state_dict())
+    for state in states[1:]:
+        assert all(torch.equal(value, states[0][name]) for name, value in state.items())
+
+
+def refused(match, model, batches, norm_cfg=None, **kwargs):
+    before, state = dict(model.named_modules()), copy.deepcopy(model.state_dict())
+    with pytest.raises(ConversionError, match=match):
+        convert_norms(model, batches, norm_cfg or dict(type='UN'), **kwargs)
+    after = dict(model.named_modules())
+    assert before.keys() == after.keys() and all(before[name] is after[name] for name in before)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert all(module.training for module in model.modules())
+
+
+def test_what_is_refused():
+    x = tokens(20, 6)
+    refused('Linear has no LayerNorm to convert', nn.Linear(6, 6), [x])
+    refused('is itself a LayerNorm', nn.LayerNorm(6), [x])
+    refused('batches: there is none', chain(), [])
+    refused("no LayerNorm has a name that 'norm' matches as a whole; names are such as '0'", chain(), [x],
+            keep=['norm'])
+    refused('keeps all LayerNorms', chain(), [x], keep=[r'\d'])
+    refused('DyT is no offline norm over tokens; take UN', chain(), [x], dict(type='DyT'))
+    refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
+    refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
+    refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
+    refused('none of its 1 LayerNorms ran', nn.Sequential(nn.Linear(6, 6), Idle()), [x])
+    refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
+
+
+class Idle(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize('value', [torch.nan, torch.inf])
+def test_activations_that_are_not_finite(value):
+    x = tokens(20, 6)
+    x[3, 2] = value
+    refused('input of 0 is not finite in the model as it is', chain(), [x[:10], x])
+
+
+class InfAbove2(nn.Module):
+
+    def forward(self, x):
+        return torch.where(x.abs() > 2, torch.inf, x)
+
+
+def test_activations_that_are_not_finite_behind_a_static_norm():
+    """LayerNorm makes all of these tokens equally large, and a static norm does not."""
+    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
+    x[0] *= 3
+    model = nn.Sequential(nn.LayerNorm(6), InfAbove2(), nn.LayerNorm(6))
+    refused('input of 2 is not finite behind the norms that are converted', model, [x])
+
+
+def test_an_interruption_leaves_the_model(monkeypatch):
+    model, x = chain(), tokens(20, 6)
+    before = dict(model.named_modules())
+    monkeypatch.setattr(UN, 'set_affine', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        convert_norms(model, [x])
+    assert before == dict(model.named_modules()) and model.training
+
+
+def test_what_cannot_be_replaced_may_be_kept():
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm((5, 6)))
+    report = convert_norms(model, [tokens(4, 5, 6)], keep=['2'])
+    assert [row.kept for row in report.norms] == ['', 'as was asked for'] and type(model[0]) is UN
+
+
+TIMM = {
+    'swin_tiny_patch4_window7_224': (dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4), 11),
+    'vit_tiny_patch16_224': (dict(embed_dim=16, depth=2, num_heads=2, patch_size=8), 5),
+    'deit_tiny_distilled_patch16_224': (dict(embed_dim=16, depth=2, num_heads=2, patch_size=8), 5),
+}
+
+
+@pytest.mark.parametrize('name', TIMM)
+def test_timm(name):
+    size, count = TIMM[name]
+    model = timm.create_model(name, img_size=32, num_classes=5, **size).eval()
+    pictures = torch.randn(6, 3, 32, 32) * torch.rand(6, 1, 1, 1)
+    report = convert_norms(model, [(pictures, torch.zeros(6))])
+    assert len(report.converted) == count and not report.kept
+    converted = model(pictures)
+    assert len(fuse_norms(model, strict=True).folded) == count
+    torch.testing.assert_close(model(pictures), converted, rtol=1e-4, atol=1e-4)
+
+
+def inputs(model, *size):
+    meta = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size, scale_factor=(1, 1))
+    samples = [DetDataSample(metainfo=meta) for _ in range(2)] if hasattr(model, 'with_bbox') else None
+    return dict(inputs=torch.randn(2, 3, *size), data_samples=samples)
+
+
+@pytest.mark.parametrize('make, count', [
+    (lambda: classifier(swin_backbone(norm_cfg=LN), 16), 11),
+    (lambda: classifier(dict(type='SwinTransformer', arch=swin_backbone()['arch'], img_size=32, window_size=4,
+                             out_indices=(1, )), 16), 11),
+    (lambda: t2t_classifier(LN), 9),
+    (lambda: deit_classifier(LN), 5),
+    (lambda: detector(LN), 12),
+    (lambda: detector(LN, mmdet_swin(LN)), 12),
+], ids=['swin', 'stock_swin', 't2t', 'deit', 'detector', 'mmdet_swin'])
+def test_openmmlab(make, count):
+    model = make().train()
+    report = convert_norms(model, [inputs(model, 32, 32), inputs(model, 32, 32)])
+    assert len(report.converted) == count and not report.kept and model.training
+    assert all(norm.training for norm in norms_of(model).values())
+    assert len(fuse_norms(model.eval(), strict=True).folded) == count

@@ -1,0 +1,116 @@
+"""Replay: parts that have finished are not computed again, and the results are those of whole passes."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mmunorm import convert_norms
+from mmunorm.conversion import convert
+from mmunorm.conversion.replay import Replay
+
+from ..fusion.models import classifier, swin_backbone, t2t_classifier
+from .models import layer_norm, tokens
+
+
+class Block(nn.Module):
+    """A residual block that counts its calls."""
+
+    def __init__(self, channels=6, seed=0):
+        super().__init__()
+        self.norm, self.linear = layer_norm(channels, seed), nn.Linear(channels, channels)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.linear(self.norm(x))
+
+
+class InPlace(nn.Module):
+    """Writes to what a block has returned."""
+
+    def forward(self, x):
+        return x.add_(1)
+
+
+def whole_passes(monkeypatch):
+    """Without any memory, every pass is a whole one."""
+    monkeypatch.setattr(convert, 'Replay', lambda model, norms: Replay(model, norms, memory=0))
+
+
+def reports(model, batches, monkeypatch):
+    """The reports and states of a conversion with replays, and without."""
+    other = copy.deepcopy(model)
+    report = convert_norms(model, batches)
+    whole_passes(monkeypatch)
+    return report, convert_norms(other, batches), model.state_dict(), other.state_dict()
+
+
+@pytest.mark.parametrize('make', [
+    lambda: nn.Sequential(*(Block(seed=i) for i in range(4))),
+    lambda: nn.Sequential(nn.Sequential(Block(), Block(seed=1)), Block(seed=2)),
+    lambda: nn.Sequential(Block(), InPlace(), Block(seed=1), InPlace(), Block(seed=2)),
+    lambda: nn.Sequential(*[Block()] * 2, Block(seed=1)),
+    lambda: nn.Sequential(*[nn.Sequential(Block(), Block(seed=1))] * 2, Block(seed=2)),
+], ids=['blocks', 'nested', 'in_place', 'shared', 'shared_nested'])
+def test_results_are_those_of_whole_passes(make, monkeypatch):
+    report, expected, state, expected_state = reports(make(), list(tokens(3, 20, 6)), monkeypatch)
+    assert report == expected
+    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize('make', [lambda: classifier(swin_backbone(norm_cfg=dict(type='LN')), 16),
+                                  lambda: t2t_classifier(dict(type='LN'))], ids=['swin', 't2t'])
+def test_openmmlab(make, monkeypatch):
+    batches = [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)]
+    report, expected, state, expected_state = reports(make(), batches, monkeypatch)
+    assert report == expected
+    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())
+
+
+def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
+    model = nn.Sequential(*(Block(seed=i) for i in range(8)))
+    whole = copy.deepcopy(model)
+    convert_norms(model, [tokens(20, 6)])
+    # All of the first pass, the pass that stops in the block, and the next, which finishes it.
+    assert [block.calls for block in model] == [3] * 7 + [2]
+    whole_passes(monkeypatch)
+    convert_norms(whole, [tokens(20, 6)])
+    assert [block.calls for block in whole] == [9 - i for i in range(8)]
+    assert not any('forward' in vars(module) for module in model.modules())
+
+
+def test_no_more_memory_than_allowed():
+    model, x = nn.Sequential(*(Block(seed=i) for i in range(3))), tokens(20, 6)
+    with Replay(model, [block.norm for block in model], memory=2 * x.numel() * 4) as replay, torch.no_grad():
+        for _ in range(3):
+            replay.start(0)
+            model(x)
+    assert [block.calls for block in model] == [1, 1, 3]
+
+
+def test_an_error_ends_it():
+    model = nn.Sequential(Block(), Block())
+    with pytest.raises(RuntimeError), Replay(model, [model[1].norm]) as replay:
+        replay.start(0)
+        model(torch.randn(5, 7))
+    assert not any('forward' in vars(module) for module in model.modules())
+
+
+class Branches(nn.Module):
+    """Which block runs first depends on the batch, so that the second one is not converted when it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Block(), Block(seed=1)
+
+    def forward(self, x):
+        return self.b(self.a(x)) if x[0, 0] > 0 else self.a(self.b(x))
+
+
+def test_an_order_that_depends_on_the_batch(monkeypatch):
+    x = tokens(2, 20, 6)
+    x[0, 0, 0], x[1, 0, 0] = 1, -1
+    report, expected, state, expected_state = reports(Branches(), list(x), monkeypatch)
+    assert report == expected
+    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())

@@ -1,0 +1,92 @@
+"""The nearest map to a LayerNorm, and its error, against numpy's least squares in float64."""
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from mmunorm.conversion.statistics import nearest_affine, relative_error, scale_and_shift, token_sums, valid_tokens
+
+from .models import layer_norm, tokens
+
+EPS32 = torch.finfo(torch.float32).eps
+
+
+def reference(x, norm):
+    """numpy: scale and shift of each channel, and the error that is left."""
+    y = F.layer_norm(x, (x.shape[-1], ), norm.weight.double(), norm.bias.double(), norm.eps).detach().numpy()
+    maps, left = [], 0
+    for c in range(x.shape[-1]):
+        matrix = np.stack([x[:, c].numpy(), np.ones(len(x))], axis=1)
+        solution = np.linalg.lstsq(matrix, y[:, c], rcond=None)[0]
+        maps.append(solution)
+        left += np.square(matrix @ solution - y[:, c]).mean()
+    size = np.square(y - norm.bias.detach().double().numpy()).mean(axis=0).sum()
+    return np.array(maps).T, left / size
+
+
+@settings(max_examples=25, deadline=None)
+@given(channels=st.integers(2, 9), count=st.integers(3, 40), seed=st.integers(0, 999), size=st.floats(0.01, 100))
+def test_the_nearest_map_is_that_of_least_squares(channels, count, seed, size):
+    x = tokens(count, channels, seed=seed).double() * size
+    norm = layer_norm(channels, seed)
+    sums = sum(token_sums(part, norm.eps) for part in x.split(7))
+    gamma, beta = scale_and_shift(norm)
+    a, b = nearest_affine(sums, gamma, beta, EPS32)
+    (expected_a, expected_b), error = reference(x, norm)
+    np.testing.assert_allclose(a, expected_a, rtol=1e-6, atol=1e-9 / size)
+    np.testing.assert_allclose(b, expected_b, rtol=1e-6, atol=1e-8)
+    assert relative_error(sums, gamma, beta, a, b) == pytest.approx(error, rel=1e-6, abs=1e-9)
+
+
+def test_the_error_of_any_map():
+    x, norm = tokens(50, 5).double(), layer_norm(5)
+    gamma, beta = scale_and_shift(norm)
+    a, b = torch.randn(2, 5, dtype=torch.float64)
+    y = F.layer_norm(x, (5, ), gamma, beta, norm.eps)
+    expected = (y - a * x - b).square().sum() / (y - beta).square().sum()
+    assert relative_error(token_sums(x, norm.eps), gamma, beta, a, b) == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_a_constant_channel_gets_no_scale():
+    x = tokens(20, 4)
+    x[:, 1] = 1 / 3
+    norm = layer_norm(4)
+    gamma, beta = scale_and_shift(norm)
+    a, b = nearest_affine(token_sums(x.double(), norm.eps), gamma, beta, EPS32)
+    assert a[1] == 0 and (a[[0, 2, 3]] != 0).all()
+    torch.testing.assert_close(b[1], norm(x)[:, 1].mean().double(), rtol=1e-6, atol=0)
+
+
+def test_equal_deviations_are_no_loss():
+    """With tokens of one mean and one deviation LayerNorm is a map."""
+    x = torch.randn(30, 7, dtype=torch.float64)
+    x = 3 * (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
+    gamma, beta = scale_and_shift(layer_norm(7))
+    sums = token_sums(x, 1e-5)
+    a, b = nearest_affine(sums, gamma, beta, EPS32)
+    assert relative_error(sums, gamma, beta, a, b) < 1e-14
+    torch.testing.assert_close(a * x + b, F.layer_norm(x, (7, ), gamma, beta, 1e-5))
+
+
+def test_padding_has_no_part():
+    x = tokens(2, 5, 3)
+    pad_mask = torch.rand(2, 5) < 0.5
+    expected = x[~pad_mask].double()
+    x[pad_mask] = torch.nan
+    assert torch.equal(valid_tokens(x, pad_mask), expected)
+    assert valid_tokens(x[0, 0], None).shape == (1, 3)
+
+
+def test_a_norm_without_scale_or_shift():
+    gamma, beta = scale_and_shift(torch.nn.LayerNorm(3, elementwise_affine=False))
+    assert gamma.tolist() == [1, 1, 1] and beta.tolist() == [0, 0, 0]
+    gamma, beta = scale_and_shift(layer_norm(3, bias=False))
+    assert beta.tolist() == [0, 0, 0] and gamma[0] != 1
+
+
+def test_no_scale_at_all_is_no_error():
+    zero = torch.zeros(3, dtype=torch.float64)
+    sums = token_sums(tokens(9, 3).double(), 1e-5)
+    assert relative_error(sums, zero, zero, *nearest_affine(sums, zero, zero, EPS32)) == 0

@@ -1,0 +1,71 @@
+"""Turns the LayerNorms of a trained detector or classifier into offline norms, without training."""
+import argparse
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.device import get_device
+
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, set_dataloader_defaults
+from mmunorm.cli.calibration import test_metrics, training_batches
+from mmunorm.cli.preflight import check_data
+from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, parse_norm, renamed
+from mmunorm.conversion import ConversionError, convert_norms
+from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
+from mmunorm.errors import PreflightError
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file of a model with LayerNorm')
+    parser.add_argument('checkpoint', help='its checkpoint; also one of the official Swin, or of timm')
+    parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
+    parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
+    parser.add_argument('--num-samples', type=int, default=512, metavar='N',
+                        help='training pictures that the statistics are taken from (default: 512)')
+    parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
+                        help='LayerNorms to keep: full names as the table has them, or regular expressions for them')
+    parser.add_argument('--test', action='store_true', help='print the test metrics before and after')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_config_arguments(parser, norm=False)
+    args = parser.parse_args(argv)
+    if args.num_samples < 1:
+        parser.error(f'--num-samples must be at least 1, got {args.num_samples}')
+    return args
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    cfg = load_config(args.config, args.cfg_options)
+    name, norm_cfg = parse_norm(args.to)
+    check_checkpoint(args.checkpoint)
+    check_data(cfg, ['train', 'test'] if args.test else ['train'])
+    set_dataloader_defaults(cfg)
+    out = out_folder(args.out)
+    model = build_model(cfg)
+    meta = load_public(model, args.checkpoint)
+    model.to(args.device).eval()
+    batches = training_batches(cfg, args.num_samples)
+    metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}
+    try:
+        report = convert_norms(model, batches, norm_cfg, args.keep, progress=True)
+    except (ConversionError, KeyError, TypeError) as error:
+        raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
+    print(report)
+    if args.test:
+        metrics['after'] = test_metrics(cfg, model, 'testing after')
+        for key, before in metrics['before'].items():
+            print(f'{key}: {before:.4g} before, {metrics["after"][key]:.4g} after')
+    stem = renamed(Path(args.config).stem, 'LN', name)
+    new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
+    for path in save_converted(model, new, report, out, stem, meta):
+        print(f'written: {path}')
+    return report, metrics
+
+
+if __name__ == '__main__':
+    main()
