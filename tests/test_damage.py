@@ -103,12 +103,6 @@ def half_written(write):
 
 
 @pytest.fixture(scope='module')
-def classifier(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('classifier')
-    return tiny_runs.untrained_classifier(folder)
-
-
-@pytest.fixture(scope='module')
 def detector(tmp_path_factory):
     """The digits detector, its weights, and data of two small scenes."""
     folder = tmp_path_factory.mktemp('detector')
