@@ -20,6 +20,7 @@ NORMS = {
     'PN*': dict(type='PN', layer_scale=False),  # PowerNorm without its scale of each token
     'PN': dict(type='PN', layer_scale=True),
     'UN': dict(type='UN'),
+    'UN+': dict(type='UN', centered=True, eta=0.),  # not the paper's: docs/results.md
     'UN-nofilter': dict(type='UN', outlier_filter=False),
     'RepBN': dict(type='RepBN'),
     'PRepBN': dict(type='PRepBN'),
@@ -58,7 +59,7 @@ def parse_norm(text: str) -> tuple[str, dict]:
 
 def slug(name: str) -> str:
     """A norm's name as a part of the name of a folder: `pn_star` for `PN*`."""
-    return re.sub(r'[^a-z0-9.-]+', '_', name.lower().replace('*', '_star'))
+    return re.sub(r'[^a-z0-9.-]+', '_', name.lower().replace('*', '_star').replace('+', '_plus'))
 
 
 def set_norm(cfg: Config, norm_cfg: dict) -> None:

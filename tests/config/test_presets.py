@@ -58,6 +58,7 @@ def test_what_cannot_be_set(tmp_path):
 @pytest.mark.parametrize(('name', 'norm', 'folder', 'weights'), [
     ('swin_un_detector', 'PN*', 'swin_pn_star_detector', 'swin_pn_star_classifier'),
     ('swin_un_detector', 'UN', 'swin_un_detector', 'swin_un_classifier'),
+    ('swin_un_detector', 'UN+', 'swin_un_plus_detector', 'swin_un_plus_classifier'),
     ('swin_un_detector', 'wide=UN,window=8', 'swin_wide_detector', 'swin_wide_classifier'),
     ('mine', 'BN', 'mine_bn', 'swin_bn_classifier')])
 def test_work_directory_and_weights_go_with_the_norm(name, norm, folder, weights, tmp_path):
