@@ -9,11 +9,12 @@ from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, s
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
 from .recording import NormStatisticsHook
 from .repeatable import RepeatableHook
+from .residual import ResidualHook
 from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
     'DivergenceHook', 'FadingHook', 'FuseNormsHook', 'InputStressHook',
     'LearningRateDecayOptimWrapperConstructor', 'NormStatisticsHook', 'OfflineNormHook', 'RepeatableHook',
-    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

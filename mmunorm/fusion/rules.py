@@ -21,6 +21,10 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, WindowMSA
 
 from ..backbones.performer import PerformerAttention, PerformerLayer
+from ..backbones.swin import ResidualSwinBlock
+from ..backbones.t2t_vit import ResidualT2TLayer
+from ..backbones.vit import ResidualEncoderLayer
+from ..residual.sublayer import Entrance, describe
 from .padding import become
 from .registry import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule
 
@@ -49,6 +53,27 @@ def swin_block(block):
 def transformer_layer(layer):
     yield Into('ln1', 'attn')
     yield Into('ln2', 'ffn', identity=True)
+
+
+@fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)
+def residual_layer(layer):
+    names = {id(module): name for name, module in layer.named_modules()}
+    for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
+        norm_at = getattr(layer, residual).norm_at
+        own = f'{residual}.norm'
+        sublayer = describe(getattr(layer, part))
+        source = names[id(sublayer.last)] if sublayer.is_plain_behind_last else ''
+        if norm_at == 'pre':
+            yield Into(norm, part)
+        if norm_at == 'post':
+            yield Stays(norm, 'its output is the stream itself')
+        for behind in (norm, own) if norm_at == 'mid' else (own, ):
+            yield Behind(behind, source) if source else Stays(behind, 'its input is scaled in between')
+
+
+@fold_rule(Entrance)
+def entrance(module):
+    yield Into('norm', 'linear')
 
 
 @fold_rule(WindowMSA, 'mmdet.models.backbones.swin.WindowMSA', MultiheadAttention)
