@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..compat import forget_compiled_code
+from ..init import undo_ntk
 from ..norms.layers import is_norm
 from .algebra import (
     FoldedNorm,
@@ -78,7 +79,7 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     The folded model computes the same function without any normalization, for every input size. Offline
     norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the
     rules of :func:`mmunorm.fusion.fold_rule`. What cannot be folded exactly is left as it is. Folding a
-    folded model changes nothing.
+    folded model changes nothing. Linear layers in the NTK parametrization become plain ones.
 
     What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
     the norm that has gone into the next layer.
@@ -105,6 +106,7 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     if strict and report.kept:
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
+    undo_ntk(model)
     for fold in report.folded:
         _apply(model, fold, *affine_of(model.get_submodule(fold.norm)))
     forget_compiled_code()
@@ -122,6 +124,7 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
         ValueError: `model` has no such norm, or no fold rule covers its place.
     """
     folds = {fold.norm: fold for fold in plan(model)}
+    undo_ntk(model)
     for name in names:
         fold = folds.get(name)
         layers = [] if fold is None else [fold.source] if fold.source else fold.readers
