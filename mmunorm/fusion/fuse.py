@@ -11,6 +11,7 @@ from torch import nn
 from ..compat import forget_compiled_code
 from ..init import undo_ntk
 from ..norms.layers import is_norm
+from ..residual import Residual
 from .algebra import (
     FoldedNorm,
     absorb_before,
@@ -23,7 +24,22 @@ from .algebra import (
     source_obstacle,
 )
 from .padding import zero_token
-from .registry import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, check_names, facts
+from .registry import (
+    Averages,
+    Behind,
+    Chain,
+    Emits,
+    Fact,
+    Into,
+    Pad,
+    Reads,
+    Station,
+    Stays,
+    Stream,
+    check_names,
+    facts,
+)
+from .streams import Affine, carry, end_affine, fold_scales, fold_stations, leave
 
 
 @dataclass
@@ -36,6 +52,7 @@ class Fold:
     through: list[str] = field(default_factory=list)  # modules that pass its output on to the readers
     pads: list[tuple[str, Pad]] = field(default_factory=list)
     obstacle: str = ''
+    stream: Stream | None = None  # that the norm stands in, with full names
 
     @property
     def where(self) -> str:
@@ -44,6 +61,8 @@ class Fold:
             return self.obstacle
         if self.source:
             return f'behind {self.source}'
+        if self.stream is not None and not self.readers:
+            return ', '.join(self.stream.ends)
         return ', '.join(self.readers) + (' (padding filled)' if self.pads else '')
 
 
@@ -107,8 +126,12 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
     undo_ntk(model)
+    affines = {fold.norm: affine_of(model.get_submodule(fold.norm)) for fold in report.folded}
+    for stream in _streams(report.folded):
+        _fold_stream(model, stream, affines)
     for fold in report.folded:
-        _apply(model, fold, *affine_of(model.get_submodule(fold.norm)))
+        _apply(model, fold, *affines[fold.norm])
+    fold_scales(model)
     forget_compiled_code()
     return report
 
@@ -127,6 +150,16 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
     undo_ntk(model)
     for name in names:
         fold = folds.get(name)
+        if isinstance(dict(model.named_modules()).get(name), Residual):
+            leave(model, name)
+            continue
+        if fold is not None and fold.stream is not None:
+            for end, pad in fold.stream.pads:
+                channels = affine_of(model.get_submodule(name))[0]
+                pad(model.get_submodule(end), zero_token(torch.ones_like(channels), torch.zeros_like(channels)))
+            if not fold.readers:
+                _put_folded(model, name)
+                continue
         layers = [] if fold is None else [fold.source] if fold.source else fold.readers
         if not layers:
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
@@ -153,13 +186,67 @@ def plan(model: nn.Module) -> list[Fold]:
         claims[name].append(Fold(name, ''))
     kinds = {name: type(modules[name]).__name__ for name in names}
     folds = [claims[name][0] if claims[name] else Fold(name, kinds[name]) for name in names]
+    streams = {}
+    for name, module in model.named_modules():
+        for fact in _of(Stream, module):
+            stream = _full(fact, name)
+            streams.update({station.norm: stream for station in stream.stations})
+    for fold in folds:
+        fold.stream = None if fold.obstacle else streams.get(fold.norm)
     owners = _Owners(model)
     readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
     for fold in folds:
         fold.kind = kinds[fold.norm]
         if not fold.obstacle:
             fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
+    _refuse_streams(model, folds, owners)
     return folds
+
+
+def _full(stream: Stream, prefix: str) -> Stream:
+    """A stream with full names."""
+    stations = tuple(Station(_join(prefix, station.residual), _join(prefix, station.last), _join(prefix, station.norm),
+                             tuple(_join(prefix, reader) for reader in station.readers))
+                     for station in stream.stations)
+    return Stream(stations, tuple(_join(prefix, end) for end in stream.ends),
+                  tuple((_join(prefix, name), pad) for name, pad in stream.pads))
+
+
+def _streams(folds: Iterable[Fold]) -> list[Stream]:
+    """The streams that norms stand in, in order."""
+    return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))
+
+
+def _refuse_streams(model: nn.Module, folds: list[Fold], owners: _Owners) -> None:
+    """Lets all norms of a stream stay where one of them has to, or the stream cannot be carried to its end."""
+    by_norm = {fold.norm: fold for fold in folds}
+    for stream in _streams(folds):
+        in_stream = [by_norm[station.norm] for station in stream.stations if station.norm in by_norm]
+        beside = [by_norm[end] for end in stream.ends if end in by_norm]
+        stays = next((fold for fold in (*in_stream, *beside) if fold.obstacle), None)
+        if len(in_stream) + len(beside) < len(stream.stations) + len(stream.ends):
+            reason = 'norms of the stream it stands in are folded already'
+        elif stays is not None:
+            reason = f'the stream it stands in cannot be carried past {stays.norm}: {stays.obstacle}'
+        else:
+            reason = _last_obstacle(model, stream, owners) or carry(model, stream)[1]
+        if reason:
+            for fold in in_stream:
+                fold.obstacle = fold.obstacle or reason
+
+
+def _last_obstacle(model: nn.Module, stream: Stream, owners: _Owners) -> str:
+    """Why the last layer of a sublayer cannot take up what the stream carries, or ''."""
+    for station in stream.stations:
+        layer = model.get_submodule(station.last)
+        channels = affine_of(model.get_submodule(station.norm))[0].numel()
+        if obstacle := source_obstacle(layer, channels):
+            return f'{station.last} {obstacle}'
+        if shared := owners.others(station.last, layer):
+            return f'{station.last} is shared with {shared}'
+        if obstacle := call_obstacle(model.get_submodule(station.residual)):
+            return f'{station.residual} {obstacle}'
+    return ''
 
 
 def _join(prefix: str, name: str) -> str:
@@ -179,8 +266,19 @@ def _folds_of(module: nn.Module, prefix: str, modules: dict[str, nn.Module]) -> 
             yield Fold(_join(prefix, fact.norm), '', source=_join(prefix, fact.source))
         elif isinstance(fact, Stays):
             yield Fold(_join(prefix, fact.norm), '', obstacle=fact.why)
+        elif isinstance(fact, Stream):
+            yield from _folds_of_stream(_full(fact, prefix), modules)
         elif isinstance(fact, Chain):
             yield from _folds_of_chain([_join(prefix, part) for part in fact.parts], modules)
+
+
+def _folds_of_stream(stream: Stream, modules: dict[str, nn.Module]) -> Iterator[Fold]:
+    """The norms of a stream with what reads them in it; not the last, where that is an output."""
+    for station in stream.stations if stream.ends else stream.stations[:-1]:
+        fold = Fold(station.norm, '')
+        for reader in station.readers:
+            _add_readers(fold, reader, modules)
+        yield fold
 
 
 def _folds_of_chain(parts: list[str], modules: dict[str, nn.Module]) -> Iterator[Fold]:
@@ -231,7 +329,7 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
     if num_claims > 1:
         return 'several fold rules cover its place'
     layers = [fold.source] if fold.source else fold.readers
-    if not layers:
+    if not layers and not (fold.stream is not None and fold.stream.ends):
         return 'nothing in this model reads it'
     for name in fold.through:
         if obstacle := call_obstacle(modules[name]):
@@ -289,6 +387,23 @@ def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tenso
             absorb_before(model.get_submodule(reader), scale, shift, fill)
         for name, pad in fold.pads:
             pad(model.get_submodule(name), fill)
-    folded = FoldedNorm().eval().to(scale.device)
-    parent, _, name = fold.norm.rpartition('.')
-    setattr(model.get_submodule(parent), name, folded)
+    _put_folded(model, fold.norm)
+
+
+def _put_folded(model: nn.Module, name: str) -> None:
+    """Puts a FoldedNorm where the norm `name` stands."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    parent, _, child = name.rpartition('.')
+    setattr(model.get_submodule(parent), child, FoldedNorm().eval().to(device))
+
+
+def _fold_stream(model: nn.Module, stream: Stream, affines: dict[str, Affine]) -> None:
+    """Folds a stream but for its norms, whose scales and shifts become those that it carries, in `affines`."""
+    carried, _ = carry(model, stream)
+    for station, affine in zip(stream.stations, carried[1:], strict=True):
+        affines[station.norm] = affine
+    for end in stream.ends:
+        affines[end] = end_affine(model.get_submodule(end), carried[-1])
+    for name, pad in stream.pads:
+        pad(model.get_submodule(name), zero_token(*carried[-1]))
+    fold_stations(model, stream, carried[:-1])
