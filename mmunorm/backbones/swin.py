@@ -17,7 +17,7 @@ from mmpretrain.models.backbones.swin_transformer import SwinBlock
 from torch import Tensor, nn
 
 from ..norms.base import check_norm_cfg
-from ..residual import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, starts_from_checkpoint
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, starts_from_checkpoint
 from .norm_cfg import DEFAULT_NORM_CFG
 
 # As in mmpretrain's Swin configs.

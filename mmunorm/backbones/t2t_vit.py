@@ -13,7 +13,7 @@ from mmpretrain.models.utils import to_2tuple
 from torch import Tensor
 
 from ..norms.base import check_norm_cfg
-from ..residual import (
+from ..residuals import (
     DEFAULT_RESIDUAL_CFG,
     ResidualLayer,
     connect,

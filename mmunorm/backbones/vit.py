@@ -10,7 +10,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from torch import Tensor
 
 from ..norms.base import check_norm_cfg
-from ..residual import (
+from ..residuals import (
     DEFAULT_RESIDUAL_CFG,
     ResidualLayer,
     connect,

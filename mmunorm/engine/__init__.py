@@ -9,7 +9,7 @@ from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, s
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
 from .recording import NormStatisticsHook
 from .repeatable import RepeatableHook
-from .residual import ResidualHook
+from .residuals import ResidualHook
 from .stress import InputStressHook
 
 __all__ = [

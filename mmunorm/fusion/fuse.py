@@ -11,7 +11,7 @@ from torch import nn
 from ..compat import forget_compiled_code
 from ..init import undo_ntk
 from ..norms.layers import is_norm
-from ..residual import Residual
+from ..residuals import Residual
 from .algebra import (
     FoldedNorm,
     absorb_before,

@@ -24,7 +24,7 @@ from ..backbones.performer import PerformerAttention, PerformerLayer
 from ..backbones.swin import ResidualSwinBlock, UNSwinTransformer
 from ..backbones.t2t_vit import ResidualT2TLayer, UNT2TViT
 from ..backbones.vit import ResidualEncoderLayer, UNVisionTransformer
-from ..residual.sublayer import Entrance, describe
+from ..residuals.sublayer import Entrance, describe
 from .padding import become
 from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, fold_rule
 from .streams import pad_patch_merging

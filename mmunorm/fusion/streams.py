@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import AdaptivePadding
 from torch import Tensor, nn
 
-from ..residual import Residual, ResidualLayer
-from ..residual.sublayer import describe
+from ..residuals import Residual, ResidualLayer
+from ..residuals.sublayer import describe
 from .algebra import absorb_behind, affine_of, source_obstacle
 from .padding import Fill
 from .registry import Stream

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from mmunorm import fuse_norms
 from mmunorm.fusion import NotFoldedError, folded_config
 from mmunorm.fusion.streams import FoldedResidual
-from mmunorm.residual import RESIDUALS
+from mmunorm.residuals import RESIDUALS
 
 from .models import assert_equal, assert_folds, classifier, detector, norms, outputs, randomize, swin_backbone
 

@@ -6,9 +6,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ..residual import Admin, BranchNorm, count_updates, profile_admin
-from ..residual.admin import admins
-from ..residual.clock import clocks
+from ..residuals import Admin, BranchNorm, count_updates, profile_admin
+from ..residuals.admin import admins
+from ..residuals.clock import clocks
 from .runner import unwrapped_model
 
 

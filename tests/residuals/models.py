@@ -4,7 +4,7 @@ import math
 import torch
 
 from mmunorm.backbones import UNVisionTransformer
-from mmunorm.residual import RESIDUALS
+from mmunorm.residuals import RESIDUALS
 
 SCHEMES = sorted(RESIDUALS.module_dict)
 WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
-from mmunorm.residual import profile_admin
+from mmunorm.residuals import profile_admin
 
 from .models import IMAGES, embed, vit
 

@@ -17,7 +17,7 @@ class BranchNorm(DeepNorm):
 
     t is the number of optimizer updates so far, the one buffer `update_clock.updates` of the model. Evaluation uses
     the same `a_t`. :class:`mmunorm.engine.ResidualHook` counts in mmengine's Runner,
-    :func:`mmunorm.residual.count_updates` elsewhere. Fine-tuning goes on from the checkpoint's t. Weights start as
+    :func:`mmunorm.residuals.count_updates` elsewhere. Fine-tuning goes on from the checkpoint's t. Weights start as
     DeepNorm's. At t = 0 the gradient of F's parameters is exactly 0.
 
     Args:
@@ -25,7 +25,7 @@ class BranchNorm(DeepNorm):
         warmup_iters (int): T, the updates until the branch has its whole weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
         schedule (str): 'linear', the paper's Eq. 8, or one of our own formulas for the shapes that its Fig. 7 names,
-            'exponential' and 'sigmoid'; see :func:`mmunorm.residual.growth`. Defaults to 'linear'.
+            'exponential' and 'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
 
     Raises:
         ValueError: an argument is out of its range, or the depth of the model is not known.
@@ -44,7 +44,7 @@ class BranchNorm(DeepNorm):
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
             warnings.warn(
                 'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
-                "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residual.count_updates(model, optimizer).",
+                "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residuals.count_updates(model, optimizer).",
                 stacklevel=2)
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 

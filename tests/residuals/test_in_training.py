@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmunorm.residual import count_updates, profile_admin
+from mmunorm.residuals import count_updates, profile_admin
 
 from .. import processes
 from ..versions import is_one_graph

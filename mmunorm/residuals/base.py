@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .clock import UpdateClock
 from .sublayer import Sublayer
 
-RESIDUALS = Registry('residual', locations=['mmunorm.residual'])
+RESIDUALS = Registry('residual', locations=['mmunorm.residuals'])
 Scale = float | Tensor | None
 
 

@@ -3,8 +3,8 @@ import pytest
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
 from mmunorm.norms import NoNorm
-from mmunorm.residual import RESIDUALS, Place
-from mmunorm.residual.sublayer import describe
+from mmunorm.residuals import RESIDUALS, Place
+from mmunorm.residuals.sublayer import describe
 
 from .models import WITHOUT_NORM, vit
 

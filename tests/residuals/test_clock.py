@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmunorm.backbones import UNSwinTransformer
-from mmunorm.residual import count_updates, growth
+from mmunorm.residuals import count_updates, growth
 
 from ..versions import CPUGradScaler
 from .models import IMAGES, vit
