@@ -101,9 +101,11 @@ class SecondMomentInit(BaseInit):
         """Initializes the named layers of `module`."""
         for part in module.modules():
             names = {cls.__name__ for cls in type(part).__mro__}
-            if self.wholemodule and hasattr(part, 'weight') and part.weight.dim() > 1 or names & set(self.layer):
-                keep_second_moment_(part.weight.detach(), **self.settings)
-                if part.bias is not None:
+            weight = getattr(part, 'weight', None)
+            has_matrix = isinstance(weight, Tensor) and weight.dim() > 1
+            if has_matrix and (self.wholemodule or names & set(self.layer)):
+                keep_second_moment_(weight.detach(), **self.settings)
+                if getattr(part, 'bias', None) is not None:
                     nn.init.constant_(part.bias, self.bias)
         if hasattr(module, '_params_init_info'):
             update_init_info(module, init_info=self._get_init_info())

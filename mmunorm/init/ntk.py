@@ -1,8 +1,6 @@
 """The NTK parametrization of linear layers, also called equalized learning rate (PGGAN, arXiv 1710.10196)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -57,16 +55,14 @@ def ntk_parametrize(model: nn.Module) -> nn.Module:
 
 def undo_ntk(model: nn.Module) -> nn.Module:
     """Gives the linear layers of :func:`ntk_parametrize` plain weights again, in place; answers `model`."""
-    for layer in ntk_layers(model):
+    for _, layer in ntk_layers(model):
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model
 
 
-def ntk_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a model whose weight is in the NTK parametrization and in no other."""
-    for module in list(model.modules()):
-        if is_ntk(module):
-            yield module
+def ntk_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Names and layers of a model whose weight is in the NTK parametrization and in no other."""
+    return [(name, module) for name, module in model.named_modules() if is_ntk(module)]
 
 
 def is_ntk(layer: nn.Module) -> bool:

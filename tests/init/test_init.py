@@ -125,13 +125,16 @@ def test_init_cfg_and_act_cfg():
     class Parts(BaseModule):
 
         def __init__(self):
-            super().__init__(dict(type='SecondMoment', layer='Conv2d', override=dict(name='fc', type='SecondMoment')))
+            super().__init__(dict(
+                type='SecondMoment', layer=['Embedding', 'LayerNorm'], override=dict(name='fc', type='SecondMoment')))
             self.fc, self.norm = nn.Linear(100, 200), nn.LayerNorm(200)
+            self.table, self.plain = nn.Embedding(200, 400), nn.LayerNorm(200, elementwise_affine=False)
 
     parts = Parts()
     parts.init_weights()
     assert parts.fc.weight.std().item() == pytest.approx(0.1, rel=0.03)
     assert not parts.fc.bias.any() and parts.norm.weight.eq(1).all()
+    assert parts.table.weight.std().item() == pytest.approx(0.05, rel=0.03)
 
 
 def test_ntk_computes_the_same_and_learns_otherwise():
