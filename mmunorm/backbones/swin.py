@@ -17,7 +17,7 @@ from mmpretrain.models.backbones.swin_transformer import SwinBlock
 from torch import Tensor, nn
 
 from ..norms.base import check_norm_cfg
-from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, starts_from_checkpoint
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of
 from .norm_cfg import DEFAULT_NORM_CFG
 
 # As in mmpretrain's Swin configs.
@@ -59,8 +59,8 @@ class UNSwinTransformer(SwinTransformer):
             `num_heads`. Defaults to 'tiny'.
         norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
             residual schemes without norms.
-        residual_cfg (dict): config of every block's residuals, with the types of :class:`UNVisionTransformer`. The
-            depth that a scheme goes by is the number of all blocks. The output norms stay with every scheme.
+        residual_cfg (dict): config of every block's residuals, with the types of :class:`UNVisionTransformer` but DLCL.
+            The depth that a scheme goes by is the number of all blocks. The output norms stay with every scheme.
             Defaults to `dict(type='PreNorm')`.
         stage_cfgs (dict | Sequence[dict], optional): extra arguments of all stages, or of each stage. A
             `norm_cfg` in its `block_cfgs` or `downsample_cfg` wins over the argument above.
@@ -75,9 +75,8 @@ class UNSwinTransformer(SwinTransformer):
             Detectors want `pad_small_map=True`.
 
     Raises:
-        TypeError: `norm_cfg` or `residual_cfg` is not a dict with a `type`.
-        ValueError: there is no such scheme, an argument of it is out of its range, or it is one without norms and
-            `norm_cfg` asks for some.
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self,
@@ -98,15 +97,14 @@ class UNSwinTransformer(SwinTransformer):
             init_cfg=init_cfg,
             **kwargs)
         connect(self, self._blocks(), ResidualSwinBlock, residual_cfg, norm_cfg)
-        initialize(self._blocks(), self.patch_embed.projection)
+        initialize(self, self._blocks(), self.patch_embed.projection)
         # Must be done before DDP wraps the model: DDP waits for the gradients of what requires one at that time.
         self._freeze_stages()
 
     def init_weights(self) -> None:
         """Like the stock method, then the initial weights of the residual scheme, unless a checkpoint is loaded."""
         super().init_weights()
-        if not starts_from_checkpoint(self.init_cfg):
-            initialize(self._blocks(), self.patch_embed.projection)
+        initialize(self, self._blocks(), self.patch_embed.projection)
 
     def _blocks(self) -> list[nn.Module]:
         return [block for stage in self.stages for block in stage.blocks]

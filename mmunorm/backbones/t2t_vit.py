@@ -13,15 +13,7 @@ from mmpretrain.models.utils import to_2tuple
 from torch import Tensor
 
 from ..norms.base import check_norm_cfg
-from ..residuals import (
-    DEFAULT_RESIDUAL_CFG,
-    ResidualLayer,
-    connect,
-    initialize,
-    norm_of,
-    scheme_of,
-    starts_from_checkpoint,
-)
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
 from .norm_cfg import DEFAULT_NORM_CFG
 from .performer import PerformerLayer
 
@@ -125,9 +117,9 @@ class UNT2TViT(T2T_ViT):
             `norm_cfg` in `layer_cfgs` wins over the argument above.
 
     Raises:
-        TypeError: `norm_cfg` or `residual_cfg` is not a dict with a `type`.
-        ValueError: `img_size` is smaller than 16, `out_type` is unknown or needs a class token, there is no such
-            scheme, an argument of it is out of its range, or it is one without norms and `norm_cfg` asks for some.
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        ValueError: `img_size` is smaller than 16, or `out_type` is unknown or needs a class token.
+        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self,
@@ -166,7 +158,7 @@ class UNT2TViT(T2T_ViT):
             if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
         connect(self, self.encoder, ResidualT2TLayer, residual_cfg, norm_cfg)
-        initialize(self.encoder, self.tokens_to_token.project)
+        initialize(self, self.encoder, self.tokens_to_token.project)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens
         self.pos_embed = get_sinusoid_encoding(num_positions, embed_dims)
 
@@ -176,8 +168,7 @@ class UNT2TViT(T2T_ViT):
             BaseModule.init_weights(self)
         else:
             super().init_weights()
-        if not starts_from_checkpoint(self.init_cfg):
-            initialize(self.encoder, self.tokens_to_token.project)
+        initialize(self, self.encoder, self.tokens_to_token.project)
 
     def train(self, mode: bool = True) -> UNT2TViT:
         """Like the stock method, but returns the module."""

@@ -10,15 +10,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from torch import Tensor
 
 from ..norms.base import check_norm_cfg
-from ..residuals import (
-    DEFAULT_RESIDUAL_CFG,
-    ResidualLayer,
-    connect,
-    initialize,
-    norm_of,
-    scheme_of,
-    starts_from_checkpoint,
-)
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
 from .norm_cfg import DEFAULT_NORM_CFG
 
 
@@ -48,8 +40,8 @@ class UNVisionTransformer(VisionTransformer):
             schemes without norms, ReZero, TFixup and ScaledResidual.
         residual_cfg (dict): config of every residual, such as `dict(type='BranchNorm', warmup_iters=4000)`. The
             types are PostNorm, PreNorm, DeepNorm, BranchNorm, SubLN, NormFormer, Admin, DSInit, TFixup, ReZero,
-            SkipInit, LayerScale, ResPostNorm, PeriNorm and ScaledResidual. Where a scheme has initial weights, they
-            win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
+            SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has initial weights,
+            they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
         out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
         final_norm (bool, optional): whether there is a norm behind the last layer. Defaults to None: as the scheme
             has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.
@@ -59,9 +51,8 @@ class UNVisionTransformer(VisionTransformer):
             `norm_cfg` in `layer_cfgs` wins over the argument above.
 
     Raises:
-        TypeError: `norm_cfg` or `residual_cfg` is not a dict with a `type`.
-        ValueError: there is no such scheme, an argument of it is out of its range, or it is one without norms and
-            `norm_cfg` asks for some.
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self,
@@ -85,7 +76,7 @@ class UNVisionTransformer(VisionTransformer):
             if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
         connect(self, self.layers, ResidualEncoderLayer, residual_cfg, norm_cfg)
-        initialize(self.layers, self.patch_embed.projection)
+        initialize(self, self.layers, self.patch_embed.projection)
         # Behind `connect`, so that the connections of frozen layers are frozen too.
         self.frozen_stages = frozen_stages
         if frozen_stages > 0:
@@ -94,8 +85,7 @@ class UNVisionTransformer(VisionTransformer):
     def init_weights(self) -> None:
         """Like the stock method, then the initial weights of the residual scheme, unless a checkpoint is loaded."""
         super().init_weights()
-        if not starts_from_checkpoint(self.init_cfg):
-            initialize(self.layers, self.patch_embed.projection)
+        initialize(self, self.layers, self.patch_embed.projection)
 
     def train(self, mode: bool = True) -> UNVisionTransformer:
         """Like the stock method, but frozen layers stay in eval mode, and the module is returned."""

@@ -47,8 +47,8 @@ def _short_run(model: nn.Module, runner) -> str:
     branch = next((module for module in model.modules() if isinstance(module, BranchNorm)), None)
     if branch is None:
         return ''
-    wrapper = runner.optim_wrapper
-    left = (runner.max_iters - runner.iter) // getattr(wrapper, '_accumulative_counts', 1)
+    # The gradient that is left over at the end of the run makes an update too.
+    left = -(-(runner.max_iters - runner.iter) // runner.optim_wrapper._accumulative_counts)
     end = int(clocks(model)[0].updates) + left
     if end >= branch.warmup_iters:
         return ''

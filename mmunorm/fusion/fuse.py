@@ -33,13 +33,12 @@ from .registry import (
     Into,
     Pad,
     Reads,
-    Station,
     Stays,
     Stream,
     check_names,
     facts,
 )
-from .streams import Affine, carry, end_affine, fold_scales, fold_stations, leave
+from .streams import fold_scales, fold_stream, leave, stream_obstacle
 
 
 @dataclass
@@ -129,10 +128,10 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     undo_ntk(model)
     affines = {fold.norm: affine_of(model.get_submodule(fold.norm)) for fold in report.folded}
     for stream in _streams(report.folded):
-        _fold_stream(model, stream, affines)
+        affines.update(fold_stream(model, stream))
     for fold in report.folded:
         _apply(model, fold, *affines[fold.norm])
-    fold_scales(model)
+    fold_scales(model, _Owners(model).others)
     forget_compiled_code()
     return report
 
@@ -148,26 +147,24 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
         ValueError: `model` has no such norm, or no fold rule covers its place.
     """
     folds = {fold.norm: fold for fold in plan(model)}
+    modules = dict(model.named_modules())
     undo_ntk(model)
     for name in names:
-        fold = folds.get(name)
-        if isinstance(dict(model.named_modules()).get(name), Residual):
+        if isinstance(modules.get(name), Residual):
             leave(model, name)
             continue
-        if fold is not None and fold.stream is not None:
-            for end, pad in fold.stream.pads:
-                channels = affine_of(model.get_submodule(name))[0]
-                pad(model.get_submodule(end), zero_token(torch.ones_like(channels), torch.zeros_like(channels)))
-            if not fold.readers:
-                _put_folded(model, name)
-                continue
+        fold = folds.get(name)
         layers = [] if fold is None else [fold.source] if fold.source else fold.readers
-        if not layers:
+        if not layers and (fold is None or fold.stream is None):
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
                              'folded: it is of another architecture')
-        channels = num_channels(model.get_submodule(layers[0]), behind=bool(fold.source))
+        channels = num_channels(model.get_submodule(layers[0]), behind=bool(fold.source)) if layers else 0
         ones = torch.ones(channels, dtype=torch.float64)
         _apply(model, fold, ones, torch.zeros_like(ones))
+    for stream in _streams(folds[name] for name in names if name in folds):
+        scale, shift = affine_of(modules[stream.stations[0].norm])
+        for name, pad in stream.pads:
+            pad(model.get_submodule(name), zero_token(torch.ones_like(scale), torch.zeros_like(shift)))
 
 
 def plan(model: nn.Module) -> list[Fold]:
@@ -190,7 +187,7 @@ def plan(model: nn.Module) -> list[Fold]:
     streams = {}
     for name, module in model.named_modules():
         for fact in _of(Stream, module):
-            stream = _full(fact, name)
+            stream = fact.within(name)
             streams.update({station.norm: stream for station in stream.stations})
     for fold in folds:
         fold.stream = None if fold.obstacle else streams.get(fold.norm)
@@ -202,15 +199,6 @@ def plan(model: nn.Module) -> list[Fold]:
             fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
     _refuse_streams(model, folds, owners)
     return folds
-
-
-def _full(stream: Stream, prefix: str) -> Stream:
-    """A stream with full names."""
-    stations = tuple(Station(_join(prefix, station.residual), _join(prefix, station.last), _join(prefix, station.norm),
-                             tuple(_join(prefix, reader) for reader in station.readers))
-                     for station in stream.stations)
-    return Stream(stations, tuple(_join(prefix, end) for end in stream.ends),
-                  tuple((_join(prefix, name), pad) for name, pad in stream.pads))
 
 
 def _streams(folds: Iterable[Fold]) -> list[Stream]:
@@ -230,24 +218,10 @@ def _refuse_streams(model: nn.Module, folds: list[Fold], owners: _Owners) -> Non
         elif stays is not None:
             reason = f'the stream it stands in cannot be carried past {stays.norm}: {stays.obstacle}'
         else:
-            reason = _last_obstacle(model, stream, owners) or carry(model, stream)[1]
+            reason = stream_obstacle(model, stream, owners.others)
         if reason:
             for fold in in_stream:
                 fold.obstacle = fold.obstacle or reason
-
-
-def _last_obstacle(model: nn.Module, stream: Stream, owners: _Owners) -> str:
-    """Why the last layer of a sublayer cannot take up what the stream carries, or ''."""
-    for station in stream.stations:
-        layer = model.get_submodule(station.last)
-        channels = affine_of(model.get_submodule(station.norm))[0].numel()
-        if obstacle := source_obstacle(layer, channels):
-            return f'{station.last} {obstacle}'
-        if shared := owners.others(station.last, layer):
-            return f'{station.last} is shared with {shared}'
-        if obstacle := call_obstacle(model.get_submodule(station.residual)):
-            return f'{station.residual} {obstacle}'
-    return ''
 
 
 def _join(prefix: str, name: str) -> str:
@@ -268,7 +242,7 @@ def _folds_of(module: nn.Module, prefix: str, modules: dict[str, nn.Module]) -> 
         elif isinstance(fact, Stays):
             yield Fold(_join(prefix, fact.norm), '', obstacle=fact.why)
         elif isinstance(fact, Stream):
-            yield from _folds_of_stream(_full(fact, prefix), modules)
+            yield from _folds_of_stream(fact.within(prefix), modules)
         elif isinstance(fact, Chain):
             yield from _folds_of_chain([_join(prefix, part) for part in fact.parts], modules)
 
@@ -396,15 +370,3 @@ def _put_folded(model: nn.Module, name: str) -> None:
     device = next((parameter.device for parameter in model.parameters()), None)
     parent, _, child = name.rpartition('.')
     setattr(model.get_submodule(parent), child, FoldedNorm().eval().to(device))
-
-
-def _fold_stream(model: nn.Module, stream: Stream, affines: dict[str, Affine]) -> None:
-    """Folds a stream but for its norms, whose scales and shifts become those that it carries, in `affines`."""
-    carried, _ = carry(model, stream)
-    for station, affine in zip(stream.stations, carried[1:], strict=True):
-        affines[station.norm] = affine
-    for end in stream.ends:
-        affines[end] = end_affine(model.get_submodule(end), carried[-1])
-    for name, pad in stream.pads:
-        pad(model.get_submodule(name), zero_token(*carried[-1]))
-    fold_stations(model, stream, carried[:-1])

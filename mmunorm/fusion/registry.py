@@ -124,6 +124,16 @@ class Stream:
     ends: tuple[str, ...] = ()
     pads: tuple[tuple[str, Pad], ...] = ()
 
+    def within(self, prefix: str) -> Stream:
+        """The same with full names, for a module with the name `prefix`."""
+        if not prefix:
+            return self
+        stations = tuple(Station(f'{prefix}.{station.residual}', f'{prefix}.{station.last}', f'{prefix}.{station.norm}',
+                                 tuple(f'{prefix}.{reader}' for reader in station.readers))
+                         for station in self.stations)
+        return Stream(stations, tuple(f'{prefix}.{end}' for end in self.ends),
+                      tuple((f'{prefix}.{name}', pad) for name, pad in self.pads))
+
 
 Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream
 Rule = Callable[[nn.Module], Iterable[Fact]]

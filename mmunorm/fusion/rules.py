@@ -58,16 +58,21 @@ def transformer_layer(layer):
 
 @fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)
 def residual_layer(layer):
-    names = {id(module): name for name, module in layer.named_modules()}
     for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
         norm_at = getattr(layer, residual).norm_at
         own = f'{residual}.norm'
         sublayer = describe(getattr(layer, part))
-        source = names[id(sublayer.last)] if sublayer.is_plain_behind_last else ''
+        source = _path(layer, sublayer.last) if sublayer.is_plain_behind_last else ''
         if norm_at == 'pre':
             yield Into(norm, part)
         for behind in (norm, own) if norm_at == 'mid' else (own, ):
             yield Behind(behind, source) if source else Stays(behind, 'its input is scaled in between')
+        yield Stays(f'{residual}.mix_norm', 'its output is mixed into the streams of all later layers')  # DLCL's
+
+
+def _path(layer, part):
+    """The name of a part within a layer."""
+    return next(name for name, module in layer.named_modules() if module is part)
 
 
 def _stations(names, layers):
@@ -78,8 +83,7 @@ def _stations(names, layers):
             sublayer = describe(getattr(layer, part))
             if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
                 return ()
-            last = next(path for path, module in layer.named_modules() if module is sublayer.last)
-            parts.append([f'{name}.{path}' for path in (residual, last, norm, part)])
+            parts.append([f'{name}.{path}' for path in (residual, _path(layer, sublayer.last), norm, part)])
     readers = [(part[3], ) for part in parts[1:]] + [()]
     return tuple(Station(*part[:3], reader) for part, reader in zip(parts, readers, strict=True))
 

@@ -11,6 +11,8 @@ stream. P shrinks geometrically with the depth, so all of this is computed in fl
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import AdaptivePadding
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 
 from ..residuals import Residual, ResidualLayer
 from ..residuals.sublayer import describe
-from .algebra import absorb_behind, affine_of, source_obstacle
-from .padding import Fill
+from .algebra import absorb_behind, affine_of, call_obstacle, source_obstacle
+from .padding import Fill, zero_token
 from .registry import Stream
 
 Affine = tuple[Tensor, Tensor]
@@ -71,7 +73,42 @@ def pad_patch_merging(module: nn.Module, fill: Fill) -> None:
         module.adaptive_padding.set_fill(fill, module.reduction.weight)
 
 
-def carry(model: nn.Module, stream: Stream) -> tuple[list[Affine], str]:
+def stream_obstacle(model: nn.Module, stream: Stream, others: Callable[[str, nn.Module], str]) -> str:
+    """Why the layers of a stream, whose norms can be folded, cannot take up what it carries; or ''.
+
+    `others` answers who else holds a module of a name, or its parameters.
+    """
+    for station in stream.stations:
+        layer = model.get_submodule(station.last)
+        if obstacle := source_obstacle(layer, affine_of(model.get_submodule(station.norm))[0].numel()):
+            return f'{station.last} {obstacle}'
+        if shared := others(station.last, layer):
+            return f'{station.last} is shared with {shared}'
+        if obstacle := call_obstacle(model.get_submodule(station.residual)):
+            return f'{station.residual} {obstacle}'
+    return _carry(model, stream)[1]
+
+
+def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:
+    """Folds a stream but for its norms, in place.
+
+    Returns:
+        The scale and shift that each of its norms and ends is to be folded with in place of its own, by name.
+    """
+    carried, _ = _carry(model, stream)
+    folded = {station.norm: affine for station, affine in zip(stream.stations, carried[1:], strict=True)}
+    for end in stream.ends:
+        folded[end] = _end_affine(model.get_submodule(end), carried[-1])
+    for name, pad in stream.pads:
+        pad(model.get_submodule(name), zero_token(*carried[-1]))
+    for station, (p, _) in zip(stream.stations, carried[:-1], strict=True):
+        a, b = model.get_submodule(station.residual).scales()
+        absorb_behind(model.get_submodule(station.last), _value(b, p) / (_value(a, p) * p), torch.zeros_like(p))
+        leave(model, station.residual)
+    return folded
+
+
+def _carry(model: nn.Module, stream: Stream) -> tuple[list[Affine], str]:
     """P and c in front of the first sublayer and behind each, `(C,)` float64; and why they cannot be carried, or ''."""
     affines: list[Affine] = []
     for station in stream.stations:
@@ -86,26 +123,19 @@ def carry(model: nn.Module, stream: Stream) -> tuple[list[Affine], str]:
         dtype = model.get_submodule(station.last).weight.dtype
         limit = torch.finfo(dtype).max**0.75
         size = affines[-1][0].abs()
-        if not (size.max() < limit and size.min() > 1 / limit):
-            return affines, (f'behind {station.norm} the scale of the stream is {size.min().item():.1e} to '
-                             f'{size.max().item():.1e}, which leaves the range of {str(dtype).removeprefix("torch.")}')
+        least, greatest, offset = size.min().item(), size.max().item(), (affines[-1][1].abs() / size).max().item()
+        if not (1 / limit < least and max(greatest, offset) < limit):
+            return affines, (f'behind {station.norm} the stream has scales of {least:.1e} to {greatest:.1e} and shifts '
+                             f'up to {offset:.1e} times them, which leaves the range of '
+                             f'{str(dtype).removeprefix("torch.")}')
     return affines, ''
 
 
-def end_affine(norm: nn.Module, carried: Affine) -> Affine:
+def _end_affine(norm: nn.Module, carried: Affine) -> Affine:
     """Scale and shift of a norm that reads `P u + c`, each channel of the stream once or several times in a row."""
     scale, shift = affine_of(norm)
     p, c = (value.repeat_interleave(scale.numel() // value.numel()) for value in carried)
     return scale * p, scale * c + shift
-
-
-def fold_stations(model: nn.Module, stream: Stream, affines: list[Affine]) -> None:
-    """Takes `(b / a) P^-1` into the last layer of each sublayer, and the connections away."""
-    for station, (p, _) in zip(stream.stations, affines, strict=False):
-        residual = model.get_submodule(station.residual)
-        a, b = residual.scales()
-        absorb_behind(model.get_submodule(station.last), _value(b, p) / (_value(a, p) * p), torch.zeros_like(p))
-        leave(model, station.residual)
 
 
 def leave(model: nn.Module, name: str) -> None:
@@ -116,23 +146,28 @@ def leave(model: nn.Module, name: str) -> None:
     setattr(model.get_submodule(parent), child, FoldedResidual(residual).to(device).eval())
 
 
-def fold_scales(model: nn.Module) -> None:
-    """Takes b, such as LayerScale's weights, into the last layer of F, wherever nothing stands in between."""
-    for prefix, layer in model.named_modules():
-        if not isinstance(layer, ResidualLayer):
+def fold_scales(model: nn.Module, others: Callable[[str, nn.Module], str]) -> None:
+    """Takes b, such as LayerScale's weights, into the last layer of F, in place, wherever the sum reads that layer.
+
+    Where a norm stands behind the sum it has stayed, and so does b. `others` as in :func:`stream_obstacle`.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    # All of them first: ReZero's connections share theirs.
+    found = [(residual, describe(getattr(layer, part)), norm, residual.scales()[1])
+             for layer in model.modules() if isinstance(layer, ResidualLayer)
+             for residual, part, norm in zip((layer.residual1, layer.residual2), ('attn', 'ffn'), layer.norms(),
+                                             strict=True)]
+    for residual, sublayer, norm, b in found:
+        last, name = sublayer.last, names[id(residual)]
+        between = [residual.norm, *([norm] if residual.norm_at == 'mid' else [])]
+        is_plain = sublayer.is_plain_behind_last and all(isinstance(module, nn.Identity) for module in between)
+        channels = sublayer.last.out_features
+        if b is None or residual.norm_at == 'post' or not is_plain or source_obstacle(last, channels) or others(
+                names[id(last)], last) or call_obstacle(residual):
             continue
-        # All of them first: ReZero's connections share theirs.
-        found = [(name, getattr(layer, name), describe(getattr(layer, part)), norm, getattr(layer, name).scales()[1])
-                 for name, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norms(), strict=True)]
-        for name, residual, sublayer, norm, b in found:
-            between = [residual.norm, *([norm] if residual.norm_at == 'mid' else [])]
-            channels = sublayer.last.out_features
-            if b is None or not sublayer.is_plain_behind_last or source_obstacle(sublayer.last, channels) or not all(
-                    isinstance(module, nn.Identity) for module in between):
-                continue
-            like = torch.ones(channels, dtype=torch.float64, device=sublayer.last.weight.device)
-            absorb_behind(sublayer.last, _value(b, like), torch.zeros_like(like))
-            leave(model, f'{prefix}.{name}' if prefix else name)
+        like = torch.ones(channels, dtype=torch.float64, device=last.weight.device)
+        absorb_behind(last, _value(b, like), torch.zeros_like(like))
+        leave(model, name)
 
 
 def _value(scale: float | Tensor | None, like: Tensor) -> Tensor:

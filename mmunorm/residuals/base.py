@@ -10,11 +10,16 @@ from mmengine.registry import Registry
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
+from ..errors import PreflightError
 from .clock import UpdateClock
 from .sublayer import Sublayer
 
 RESIDUALS = Registry('residual', locations=['mmunorm.residuals'])
 Scale = float | Tensor | None
+
+
+class ResidualError(PreflightError, ValueError):
+    """A `residual_cfg` cannot be used, or not with what stands beside it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Place:
         layer: number of the layer, from 1.
         depth: layers of the whole model, or None if it is not known.
         clock: counts the updates of the model, if its scheme asks for that.
-        first: the connection of the first sublayer of the same layer, for that of the second.
+        previous: the connection of the sublayer before, None for the model's first.
     """
     sublayer: Sublayer
     channels: int
@@ -36,7 +41,7 @@ class Place:
     layer: int = 1
     depth: int | None = None
     clock: UpdateClock | None = None
-    first: Residual | None = None
+    previous: Residual | None = None
 
     def build_norm(self, channels: int | None = None) -> nn.Module:
         """A norm of the scheme's own over so many channels, those of the stream if they are not named."""
@@ -73,7 +78,7 @@ class Residual(nn.Module):
     def __init__(self, place: Place):
         super().__init__()
         if self.needs_depth and place.depth is None:
-            raise ValueError(f'depth: {type(self).__name__} needs the number of layers of the model, got None')
+            raise ValueError('depth must be the number of layers of the whole model, got None')
         self.norm = nn.Identity()
         self.drop = place.sublayer.take_drop()
 

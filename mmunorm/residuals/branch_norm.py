@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 
 from ..norms.base import check_choice, check_count
 from .base import RESIDUALS, Place, Scale
@@ -39,13 +41,18 @@ class BranchNorm(DeepNorm):
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
         self._clock = (place.clock, )
 
-    def scales(self) -> tuple[Scale, Scale]:
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        """As :meth:`Residual.forward`; warns of training in which t stands still."""
         clock, = self._clock
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
             warnings.warn(
                 'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
                 "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residuals.count_updates(model, optimizer).",
                 stacklevel=2)
+        return super().forward(x, branch, norm)
+
+    def scales(self) -> tuple[Scale, Scale]:
+        clock, = self._clock
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 
     def extra_repr(self) -> str:

@@ -18,7 +18,7 @@ class LayerScale(PreNorm):
             model: 0.1 to depth 18, 1e-5 to 24, 1e-6 above.
 
     Raises:
-        ValueError: `init_value` is None, and the depth of the model is not known.
+        ValueError: `init_value` is no number, or it is None and the depth of the model is not known.
     """
 
     def __init__(self, place: Place, init_value: float | None = None):
@@ -27,6 +27,8 @@ class LayerScale(PreNorm):
             if place.depth is None:
                 raise ValueError('init_value: must be a number where the depth of the model is not known, got None')
             init_value = 0.1 if place.depth <= 18 else 1e-5 if place.depth <= 24 else 1e-6
+        elif isinstance(init_value, bool) or not isinstance(init_value, (int, float)):
+            raise ValueError(f'init_value must be a number, or None for CaiT\'s choice, got {init_value!r}')
         self.weight = nn.Parameter(torch.full((place.channels, ), float(init_value)))
 
     def scales(self) -> tuple[Scale, Scale]:

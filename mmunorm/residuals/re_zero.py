@@ -19,10 +19,10 @@ class ReZero(PreNorm):
 
     def __init__(self, place: Place):
         super().__init__(place)
-        if place.first is None:
+        if place.sublayer.is_attention:
             self.gain = nn.Parameter(torch.zeros(()))
         # In a tuple, so that it is no child: the parameter has one name, and an optimizer meets it once.
-        self._owner = (place.first or self, )
+        self._owner = (self if place.sublayer.is_attention else place.previous, )
 
     def scales(self) -> tuple[Scale, Scale]:
         return None, self._owner[0].gain

@@ -1,7 +1,7 @@
 """ResPostNorm of Swin V2 (arXiv 2111.09883): the norm stands at the end of the branch."""
 from torch import nn
 
-from .base import RESIDUALS, Residual
+from .base import RESIDUALS, Residual, ResidualError
 from .sublayer import Sublayer
 
 
@@ -14,9 +14,9 @@ class ResPostNorm(Residual):
         """Sets gamma of the layer's norm to 0.
 
         Raises:
-            ValueError: the norm has no `weight`.
+            ResidualError: the norm has no `weight`.
         """
         if getattr(norm, 'weight', None) is None:
-            raise ValueError(f'norm_cfg: ResPostNorm starts with a scale of 0 in each norm, and {type(norm).__name__} '
-                             'has no scale `weight`')
+            raise ResidualError(f'norm_cfg: ResPostNorm starts with a scale of 0 in each norm, and '
+                                f"{type(norm).__name__} has no scale; take a norm with one, such as dict(type='UN')")
         nn.init.zeros_(norm.weight)

@@ -46,10 +46,14 @@ class Sublayer:
         return self.last_role == 'out'
 
     @property
+    def reader(self) -> nn.Module:
+        """What reads the heads' outputs or the activation: the last linear layer, or the :class:`Entrance` of it."""
+        return getattr(self.parent, self.last_name)
+
+    @property
     def last(self) -> nn.Module:
         """The linear layer that gives the output."""
-        layer = getattr(self.parent, self.last_name)
-        return layer.linear if isinstance(layer, Entrance) else layer
+        return self.reader.linear if isinstance(self.reader, Entrance) else self.reader
 
     @property
     def is_plain_behind_last(self) -> bool:
@@ -68,8 +72,7 @@ class Sublayer:
 
     def put_before_last(self, name: str, module: nn.Module) -> None:
         """Lets `module` work on what the last linear layer reads, in front of what works there already."""
-        layer = getattr(self.parent, self.last_name)
-        parts = dict(layer.named_children()) if isinstance(layer, Entrance) else dict(linear=layer)
+        parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
         entrance = Entrance()
         for part, child in {name: module, **parts}.items():
             entrance.add_module(part, child)

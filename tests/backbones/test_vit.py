@@ -87,7 +87,8 @@ def test_norms_are_un_by_default_and_every_scope_finds_it():
 
 @pytest.mark.parametrize('scheme, number', [
     ('PreNorm', 7), ('PostNorm', 6), ('DeepNorm', 6), ('BranchNorm', 6), ('DSInit', 6), ('Admin', 6), ('SubLN', 13),
-    ('NormFormer', 13), ('PeriNorm', 13), ('ResPostNorm', 7), ('LayerScale', 7), ('SkipInit', 7)])
+    ('NormFormer', 13), ('PeriNorm', 13), ('ResPostNorm', 7), ('LayerScale', 7), ('SkipInit', 7),
+    ('DLCL', 11)])
 def test_each_scheme_has_its_norms(scheme, number):
     model = UNVisionTransformer(**SMALL, residual_cfg=dict(type=scheme))
     assert sum(isinstance(module, UN) for module in model.modules()) == number

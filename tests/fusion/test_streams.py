@@ -83,7 +83,7 @@ def test_a_post_norm_t2t_vit_loses_every_norm(scheme):
 
 
 @pytest.mark.parametrize('build', [vit, swin])
-@pytest.mark.parametrize('scheme', sorted(set(RESIDUALS.module_dict) - set(POST)))
+@pytest.mark.parametrize('scheme', sorted(set(RESIDUALS.module_dict) - {*POST, 'DLCL'}))
 def test_the_norms_and_factors_of_every_other_scheme_fold(scheme, build):
     kwargs = dict(norm_cfg=dict(type='NoNorm')) if scheme in WITHOUT_NORM and build is swin else {}
     model = prepared(build(scheme, **kwargs))
@@ -128,34 +128,41 @@ def trained_like(model, images):
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm'])
 def test_depth_96(scheme):
-    model = vit(scheme, 96, dict(type='UN', alpha=0.))  # statistics of the last step
-    model.init_weights()
-    prepared(model)
+    """Exact in float64, and in float32 within 1e-4 of float64, where the network before folding is.
+
+    A PostNorm network of this depth is not: with its initial weights it multiplies the rounding of its input alone by
+    more than 1e4, and float32, folded or not, is some percent away from float64.
+    """
+    model = prepared(vit(scheme, 96, dict(type='UN', alpha=0.)))  # statistics of the last step
     images = torch.randn(8, 3, 32, 32)
-    trained_like(model, images)
-    single = copy.deepcopy(model)
-    unfolded = outputs(single, images)
-    before = outputs(model.double(), images.double())
-    assert len(fuse_norms(model, strict=True).folded) == 192
-    assert_equal(outputs(model, images.double()), before, 1e-9)
-    fuse_norms(single, strict=True)
-    # PostNorm of this depth multiplies any rounding error, folded or not.
-    own = ((unfolded[0].double() - before[0]).abs().max() / before[0].abs().max()).item()
-    assert_equal([out.double() for out in outputs(single, images)], before, max(1e-4, 4 * own))
-    assert scheme == 'PostNorm' or own < 1e-4
+    single = trained_like(model, images)
+    model = copy.deepcopy(single).double()
+    before, = outputs(model, images.double())
+
+    def error(model, images):
+        return ((outputs(model, images)[0].double() - before).abs().max() / before.abs().max()).item()
+
+    unfolded = error(single, images)
+    rounded = error(model, images.double() * (1 + 1e-7 * torch.randn(images.shape)))
+    assert len(fuse_norms(model, strict=True).folded) == len(fuse_norms(single, strict=True).folded) == 192
+    assert error(model, images.double()) < (1e-8 if scheme == 'PostNorm' else 1e-12)
+    if scheme == 'PostNorm':
+        assert rounded > 1e-3 and unfolded > 1e-3 and error(single, images) < 10 * unfolded
+    else:
+        assert rounded < 1e-5 and unfolded < 1e-4 and error(single, images) < 1e-4
 
 
 def test_refused_where_the_range_would_be_left():
-    for dtype, depth in ((torch.float16, 6), (torch.float32, 48)):
-        model = randomize(vit('PostNorm', depth), gamma='none')
+    for dtype, gamma in ((torch.float16, 0.05), (torch.float32, 1e-5)):
+        model = randomize(vit('PostNorm', 3), gamma='none')
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(('ln1.weight', 'ln2.weight')):
-                    parameter.fill_(0.05)
+                    parameter.fill_(gamma)
         model.to(dtype)
         state = copy.deepcopy(model.state_dict())
         report = fuse_norms(model)
-        assert not report.folded and len(report.kept) == 2 * depth
+        assert not report.folded and len(report.kept) == 6
         assert f'leaves the range of {str(dtype)[6:]}' in report.kept[0].where
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
         fuse_norms(model.to(torch.bfloat16).double(), strict=True)
@@ -204,6 +211,35 @@ def test_the_structure_of_a_swin_with_padding_is_built_too():
     loaded.load_state_dict(model.state_dict())
     images = torch.randn(2, 3, 37, 51)
     assert_equal(outputs(loaded.eval(), images), outputs(model, images), 0)
+
+
+def test_what_dlcl_mixes_stays():
+    kept = ['backbone.layers.0.residual1.mix_norm', 'backbone.layers.1.residual1.mix_norm',
+            'backbone.layers.1.residual2.mix_norm']
+    report = assert_folds(prepared(vit('DLCL')), (32, 32), count=5, kept=kept)
+    assert all('mixed into the streams of all later layers' in fold.where for fold in report.kept)
+
+
+@pytest.mark.parametrize('scheme', ['LayerScale', 'ReZero'])
+def test_a_factor_behind_a_shared_layer_stays(scheme):
+    model = prepared(vit(scheme))
+    layers = model.backbone.layers
+    layers[1].ffn.layers[1] = layers[0].ffn.layers[1]
+    layers[1].residual1.register_forward_hook(lambda *args: None)
+    randomize(model.double())
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = outputs(model, images)
+    fuse_norms(model)
+    assert_equal(outputs(model, images), before)
+    assert [isinstance(residual, FoldedResidual) for layer in layers for residual in (layer.residual1, layer.residual2)
+            ] == [True, False, False, False]
+
+
+def test_a_norm_that_stays_keeps_its_branch_weight():
+    model = randomize(prepared(vit('BranchNorm', norm_cfg=dict(type='LN'))))
+    state = copy.deepcopy(model.state_dict())
+    assert not fuse_norms(model).folded
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 def test_folding_twice_changes_nothing():

@@ -71,7 +71,14 @@ def reference(model, scheme, images, branch_weight=1.):
     """What the class token becomes, by the formula of each scheme; `branch_weight` is BranchNorm's `a_t`."""
     x = embed(model, images)
     depth = len(model.layers)
+    outputs = []  # DLCL's
+
+    def mix(x, connection):
+        outputs.append(layer_norm(connection.mix_norm, x))
+        return sum(weight * output for weight, output in zip(connection.weight, outputs, strict=True))
+
     for layer in model.layers:
+        x = mix(x, layer.residual1) if scheme == 'DLCL' else x
         for f, norm, connection in ((lambda x, i=layer, **k: attention(i.attn, x, **k), layer.ln1, layer.residual1),
                                     (lambda x, i=layer, **k: ffn(i.ffn, x, **k), layer.ln2, layer.residual2)):
             is_attention = connection is layer.residual1
@@ -83,7 +90,7 @@ def reference(model, scheme, images, branch_weight=1.):
                 x = layer_norm(norm, x + branch_weight * f(x))
             elif scheme == 'Admin':
                 x = layer_norm(norm, connection.weight * x + f(x))
-            elif scheme == 'PreNorm':
+            elif scheme in ('PreNorm', 'DLCL'):
                 x = x + f(layer_norm(norm, x))
             elif scheme == 'SubLN':
                 inner = layer.attn.proj.norm if is_attention else layer.ffn.layers[1].norm
@@ -111,4 +118,5 @@ def reference(model, scheme, images, branch_weight=1.):
                 x = (x + f(x)) / math.sqrt(2)
             else:
                 raise AssertionError(scheme)
+    x = mix(x, model.layers[-1].residual2) if scheme == 'DLCL' else x
     return (layer_norm(model.ln1, x) if model.final_norm and scheme not in WITHOUT_NORM else x)[:, 0]

@@ -38,8 +38,7 @@ def test_processes_stay_equal():
         assert torch.equal(state, second[scheme]), scheme
 
 
-@pytest.mark.parametrize('scheme', ['PreNorm', 'BranchNorm', 'ReZero', 'LayerScale', pytest.param(
-    'NormFormer', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('scheme', ['BranchNorm', pytest.param('NormFormer', marks=pytest.mark.slow)])
 def test_a_layer_compiles_as_one_graph_and_does_not_forget_t(scheme):
     torch._dynamo.reset()
     model = vit(scheme, 1).train()

@@ -2,8 +2,9 @@
 import pytest
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
+from mmunorm.errors import PreflightError
 from mmunorm.norms import NoNorm
-from mmunorm.residuals import RESIDUALS, Place
+from mmunorm.residuals import RESIDUALS, Place, ResidualError
 from mmunorm.residuals.sublayer import describe
 
 from .models import WITHOUT_NORM, vit
@@ -38,7 +39,7 @@ def test_a_norm_of_a_part_is_refused_too():
 @pytest.mark.parametrize('residual_cfg', [None, 'PostNorm', dict(warmup_iters=4)])
 @every_backbone
 def test_bad_residual_cfg_is_named(build, residual_cfg):
-    with pytest.raises(TypeError, match='residual_cfg=.*must be a dict that names its type'):
+    with pytest.raises(ResidualError, match='residual_cfg=.*must be a dict that names its type'):
         build(residual_cfg=residual_cfg)
 
 
@@ -50,18 +51,34 @@ def test_an_unknown_scheme_is_answered_with_those_that_there_are():
 @pytest.mark.parametrize('argument, message', [
     (dict(warmup_iters=-1), 'warmup_iters must be an int of at least 0, got -1'),
     (dict(warmup_iters=0.5), 'warmup_iters must be an int'),
-    (dict(schedule='cubic'), "schedule must be one of 'linear', 'exponential', 'sigmoid', got 'cubic'")])
+    (dict(schedule='cubic'), "schedule must be one of 'linear', 'exponential', 'sigmoid', got 'cubic'"),
+    (dict(steps=4), 'BranchNorm has no argument steps; it has warmup_iters, schedule')])
 def test_bad_arguments_of_branch_norm(argument, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ResidualError, match=f'residual_cfg: .*{message}'):
         vit(dict(type='BranchNorm', **argument))
 
 
-def test_an_argument_that_the_scheme_does_not_know():
-    with pytest.raises(TypeError, match='warmup_iters'):
+def test_bad_arguments_of_other_schemes():
+    with pytest.raises(ResidualError, match='residual_cfg: PostNorm has no argument warmup_iters; it has none'):
         vit(dict(type='PostNorm', warmup_iters=4))
+    with pytest.raises(ResidualError, match="residual_cfg: LayerScale: init_value must be a number, .* got '1e-5'"):
+        vit(dict(type='LayerScale', init_value='1e-5'))
 
 
-@pytest.mark.parametrize('scheme', ['DeepNorm', 'BranchNorm', 'SubLN', 'TFixup', 'LayerScale'])
+def test_the_tools_print_a_refusal_as_one_line():
+    assert issubclass(ResidualError, PreflightError)
+
+
+def test_a_scope_that_mmengine_writes_is_no_argument():
+    vit(dict(type='BranchNorm', _scope_='mmunorm'))
+
+
+def test_layers_of_several_widths_cannot_be_mixed():
+    with pytest.raises(ResidualError, match='residual_cfg: DLCL: .* need one width, got 8 and 16 channels'):
+        BUILDERS['swin'](residual_cfg=dict(type='DLCL'))
+
+
+@pytest.mark.parametrize('scheme', ['DeepNorm', 'BranchNorm', 'SubLN', 'TFixup', 'LayerScale', 'DLCL'])
 def test_an_unknown_depth(scheme):
     place = Place(describe(vit().layers[0].attn), channels=8, norm_cfg=dict(type='LN'))
     with pytest.raises(ValueError, match='depth'):

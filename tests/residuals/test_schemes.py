@@ -158,7 +158,30 @@ def test_the_gradient_of_the_stream_is_that_of_equation_9():
     assert_close(x.grad, expected)
 
 
-@every_scheme
+def test_dlcl_starts_with_means_of_all_outputs_before():
+    model = vit('DLCL', 3).eval()
+    weights = [(name, value) for name, value in model.named_parameters() if 'residual' in name and 'norm' not in name]
+    assert [name for name, _ in weights] == [
+        'layers.0.residual1.weight', 'layers.1.residual1.weight', 'layers.2.residual1.weight',
+        'layers.2.residual2.weight']
+    for number, (_, value) in enumerate(weights, start=1):
+        torch.testing.assert_close(value, torch.full((number, ), 1 / number))
+    model(torch.randn(IMAGES))
+    copy.deepcopy(model)  # of a graph, torch makes no copies
+
+
+def test_dlcl_refuses_layers_out_of_order():
+    model = vit('DLCL', 3)
+    x = torch.randn(1, 3, 8)
+    with pytest.raises(RuntimeError, match='DLCL: layers must be run in their order'):
+        model.layers[1](x)
+    model.layers[0](x)
+    with pytest.raises(RuntimeError, match='3 outputs are mixed here, and there are 2'):
+        model.layers[2](x)
+    model(torch.randn(IMAGES))
+
+
+@pytest.mark.parametrize('scheme', sorted(set(SCHEMES) - {'DLCL'}))
 def test_stochastic_depth_drops_the_whole_branch(scheme):
     model = vit(scheme, 2, drop_path_rate=0.999999).train()
     if scheme == 'BranchNorm':

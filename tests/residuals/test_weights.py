@@ -55,7 +55,7 @@ def test_weights_by_role_vit(scheme, initialized):
 
 
 @pytest.mark.parametrize('scheme', ['PreNorm', 'SkipInit', 'ReZero', 'LayerScale', 'ResPostNorm', 'PeriNorm',
-                                    'NormFormer', 'ScaledResidual'])
+                                    'NormFormer', 'ScaledResidual', 'DLCL'])
 def test_other_schemes_start_as_init_cfg_says(scheme):
     model = UNT2TViT(
         32, embed_dims=96, num_layers=2, layer_cfgs=dict(num_heads=2), residual_cfg=dict(type=scheme))
