@@ -30,6 +30,6 @@ def runner(work_dir, max_iters, residual_cfg=None, hooks=(), optim_wrapper=None,
         train_cfg=dict(by_epoch=False, max_iters=max_iters),
         optim_wrapper={'optimizer': dict(type='Adam', lr=0.01), **(optim_wrapper or {})},
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=6, by_epoch=False)),
-        custom_hooks=[dict(type=hook) for hook in hooks],
+        custom_hooks=[hook if isinstance(hook, dict) else dict(type=hook) for hook in hooks],
         experiment_name=work_dir.name,
         **kwargs)
