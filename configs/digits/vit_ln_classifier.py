@@ -22,3 +22,4 @@ model = dict(
 # Nothing that would hide how a scheme starts: the rate has no warm-up, and no gradient is clipped.
 optim_wrapper = dict(clip_grad=None)
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
+custom_hooks = [dict(type='LayerStatisticsHook')]  # for tools/analysis/depth.py
