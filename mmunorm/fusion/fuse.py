@@ -362,11 +362,6 @@ def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tenso
             absorb_before(model.get_submodule(reader), scale, shift, fill)
         for name, pad in fold.pads:
             pad(model.get_submodule(name), fill)
-    _put_folded(model, fold.norm)
-
-
-def _put_folded(model: nn.Module, name: str) -> None:
-    """Puts a FoldedNorm where the norm `name` stands."""
-    device = next((parameter.device for parameter in model.parameters()), None)
-    parent, _, child = name.rpartition('.')
-    setattr(model.get_submodule(parent), child, FoldedNorm().eval().to(device))
+    folded = FoldedNorm().eval().to(scale.device)
+    parent, _, name = fold.norm.rpartition('.')
+    setattr(model.get_submodule(parent), name, folded)

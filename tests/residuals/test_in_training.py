@@ -12,9 +12,9 @@ from .models import IMAGES, SCHEMES, vit
 
 
 def train_in_a_process(rank):
-    """Two steps of every scheme; no parameter may lack a gradient, or DDP raises in the second."""
+    """Two steps; no parameter may lack a gradient, or DDP raises in the second."""
     counts = {}
-    for scheme in SCHEMES:
+    for scheme in ('BranchNorm', 'ReZero', 'Admin', 'DLCL'):  # a count, shared things, a measurement
         torch.manual_seed(0)
         model = vit(scheme, 2).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -38,10 +38,9 @@ def test_processes_stay_equal():
         assert torch.equal(state, second[scheme]), scheme
 
 
-@pytest.mark.parametrize('scheme', ['BranchNorm', pytest.param('NormFormer', marks=pytest.mark.slow)])
-def test_a_layer_compiles_as_one_graph_and_does_not_forget_t(scheme):
+def test_a_branch_norm_layer_compiles_as_one_graph_and_does_not_forget_t():
     torch._dynamo.reset()
-    model = vit(scheme, 1).train()
+    model = vit('BranchNorm', 1).train()
     count_updates(model, torch.optim.SGD(model.parameters(), lr=0.1))
     layer = model.layers[0]
     x = torch.randn(2, 5, 8)
@@ -49,8 +48,7 @@ def test_a_layer_compiles_as_one_graph_and_does_not_forget_t(scheme):
         pytest.skip("this release breaks the graph in mmcv's FFN")
     compiled = torch.compile(layer, backend='aot_eager', fullgraph=True)
     for updates in (0, 1000, 4000):
-        if scheme == 'BranchNorm':
-            model.update_clock.updates.fill_(updates)
+        model.update_clock.updates.fill_(updates)
         expected = layer(x)
         model.zero_grad()
         expected.square().sum().backward()
