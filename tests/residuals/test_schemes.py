@@ -52,7 +52,7 @@ def test_gradcheck(scheme):
 
 @pytest.mark.parametrize('scheme, norm', [
     (scheme, norm) for scheme in SCHEMES if scheme not in WITHOUT_NORM
-    for norm in ('LN', 'UN', 'TokenBN', 'PN', 'RMSN', 'DyT', 'NoNorm') if (scheme, norm) != ('ResPostNorm', 'NoNorm')])
+    for norm in ('LN', 'UN', 'PN', 'DyT', 'NoNorm') if (scheme, norm) != ('ResPostNorm', 'NoNorm')])
 def test_every_scheme_trains_with_every_norm(scheme, norm):
     model = vit(dict(type=scheme), 2, norm).train()
     if scheme == 'BranchNorm':
@@ -91,7 +91,7 @@ def test_branch_norm_without_warmup_is_post_norm():
     assert torch.equal(branch(images)[0], post(images)[0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(depth=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000))
 def test_deep_norm_is_branch_norm_frozen_at_its_inverse(depth, seed):
     """LN(a x + F) = LN(x + F / a), where LN's eps does not matter."""
