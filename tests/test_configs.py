@@ -1,6 +1,7 @@
 """Every config is built; those with LN and UN are trained one step and tested one step by the real tools."""
 import json
 import math
+import re
 from pathlib import Path
 
 import mmdet
@@ -11,8 +12,10 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import HOOKS, MODELS, init_default_scope
+from mmpretrain.models import VisionTransformer
 from torch import nn
 
+from mmunorm.cli.arguments import load_config
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.norms import Norm
 
@@ -53,6 +56,8 @@ def tools():
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
+    if '_s48_' in name:
+        cfg.model.backbone.arch.num_layers = 6  # the others are like these
     model = build(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
     kind = norm_of(name).upper()
@@ -94,6 +99,57 @@ def test_a_recorded_config_changes_nothing_else(name):
     cfg = load(name).to_dict()
     assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
     assert cfg == load(name.removesuffix('_recorded')).to_dict()
+
+
+# Each of these with LN: what it deepens or changes, its layers, and its residual scheme.
+DEIT, SWIN = 'mmpretrain::deit/deit-small_4xb256_in1k.py', 'swin_t_ln_imagenet'
+DEEP = {
+    'deit_s12_ln_pre_norm_imagenet': (DEIT, 12, dict(type='PreNorm')),
+    'deit_s12_ln_branch_norm_imagenet': (DEIT, 12, dict(type='BranchNorm', warmup_iters=4000)),
+    'deit_s48_ln_pre_norm_imagenet': (DEIT, 48, dict(type='PreNorm')),
+    'deit_s48_ln_branch_norm_imagenet': (DEIT, 48, dict(type='BranchNorm', warmup_iters=4000)),
+    'swin_t_ln_res_post_norm_imagenet': (SWIN, None, dict(type='ResPostNorm')),
+}
+
+
+def test_every_deep_config_is_in_the_table():
+    assert {f'deep/{name}' for name in DEEP} == {
+        name for name in CONFIGS if name.startswith('deep/') and norm_of(name) == 'ln'}
+
+
+def without_scopes(value):
+    if isinstance(value, dict):
+        return {key: without_scopes(inner) for key, inner in value.items() if key != '_scope_'}
+    return [without_scopes(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize('name', DEEP)
+def test_a_deep_config_changes_depth_and_scheme_and_nothing_else(name):
+    base, depth, residual_cfg = DEEP[name]
+    cfg, stock = without_scopes(load(f'deep/{name}').to_dict()), without_scopes(load(base).to_dict())
+    backbone, other = cfg['model'].pop('backbone'), stock['model'].pop('backbone')
+    assert backbone.pop('residual_cfg') == residual_cfg
+    assert backbone.pop('norm_cfg') == dict(type='LN') | ({} if depth is None else dict(eps=1e-6))
+    if depth is not None:
+        assert backbone.pop('arch') == {**VisionTransformer.arch_zoo['deit-small'], 'num_layers': depth}
+        assert (backbone.pop('type'), other.pop('type')) == ('UNVisionTransformer', 'VisionTransformer')
+        assert other.pop('arch') == 'deit-small'
+    other.pop('norm_cfg', None)
+    assert backbone == other
+    for config in (cfg, stock):
+        config['default_hooks'].pop('checkpoint')
+        config.pop('custom_imports', None)
+    assert cfg == stock
+
+
+def test_the_depth_of_the_digits_vit_is_an_option():
+    options = {'arch.num_layers': 30, 'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
+    cfg = load_config(f'{FOLDER}/digits/vit_un_classifier.py',
+                      {f'model.backbone.{key}': value for key, value in options.items()})
+    backbone = build(cfg).backbone
+    assert len(backbone.layers) == 30 and backbone.layers[29].residual2.warmup_iters == 9
+    assert cfg.optim_wrapper.clip_grad is None
+    assert [scheduler.type for scheduler in cfg.param_scheduler] == ['CosineAnnealingLR']
 
 
 @pytest.mark.parametrize('name', CONVERT)
@@ -196,6 +252,7 @@ RECIPES = {
     'swin_t_un_fasterrcnn_3x': ('AdamW', 1e-4, 0.05, 36, 16),
     'swin_t_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_imagenet': ('AdamW', 5e-4, 0.05, 300, 512),
+    'deep/deit_s48_un_branch_norm_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_cifar10': ('SGD', 0.05, 5e-4, 60, 128),
     't2t_vit_14_un_cifar100': ('SGD', 0.05, 5e-4, 60, 128),
 }
@@ -268,15 +325,22 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
 
 
+# One of these configs stands for all: they differ in depth, norm and scheme.
+TRAINED_DEEP = 'deep/deit_s12_un_branch_norm_imagenet'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) in ('ln', 'un')
-                                  and not name.endswith('_1x') and 'ln_cifar' not in name and name not in CONVERT])
+                                  and not name.endswith('_1x') and not re.search('ln_cifar|vit_ln', name)
+                                  and name not in CONVERT
+                                  and (not name.startswith('deep/') or name == TRAINED_DEEP)])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     train, test = tools
     monkeypatch.chdir(tmp_path)
     tiny_runs.skip_config_formatting(monkeypatch)
     config, work_dir = FOLDER / f'{name}.py', tmp_path / 'work'
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch)
+    options += ['model.backbone.arch.num_layers=2'] * (name == TRAINED_DEEP)
 
     tiny_runs.call(train, config, '--work-dir', work_dir, '--cfg-options', *options)
     log = [json.loads(line) for line in next(work_dir.glob('*/vis_data/scalars.json')).open()]
@@ -288,6 +352,8 @@ def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in state.values())
     steps = {int(tensor) for key, tensor in state.items() if key.endswith('num_batches_tracked')}
     assert steps == (set() if '_ln_' in name else {1})
+    updates = [int(tensor) for key, tensor in state.items() if key.endswith('update_clock.updates')]
+    assert updates == [1] * (name == TRAINED_DEEP)
 
     metrics = tiny_runs.call(test, config, checkpoint, '--work-dir', work_dir, '--cfg-options', *options)
     checkpoint.unlink()

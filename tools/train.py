@@ -35,7 +35,7 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     prepare(cfg, args)
     set_resume(cfg, args.resume)
-    training.add_hooks(cfg, 'OfflineNormHook', 'RepeatableHook', 'DivergenceHook')
+    training.add_hooks(cfg, 'OfflineNormHook', 'ResidualHook', 'RepeatableHook', 'DivergenceHook')
     training.keep_two_checkpoints(cfg)
     if args.amp:
         training.enable_amp(cfg)

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .curves import COLOURS, METRICS, Scalars, draw_curves
+from ..recording.layers import LayerRecord
+from .curves import COLOURS, LINES, METRICS, Scalars, draw_curves
 from .layout import finish, wrapped
 from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, finite_mean
 from .normality import density
@@ -165,6 +166,43 @@ def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
     axes.set(ylabel='mean(x)$^2$ / mean(x$^2$)', ylim=(-0.02, 1.02))
     _layer_ticks(axes, shares.layers)
     _finish(figure, [axes], 2.4, 'Share of the mean in the mean square', [run])
+    return figure
+
+
+def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) -> Figure:
+    """How runs of deep models begin, and what their layers do (Figures 3, 8 and 9 of arXiv 2305.02790).
+
+    Args:
+        runs: log and layers of each run.
+        steps: how many steps count as the start.
+    """
+    figure = Figure(figsize=(WIDTH, 9), layout='constrained')
+    panels = figure.subplots(5, 1)
+    loss, gradient, by_layer, cosine, active = panels
+    for i, (name, (scalars, layers)) in enumerate(runs.items()):
+        style = dict(color=COLOURS[i % len(COLOURS)], linestyle=LINES[i // len(COLOURS) % len(LINES)], linewidth=1.2)
+        curve = scalars.get('loss', np.empty((0, 2)))
+        loss.plot(*curve[curve[:, 0] <= steps].T, label=name, **style)
+        early = layers.steps <= steps
+        squares = np.square(layers.values['gradient'])
+        gradient.plot(layers.steps[early], np.sqrt(squares[early].sum(axis=1)), **style)
+        numbers = np.arange(1, len(layers.layers) + 1)
+        by_layer.plot(numbers, layers.values['gradient'][0], **style)
+        cosine.plot(numbers, layers.values['cosine'][-1], **style)
+        active.plot(numbers, 100 * layers.values['active'][-1], **style)
+    for axes in (gradient, by_layer):
+        axes.set_yscale('log', nonpositive='mask')
+    for axes in (loss, gradient):
+        axes.set_xlabel('training step', fontsize='small')
+    for axes in panels[2:]:
+        axes.set_xlabel('layer, from input to output', fontsize='small')
+    for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm,\nfirst recorded step',
+                                    'cosine to the layer\nbefore, last step', 'active behind the\nactivation (%)'),
+                           strict=True):
+        axes.set_ylabel(label, fontsize='small')
+        axes.tick_params(labelsize='small')
+        axes.grid(alpha=0.3)
+    _finish(figure, panels, 1.3, 'How deep models begin, and what their layers do')
     return figure
 
 

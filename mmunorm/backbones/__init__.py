@@ -1,5 +1,6 @@
-"""Backbones in which one `norm_cfg` reaches every norm."""
+"""Backbones in which one `norm_cfg` reaches every norm, and one `residual_cfg` every residual."""
 from .swin import UNSwinTransformer
 from .t2t_vit import UNT2TViT
+from .vit import UNVisionTransformer
 
-__all__ = ['UNSwinTransformer', 'UNT2TViT']
+__all__ = ['UNSwinTransformer', 'UNT2TViT', 'UNVisionTransformer']

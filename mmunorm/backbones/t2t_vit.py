@@ -10,8 +10,10 @@ from mmpretrain.models import T2T_ViT
 from mmpretrain.models.backbones.t2t_vit import T2TModule as StockT2TModule
 from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer, get_sinusoid_encoding
 from mmpretrain.models.utils import to_2tuple
+from torch import Tensor
 
 from ..norms.base import check_norm_cfg
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
 from .norm_cfg import DEFAULT_NORM_CFG
 from .performer import PerformerLayer
 
@@ -72,6 +74,16 @@ class T2TModule(StockT2TModule):
                 f'img_size={img_size!r}: each side must be at least 16, the stride of the tokens')
 
 
+class ResidualT2TLayer(ResidualLayer, T2TTransformerLayer):
+    """mmpretrain's T2T-ViT layer, of one width, with the connections of a residual scheme."""
+    norm_names = ('ln1', 'ln2')
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, L, C)` to the same shape."""
+        x = self.residual1(x, self.attn, self.ln1)
+        return self.residual2(x, self.ffn, self.ln2)
+
+
 @MODELS.register_module()
 class UNT2TViT(T2T_ViT):
     """T2T-ViT on mmpretrain's class, with `norm_cfg` used in EVERY norm, and with Performer tokens.
@@ -90,7 +102,13 @@ class UNT2TViT(T2T_ViT):
         in_channels (int): image channels. Defaults to 3.
         embed_dims (int): channels of the encoder. Defaults to 384.
         out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
-        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`.
+        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
+            residual schemes without norms.
+        residual_cfg (dict): config of the residuals of the encoder, with the types of :class:`UNVisionTransformer`.
+            The tokens-to-token module changes the width of its tokens and keeps its own. Defaults to
+            `dict(type='PreNorm')`.
+        final_norm (bool, optional): whether there is a norm behind the last layer. Defaults to None: as the scheme
+            has it.
         t2t_cfg (dict, optional): extra arguments of :class:`T2TModule`, such as
             `dict(token_dims=64, use_performer=True)`; its `norm_cfg` wins over the argument above.
         init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
@@ -101,6 +119,7 @@ class UNT2TViT(T2T_ViT):
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         ValueError: `img_size` is smaller than 16, or `out_type` is unknown or needs a class token.
+        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self,
@@ -110,10 +129,12 @@ class UNT2TViT(T2T_ViT):
                  *,
                  out_indices: int | Sequence[int] = -1,
                  norm_cfg: dict = DEFAULT_NORM_CFG,
+                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
+                 final_norm: bool | None = None,
                  t2t_cfg: dict | None = None,
                  init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
                  **kwargs):
-        check_norm_cfg(norm_cfg)
+        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
         super().__init__(
             # The stock tokens-to-token module takes no tuple, no norm and no Performer. So the stock class builds
             # a tiny one with a tiny position table, and ours replace them below.
@@ -122,6 +143,7 @@ class UNT2TViT(T2T_ViT):
             # The stock class writes into this list.
             out_indices=[out_indices] if isinstance(out_indices, int) else list(out_indices),
             norm_cfg=norm_cfg,
+            final_norm=scheme_of(residual_cfg).final_norm if final_norm is None else final_norm,
             init_cfg=init_cfg,
             **kwargs)
         self.tokens_to_token = T2TModule(**{
@@ -135,15 +157,18 @@ class UNT2TViT(T2T_ViT):
         for module in self.modules():
             if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
+        connect(self, self.encoder, ResidualT2TLayer, residual_cfg, norm_cfg)
+        initialize(self, self.encoder, self.tokens_to_token.project)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens
         self.pos_embed = get_sinusoid_encoding(num_positions, embed_dims)
 
     def init_weights(self) -> None:
-        """Like the stock method, which needs a class token; this one does not."""
+        """Like the stock method, which needs a class token; then the initial weights of the residual scheme."""
         if self.cls_token is None:
             BaseModule.init_weights(self)
         else:
             super().init_weights()
+        initialize(self, self.encoder, self.tokens_to_token.project)
 
     def train(self, mode: bool = True) -> UNT2TViT:
         """Like the stock method, but returns the module."""

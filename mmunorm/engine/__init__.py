@@ -5,15 +5,18 @@ from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
 from .fading import FadingHook
 from .fusing import FuseNormsHook
+from .layers import LayerStatisticsHook
+from .ntk import NTKHook
 from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
 from .recording import NormStatisticsHook
 from .repeatable import RepeatableHook
+from .residuals import ResidualHook
 from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
     'DivergenceHook', 'FadingHook', 'FuseNormsHook', 'InputStressHook',
-    'LearningRateDecayOptimWrapperConstructor', 'NormStatisticsHook', 'OfflineNormHook', 'RepeatableHook',
-    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'LayerStatisticsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook', 'NormStatisticsHook',
+    'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

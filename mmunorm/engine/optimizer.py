@@ -1,4 +1,4 @@
-"""Gives our norms the weight decay of LayerNorm in every config, by the stock constructors' own rules."""
+"""Gives our norms and residual connections the weight decay of LayerNorm, by the stock constructors' own rules."""
 from __future__ import annotations
 
 from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
@@ -8,17 +8,18 @@ from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMPRETRAIN_CONSTRU
 from torch import nn
 
 from ..norms import Norm
+from ..residuals import HeadScale, Residual
 
 
 class _KnowsOurNorms:
-    """Counts mmunorm's norms among the norms.
+    """Counts mmunorm's norms, and the learned factors of residual connections, among the norms.
 
     The stock constructors recognize a norm by its class (BatchNorm, GroupNorm, LayerNorm, ...). Their
     `norm_decay_mult` misses all other norms. The arguments and everything else are the stock ones.
     """
 
     def add_params(self, params, module, *args, **kwargs):
-        if isinstance(module, Norm):
+        if isinstance(module, (Norm, Residual, HeadScale)):
             module = _as_layer_norm(module)
         super().add_params(params, module, *args, **kwargs)
 
@@ -36,11 +37,11 @@ class LearningRateDecayOptimWrapperConstructor(_KnowsOurNorms, _StockLayerDecay)
     """mmpretrain's constructor for layer-wise learning rates, which counts our norms among the norms."""
 
 
-def _as_layer_norm(norm: Norm) -> nn.LayerNorm:
-    """A LayerNorm that holds the norm's own parameters and children, for rules that go by the class."""
-    shell = nn.LayerNorm(norm.num_features, elementwise_affine=False)
-    for name, parameter in norm.named_parameters(recurse=False):
+def _as_layer_norm(module: nn.Module) -> nn.LayerNorm:
+    """A LayerNorm that holds the module's own parameters and children, for rules that go by the class."""
+    shell = nn.LayerNorm(1, elementwise_affine=False)
+    for name, parameter in module.named_parameters(recurse=False):
         shell.register_parameter(name, parameter)
-    for name, child in norm.named_children():
+    for name, child in module.named_children():
         shell.add_module(name, child)
     return shell

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils import parametrize
 
+from ..init.ntk import is_ntk
 from ..norms import Norm
 from ..norms.layers import ONLINE_NORMS
 from .padding import Fill
@@ -82,7 +83,7 @@ def layer_obstacle(layer: nn.Module) -> str:
     """Why `layer` cannot take a norm up, in front of it or behind it; half a sentence, or ''."""
     if type(layer).forward not in _LINEAR + _CONV:
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
-    if parametrize.is_parametrized(layer):
+    if parametrize.is_parametrized(layer) and not is_ntk(layer):
         return 'has a parametrized weight'
     return call_obstacle(layer)
 

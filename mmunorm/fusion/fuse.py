@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from ..compat import forget_compiled_code
+from ..init import undo_ntk
 from ..norms.layers import is_norm
+from ..residuals import Residual
 from .algebra import (
     FoldedNorm,
     absorb_before,
@@ -22,7 +24,21 @@ from .algebra import (
     source_obstacle,
 )
 from .padding import zero_token
-from .registry import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, check_names, facts
+from .registry import (
+    Averages,
+    Behind,
+    Chain,
+    Emits,
+    Fact,
+    Into,
+    Pad,
+    Reads,
+    Stays,
+    Stream,
+    check_names,
+    facts,
+)
+from .streams import fold_scales, fold_stream, leave, stream_obstacle
 
 
 @dataclass
@@ -35,6 +51,7 @@ class Fold:
     through: list[str] = field(default_factory=list)  # modules that pass its output on to the readers
     pads: list[tuple[str, Pad]] = field(default_factory=list)
     obstacle: str = ''
+    stream: Stream | None = None  # that the norm stands in, with full names
 
     @property
     def where(self) -> str:
@@ -43,6 +60,8 @@ class Fold:
             return self.obstacle
         if self.source:
             return f'behind {self.source}'
+        if self.stream is not None and not self.readers:
+            return ', '.join(self.stream.ends)
         return ', '.join(self.readers) + (' (padding filled)' if self.pads else '')
 
 
@@ -78,7 +97,8 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     The folded model computes the same function without any normalization, for every input size. Offline
     norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the
     rules of :func:`mmunorm.fusion.fold_rule`. What cannot be folded exactly is left as it is. Folding a
-    folded model changes nothing.
+    folded model changes nothing. Linear layers in the NTK parametrization become plain ones, and the
+    factors of residual schemes go into the layers beside them.
 
     What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
     the norm that has gone into the next layer.
@@ -105,8 +125,13 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     if strict and report.kept:
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
+    undo_ntk(model)
+    affines = {fold.norm: affine_of(model.get_submodule(fold.norm)) for fold in report.folded}
+    for stream in _streams(report.folded):
+        affines.update(fold_stream(model, stream))
     for fold in report.folded:
-        _apply(model, fold, *affine_of(model.get_submodule(fold.norm)))
+        _apply(model, fold, *affines[fold.norm])
+    fold_scales(model, _Owners(model).others)
     forget_compiled_code()
     return report
 
@@ -122,15 +147,24 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
         ValueError: `model` has no such norm, or no fold rule covers its place.
     """
     folds = {fold.norm: fold for fold in plan(model)}
+    modules = dict(model.named_modules())
+    undo_ntk(model)
     for name in names:
+        if isinstance(modules.get(name), Residual):
+            leave(model, name)
+            continue
         fold = folds.get(name)
         layers = [] if fold is None else [fold.source] if fold.source else fold.readers
-        if not layers:
+        if not layers and (fold is None or fold.stream is None):
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
                              'folded: it is of another architecture')
-        channels = num_channels(model.get_submodule(layers[0]), behind=bool(fold.source))
+        channels = num_channels(model.get_submodule(layers[0]), behind=bool(fold.source)) if layers else 0
         ones = torch.ones(channels, dtype=torch.float64)
         _apply(model, fold, ones, torch.zeros_like(ones))
+    for stream in _streams(folds[name] for name in names if name in folds):
+        scale, shift = affine_of(modules[stream.stations[0].norm])
+        for name, pad in stream.pads:
+            pad(model.get_submodule(name), zero_token(torch.ones_like(scale), torch.zeros_like(shift)))
 
 
 def plan(model: nn.Module) -> list[Fold]:
@@ -150,13 +184,44 @@ def plan(model: nn.Module) -> list[Fold]:
         claims[name].append(Fold(name, ''))
     kinds = {name: type(modules[name]).__name__ for name in names}
     folds = [claims[name][0] if claims[name] else Fold(name, kinds[name]) for name in names]
+    streams = {}
+    for name, module in model.named_modules():
+        for fact in _of(Stream, module):
+            stream = fact.within(name)
+            streams.update({station.norm: stream for station in stream.stations})
+    for fold in folds:
+        fold.stream = None if fold.obstacle else streams.get(fold.norm)
     owners = _Owners(model)
     readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
     for fold in folds:
         fold.kind = kinds[fold.norm]
         if not fold.obstacle:
             fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
+    _refuse_streams(model, folds, owners)
     return folds
+
+
+def _streams(folds: Iterable[Fold]) -> list[Stream]:
+    """The streams that norms stand in, in order."""
+    return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))
+
+
+def _refuse_streams(model: nn.Module, folds: list[Fold], owners: _Owners) -> None:
+    """Lets all norms of a stream stay where one of them has to, or the stream cannot be carried to its end."""
+    by_norm = {fold.norm: fold for fold in folds}
+    for stream in _streams(folds):
+        in_stream = [by_norm[station.norm] for station in stream.stations if station.norm in by_norm]
+        beside = [by_norm[end] for end in stream.ends if end in by_norm]
+        stays = next((fold for fold in (*in_stream, *beside) if fold.obstacle), None)
+        if len(in_stream) + len(beside) < len(stream.stations) + len(stream.ends):
+            reason = 'norms of the stream it stands in are folded already'
+        elif stays is not None:
+            reason = f'the stream it stands in cannot be carried past {stays.norm}: {stays.obstacle}'
+        else:
+            reason = stream_obstacle(model, stream, owners.others)
+        if reason:
+            for fold in in_stream:
+                fold.obstacle = fold.obstacle or reason
 
 
 def _join(prefix: str, name: str) -> str:
@@ -176,8 +241,19 @@ def _folds_of(module: nn.Module, prefix: str, modules: dict[str, nn.Module]) -> 
             yield Fold(_join(prefix, fact.norm), '', source=_join(prefix, fact.source))
         elif isinstance(fact, Stays):
             yield Fold(_join(prefix, fact.norm), '', obstacle=fact.why)
+        elif isinstance(fact, Stream):
+            yield from _folds_of_stream(fact.within(prefix), modules)
         elif isinstance(fact, Chain):
             yield from _folds_of_chain([_join(prefix, part) for part in fact.parts], modules)
+
+
+def _folds_of_stream(stream: Stream, modules: dict[str, nn.Module]) -> Iterator[Fold]:
+    """The norms of a stream with what reads them in it; not the last, where that is an output."""
+    for station in stream.stations if stream.ends else stream.stations[:-1]:
+        fold = Fold(station.norm, '')
+        for reader in station.readers:
+            _add_readers(fold, reader, modules)
+        yield fold
 
 
 def _folds_of_chain(parts: list[str], modules: dict[str, nn.Module]) -> Iterator[Fold]:
@@ -228,7 +304,7 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
     if num_claims > 1:
         return 'several fold rules cover its place'
     layers = [fold.source] if fold.source else fold.readers
-    if not layers:
+    if not layers and not (fold.stream is not None and fold.stream.ends):
         return 'nothing in this model reads it'
     for name in fold.through:
         if obstacle := call_obstacle(modules[name]):

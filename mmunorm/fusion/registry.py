@@ -100,7 +100,42 @@ class Stays:
     why: str
 
 
-Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays
+@dataclass(frozen=True)
+class Station:
+    """A sublayer of a :class:`Stream`: its connection, its last linear layer, its norm, and who reads that norm.
+
+    `readers` are the modules that read the stream behind `norm` within the stream, as in `Into`.
+    """
+    residual: str
+    last: str
+    norm: str
+    readers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A residual stream whose norms stand in it, behind the sums: each of `stations` in order.
+
+    What reads it at the end are the norms `ends`, over the stream's channels or over several copies of each in a row;
+    without any, the rule says by `Emits` that the last norm is an output. `pads` are for ends in modules that pad the
+    stream with zeros: pairs of a module and a function, as in `Into`.
+    """
+    stations: tuple[Station, ...]
+    ends: tuple[str, ...] = ()
+    pads: tuple[tuple[str, Pad], ...] = ()
+
+    def within(self, prefix: str) -> Stream:
+        """The same with full names, for a module with the name `prefix`."""
+        if not prefix:
+            return self
+        stations = tuple(Station(f'{prefix}.{station.residual}', f'{prefix}.{station.last}', f'{prefix}.{station.norm}',
+                                 tuple(f'{prefix}.{reader}' for reader in station.readers))
+                         for station in self.stations)
+        return Stream(stations, tuple(f'{prefix}.{end}' for end in self.ends),
+                      tuple((f'{prefix}.{name}', pad) for name, pad in self.pads))
+
+
+Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {}

@@ -21,8 +21,13 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, WindowMSA
 
 from ..backbones.performer import PerformerAttention, PerformerLayer
+from ..backbones.swin import ResidualSwinBlock, UNSwinTransformer
+from ..backbones.t2t_vit import ResidualT2TLayer, UNT2TViT
+from ..backbones.vit import ResidualEncoderLayer, UNVisionTransformer
+from ..residuals.sublayer import Entrance, describe
 from .padding import become
-from .registry import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule
+from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, fold_rule
+from .streams import pad_patch_merging
 
 HEAD = ('forward', 'pre_logits', 'loss', 'predict')
 MMDET_WINDOWS = ('forward', 'window_partition', 'window_reverse')
@@ -49,6 +54,43 @@ def swin_block(block):
 def transformer_layer(layer):
     yield Into('ln1', 'attn')
     yield Into('ln2', 'ffn', identity=True)
+
+
+@fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)
+def residual_layer(layer):
+    for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
+        norm_at = getattr(layer, residual).norm_at
+        own = f'{residual}.norm'
+        sublayer = describe(getattr(layer, part))
+        source = _path(layer, sublayer.last) if sublayer.is_plain_behind_last else ''
+        if norm_at == 'pre':
+            yield Into(norm, part)
+        for behind in (norm, own) if norm_at == 'mid' else (own, ):
+            yield Behind(behind, source) if source else Stays(behind, 'its input is scaled in between')
+        yield Stays(f'{residual}.mix_norm', 'its output is mixed into the streams of all later layers')  # DLCL's
+
+
+def _path(layer, part):
+    """The name of a part within a layer."""
+    return next(name for name, module in layer.named_modules() if module is part)
+
+
+def _stations(names, layers):
+    """The stations of layers `layers` with full names `names`; none where their norms stand elsewhere."""
+    parts = []
+    for name, layer in zip(names, layers, strict=True):
+        for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
+            sublayer = describe(getattr(layer, part))
+            if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
+                return ()
+            parts.append([f'{name}.{path}' for path in (residual, _path(layer, sublayer.last), norm, part)])
+    readers = [(part[3], ) for part in parts[1:]] + [()]
+    return tuple(Station(*part[:3], reader) for part, reader in zip(parts, readers, strict=True))
+
+
+@fold_rule(Entrance)
+def entrance(module):
+    yield Into('norm', 'linear')
 
 
 @fold_rule(WindowMSA, 'mmdet.models.backbones.swin.WindowMSA', MultiheadAttention)
@@ -98,11 +140,52 @@ def swin(backbone):
         yield Emits(f'norm{index}', level)
 
 
+@fold_rule(UNSwinTransformer)
+def un_swin(backbone):
+    yield from swin(backbone)
+    for i, stage in enumerate(backbone.stages):
+        stations = _stations([f'stages.{i}.blocks.{j}' for j in range(len(stage.blocks))], stage.blocks)
+        padding = getattr(stage.downsample, 'adaptive_padding', None)
+        if not stations or padding is not None and padding.padding != 'corner':
+            continue
+        ends, pads = [], []
+        if stage.downsample is not None:
+            ends.append(f'stages.{i}.downsample.norm')
+            pads.append((f'stages.{i}.downsample', pad_patch_merging))
+        if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
+            ends.append(f'norm{i}')
+        yield Stream(stations, tuple(ends), tuple(pads))
+
+
+def _encoder(backbone, name, final):
+    """Facts about an encoder whose final norm, if it has one, is `final`."""
+    layers = getattr(backbone, name)
+    last = len(layers) - 1
+    if last not in backbone.out_indices:
+        return
+    stations = _stations([f'{name}.{i}' for i in range(len(layers))], layers)
+    if stations and list(backbone.out_indices) != [last]:
+        for station in stations:
+            yield Stays(station.norm, 'the stream it stands in is an output in its middle, too')
+    elif stations and not final:
+        yield Stream(stations)
+        yield Emits(stations[-1].norm)
+    elif stations:
+        yield Stream(stations, (final, ))
+    if final:
+        yield Emits(final)
+
+
 @fold_rule(T2T_ViT, methods=('forward', '_format_output'))
 def t2t_vit(backbone):
     # The final norm belongs to the last layer, whether or not that is an output.
     if backbone.final_norm and len(backbone.encoder) - 1 in backbone.out_indices:
         yield Emits('norm')
+
+
+@fold_rule(UNT2TViT, methods=('forward', '_format_output'))
+def un_t2t_vit(backbone):
+    yield from _encoder(backbone, 'encoder', 'norm' if backbone.final_norm else '')
 
 
 @fold_rule(VisionTransformer, DistilledVisionTransformer, methods=('forward', '_format_output'))
@@ -114,6 +197,15 @@ def vision_transformer(backbone):
         yield Emits('ln2')
     else:
         yield Emits('ln1')
+
+
+@fold_rule(UNVisionTransformer, methods=('forward', '_format_output'))
+def un_vision_transformer(backbone):
+    if backbone.out_type == 'avg_featmap' and backbone.final_norm:
+        yield from vision_transformer(backbone)
+    else:
+        is_averaged = backbone.out_type == 'avg_featmap'
+        yield from _encoder(backbone, 'layers', 'ln2' if is_averaged else 'ln1' if backbone.final_norm else '')
 
 
 @fold_rule(GlobalAveragePooling)

@@ -300,3 +300,27 @@ def test_activation_checkpointing_counts_each_step_once():
         torch.testing.assert_close(checkpointed.state_dict()[name], value, msg=name)
     for (name, parameter), other in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
         torch.testing.assert_close(other.grad, parameter.grad, msg=name)
+
+
+@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
+@pytest.mark.parametrize('scheme', ['PostNorm', 'BranchNorm', 'ReZero', 'LayerScale', 'SubLN', 'PeriNorm'])
+def test_activation_checkpointing_and_residual_schemes(scheme):
+    norm_cfg = {} if scheme == 'ReZero' else dict(norm_cfg=NO_WARMUP)
+    plain, checkpointed = (UNSwinTransformer(**SMALL, **norm_cfg, residual_cfg=dict(type=scheme), with_cp=with_cp)
+                           for with_cp in (False, True))
+    checkpointed.load_state_dict(plain.state_dict())
+    for model in (plain, checkpointed):
+        if scheme == 'BranchNorm':
+            model.update_clock.updates.fill_(100)
+            model.update_clock.is_counted = True
+    images = torch.randn(IMAGES)
+    train_step(plain, images)
+    train_step(checkpointed, images)
+    for (name, parameter), other in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, msg=name)
+
+
+def test_the_connections_of_frozen_stages_are_frozen():
+    model = UNSwinTransformer(**SMALL, residual_cfg=dict(type='LayerScale'), frozen_stages=0)
+    assert not model.stages[0].blocks[1].residual2.weight.requires_grad
+    assert model.stages[1].blocks[0].residual1.weight.requires_grad

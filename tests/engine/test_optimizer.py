@@ -6,6 +6,8 @@ from torch import nn
 import mmunorm  # noqa: F401
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
 
+from ..residuals.models import vit
+
 
 class Block(nn.Module):
     """Norms under names that a `custom_keys={'norm': ...}` finds and does not find."""
@@ -79,6 +81,16 @@ def test_layer_decay_of_mmpretrain(paramwise_cfg):
 
     assert settings(UN) == settings(nn.LayerNorm)
     assert settings(UN)['ln2.weight'] == (0.1, 0.) and settings(UN)['norm1.bias'] == (0.05, 0.)
+
+
+@pytest.mark.parametrize('scheme', ['LayerScale', 'SkipInit', 'Admin', 'NormFormer', 'DLCL'])
+def test_no_factor_of_a_residual_connection_decays(scheme):
+    model = vit(scheme, norm='UN')
+    settings = settings_by_name(model, dict(norm_decay_mult=0.))
+    assert len(settings) == len(list(model.parameters()))
+    factors = [name for name in settings if 'residual' in name or '.scale.' in name]
+    assert factors and {settings[name] for name in factors} == {(0.1, 0.)}
+    assert settings['layers.0.attn.qkv.weight'] == (0.1, 0.05)
 
 
 def test_frozen_parameters_stay_out():

@@ -14,14 +14,15 @@ from PIL import Image
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.fusion import fuse_norms, save_folded
+from mmunorm.recording.layers import append_layers, begin_layers
 from mmunorm.recording.record import Record
 
 from .. import data_makers, tiny_runs
 from ..recording.records import NAMES, write_record
 
 FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT = (
-    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH = (
+    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'depth'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -111,6 +112,34 @@ def test_outliers(tmp_path, capsys):
     check_pictures(tmp_path / 'a', 'outliers.png')
     write_record(tmp_path / 'ln', norm='LayerNorm')
     assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
+
+
+def write_deep_run(folder, layers, scheme):
+    logs = folder / 'now' / 'vis_data'
+    logs.mkdir(parents=True)
+    entries = [dict(lr=0.1, loss=2 / step, step=step) for step in (1, 2, 300)] + [{'accuracy/top1': 91.5, 'step': 1}]
+    (logs / 'scalars.json').write_text('\n'.join(map(json.dumps, entries)) + '\n')
+    (folder / 'config.py').write_text(
+        f"model = dict(backbone=dict(norm_cfg=dict(type='UN'), residual_cfg=dict(type='{scheme}')))\n")
+    begin_layers(folder, 0)
+    for step in (1, 2, 300):
+        append_layers(folder, step, [(f'layers.{i}', 3. * step, 0.9 - 0.1 * i, 0.5) for i in range(layers)])
+
+
+def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
+    write_deep_run(tmp_path / 'deep', 4, 'BranchNorm'), write_deep_run(tmp_path / 'flat', 1, 'PostNorm')
+    run(DEPTH, 'deep', 'flat', '--out', 'a')
+    check_pictures(tmp_path / 'a', 'depth.png')
+    rows = read_csv('a/depth.csv')
+    assert len(rows) == 3 * 5 and rows[3] == dict(
+        run='deep', layer='layers.3', step='1', gradient='3', cosine='0.6', active='0.5')
+    table = Path('a/depth.md').read_text().splitlines()
+    assert table[2:] == ['| deep | 4 | BranchNorm | UN | 12 | 300 | 0.006667 | top-1 accuracy (%) 91.50 |',
+                         '| flat | 1 | PostNorm | UN | 6 | 300 | 0.006667 | top-1 accuracy (%) 91.50 |']
+    (tmp_path / 'flat/layers.csv').unlink()
+    assert 'LayerStatisticsHook' in error_of(capsys, DEPTH, 'deep', 'flat', '--out', 'b')
+    with pytest.raises(SystemExit):
+        run(DEPTH, 'deep', '--out', 'b', '--steps', '0')
 
 
 @pytest.mark.parametrize('tool', [PNAC, CHANNELS, OUTLIERS])

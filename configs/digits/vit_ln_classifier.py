@@ -1,0 +1,25 @@
+# A narrow Vision Transformer on 32x32 handwritten digits, to compare residual schemes over depths. Depth and scheme:
+# `--cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=DeepNorm`.
+_base_ = ['./_base_/classifier.py']
+
+model = dict(
+    type='ImageClassifier',
+    init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.),
+    backbone=dict(
+        type='UNVisionTransformer',
+        arch=dict(embed_dims=64, num_layers=12, num_heads=4, feedforward_channels=256),
+        img_size=32,
+        patch_size=8,
+        norm_cfg=dict(type='LN', eps=1e-6),
+        residual_cfg=dict(type='PreNorm')),
+    head=dict(
+        type='VisionTransformerClsHead',
+        num_classes=10,
+        in_channels=64,
+        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+        topk=(1, )))
+
+# Nothing that would hide how a scheme starts: the rate has no warm-up, and no gradient is clipped.
+optim_wrapper = dict(clip_grad=None)
+param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
+custom_hooks = [dict(type='LayerStatisticsHook')]  # for tools/analysis/depth.py

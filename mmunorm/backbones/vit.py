@@ -1,0 +1,96 @@
+"""Vision Transformer (arXiv 2010.11929) and DeiT (arXiv 2012.12877) with every norm and every residual replaceable."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcv.cnn.bricks.drop import DropPath
+from mmengine.registry import MODELS
+from mmpretrain.models import VisionTransformer
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
+from torch import Tensor
+
+from ..norms.base import check_norm_cfg
+from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
+from .norm_cfg import DEFAULT_NORM_CFG
+
+
+class ResidualEncoderLayer(ResidualLayer, TransformerEncoderLayer):
+    """mmpretrain's encoder layer with the connections of a residual scheme."""
+    norm_names = ('ln1', 'ln2')
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, L, C)` to the same shape."""
+        x = self.residual1(x, self.attn, self.ln1)
+        return self.residual2(x, self.ffn, self.ln2)
+
+
+@MODELS.register_module()
+class UNVisionTransformer(VisionTransformer):
+    """mmpretrain's Vision Transformer with `norm_cfg` in every norm, and `residual_cfg` in every residual.
+
+    With `norm_cfg=dict(type='LN', eps=1e-6)` and the default `residual_cfg`, the outputs and the names in
+    `state_dict` are the stock ones. DeiT is `arch='deit-small'` and the like.
+
+    Takes `(N, in_channels, H, W)` and returns a tuple with one output for each of `out_indices`.
+
+    Args:
+        arch (str | dict): an architecture of mmpretrain's, or a dict of `embed_dims`, `num_layers`, `num_heads` and
+            `feedforward_channels`. Defaults to 'base'.
+        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
+            schemes without norms, ReZero, TFixup and ScaledResidual.
+        residual_cfg (dict): config of every residual, such as `dict(type='BranchNorm', warmup_iters=4000)`. The
+            types are PostNorm, PreNorm, DeepNorm, BranchNorm, SubLN, NormFormer, Admin, DSInit, TFixup, ReZero,
+            SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has initial weights,
+            they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
+        out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
+        final_norm (bool, optional): whether there is a norm behind the last layer. Defaults to None: as the scheme
+            has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.
+        frozen_stages (int): freezes the embedding and so many layers. They get no gradient and stay in eval mode, so
+            their statistics do not change. -1 freezes nothing. Defaults to -1.
+        **kwargs: the other arguments of :class:`mmpretrain.models.VisionTransformer`, with its defaults. A
+            `norm_cfg` in `layer_cfgs` wins over the argument above.
+
+    Raises:
+        TypeError: `norm_cfg` is not a dict with a `type`.
+        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
+    """
+
+    def __init__(self,
+                 arch: str | dict = 'base',
+                 *,
+                 norm_cfg: dict = DEFAULT_NORM_CFG,
+                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
+                 out_indices: int | Sequence[int] = -1,
+                 final_norm: bool | None = None,
+                 frozen_stages: int = -1,
+                 **kwargs):
+        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
+        super().__init__(
+            arch,
+            norm_cfg=norm_cfg,
+            # The stock class writes into this list.
+            out_indices=[out_indices] if isinstance(out_indices, int) else list(out_indices),
+            final_norm=scheme_of(residual_cfg).final_norm if final_norm is None else final_norm,
+            **kwargs)
+        for module in self.modules():
+            if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
+                module.drop_prob = float(module.drop_prob)
+        connect(self, self.layers, ResidualEncoderLayer, residual_cfg, norm_cfg)
+        initialize(self, self.layers, self.patch_embed.projection)
+        # Behind `connect`, so that the connections of frozen layers are frozen too.
+        self.frozen_stages = frozen_stages
+        if frozen_stages > 0:
+            self._freeze_stages()
+
+    def init_weights(self) -> None:
+        """Like the stock method, then the initial weights of the residual scheme, unless a checkpoint is loaded."""
+        super().init_weights()
+        initialize(self, self.layers, self.patch_embed.projection)
+
+    def train(self, mode: bool = True) -> UNVisionTransformer:
+        """Like the stock method, but frozen layers stay in eval mode, and the module is returned."""
+        super().train(mode)
+        if mode and self.frozen_stages > 0:
+            self._freeze_stages()
+            self.pre_norm.eval()
+        return self

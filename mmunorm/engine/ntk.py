@@ -1,0 +1,45 @@
+"""Trains a config's model in the NTK parametrization."""
+from __future__ import annotations
+
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
+
+from ..errors import PreflightError
+from ..init import ntk_parametrize, undo_ntk
+from ..init.ntk import ntk_layers
+from .runner import unwrapped_model
+
+
+@HOOKS.register_module()
+class NTKHook(Hook):
+    """Gives each `nn.Linear` of a model the form `y = W x / sqrt(fan_in) + b` for the time of its training.
+
+    What :func:`mmunorm.init.ntk_parametrize` does, for configs: `custom_hooks=[dict(type='NTKHook')]`. It is a hook
+    and no `init_cfg`, because the weights must have been drawn, or loaded, before. Checkpoints hold the plain weights
+    `W / sqrt(fan_in)`, so that testing, folding and every other tool know nothing of it. A resumed run computes W
+    from these, and so goes on as an uninterrupted one but for one rounding.
+
+    Raises:
+        PreflightError: when training begins: there is an EMAHook, whose averaged model has other parameters, or
+            the model has no linear layer.
+    """
+
+    def before_train(self, runner) -> None:
+        if any(isinstance(hook, EMAHook) for hook in runner.hooks):
+            raise PreflightError('custom_hooks: NTKHook and EMAHook do not go together: the averaged model would have '
+                                 'other parameters than the model. Leave one of them out.')
+        try:
+            # The parameters stay the same objects, those that the optimizer holds.
+            ntk_parametrize(unwrapped_model(runner))
+        except ValueError as error:
+            raise PreflightError(f'NTKHook: {error}.') from error
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        state = checkpoint['state_dict']
+        for name, layer in ntk_layers(unwrapped_model(runner)):
+            key = f'{name}.' if name else ''
+            original = state.pop(f'{key}parametrizations.weight.original')
+            state[f'{key}weight'] = layer.parametrizations.weight[0](original)
+
+    def after_train(self, runner) -> None:
+        undo_ntk(unwrapped_model(runner))

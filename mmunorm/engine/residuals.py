@@ -1,0 +1,56 @@
+"""What residual schemes need from mmengine's Runner."""
+from __future__ import annotations
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from torch import nn
+
+from ..residuals import Admin, BranchNorm, count_updates, profile_admin
+from ..residuals.admin import admins
+from ..residuals.clock import clocks
+from .runner import unwrapped_model
+
+
+@HOOKS.register_module()
+class ResidualHook(Hook):
+    """Does what residual schemes need from a training loop; `tools/train.py` adds it.
+
+    - It counts the updates of the optimizer for BranchNorm, and warns if the run ends before T.
+    - Before the first step of a run that starts from new weights, it lets Admin measure one training batch.
+    """
+
+    def before_train(self, runner) -> None:
+        model = unwrapped_model(runner)
+        for clock in clocks(model):
+            if not clock.is_counted:  # another `train()` of the same Runner goes on with the same optimizer
+                count_updates(model, runner.optim_wrapper.optimizer)
+        if warning := _short_run(model, runner):
+            runner.logger.warning(warning)
+        if runner.iter == 0 and _is_new(admins(model)):
+            self._profile(runner, model)
+
+    def _profile(self, runner, model: nn.Module) -> None:
+        batch = model.data_preprocessor(next(iter(runner.train_dataloader)), training=True)
+        model.train()
+        profile_admin(model, lambda: model(**batch, mode='loss'))
+        runner.logger.info(f'Admin: {len(admins(model))} connections have measured a training batch.')
+
+
+def _is_new(connections: list[Admin]) -> bool:
+    """Whether there are Admin connections, and their weights are what they are built with."""
+    return bool(connections) and all(torch.all(admin.weight == 1) for admin in connections)
+
+
+def _short_run(model: nn.Module, runner) -> str:
+    """A warning if the run ends before BranchNorm's branches have their whole weight, or ''."""
+    branch = next((module for module in model.modules() if isinstance(module, BranchNorm)), None)
+    if branch is None:
+        return ''
+    # The gradient that is left over at the end of the run makes an update too.
+    left = -(-(runner.max_iters - runner.iter) // runner.optim_wrapper._accumulative_counts)
+    end = int(clocks(model)[0].updates) + left
+    if end >= branch.warmup_iters:
+        return ''
+    return (f"BranchNorm's branches never get their whole weight: the run ends at update {end}, "
+            f'and warmup_iters={branch.warmup_iters}. Choose a smaller warmup_iters in residual_cfg.')

@@ -1,0 +1,21 @@
+"""Models without biases, as in T5 (arXiv 1910.10683)."""
+from __future__ import annotations
+
+from torch import nn
+
+
+def remove_biases(model: nn.Module) -> nn.Module:
+    """Removes the bias of every linear layer and convolution of a model, in place.
+
+    Norms keep theirs: one without is `dict(type='RMSN')`. `fuse_norms` makes the biases that it needs.
+
+    Args:
+        model (nn.Module): any model.
+
+    Returns:
+        `model`.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            module.bias = None
+    return model

@@ -1,0 +1,140 @@
+"""Weights and activations that keep the second moment E[x^2] of what passes through them (Su, kexue 8620)."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from mmengine.model.weight_init import BaseInit, update_init_info
+from mmengine.registry import MODELS, WEIGHT_INITIALIZERS
+from torch import Tensor, nn
+
+from .samplers import sample_
+
+ACTIVATIONS = {'ReLU': nn.ReLU, 'GELU': nn.GELU, 'SiLU': nn.SiLU, 'SELU': nn.SELU, 'Tanh': nn.Tanh}
+MODES = ('fan_in', 'fan_out', 'fan_avg')
+
+
+def activation_gain(activation: Callable[[Tensor], Tensor]) -> float:
+    """`E[f(z)^2]^(-1/2)` for z ~ N(0, 1), by numerical integration: 1.41421 for ReLU, 1.53353 for GELU.
+
+    Args:
+        activation: f, any elementwise function of a float64 tensor.
+
+    Raises:
+        ValueError: `f(z)` is zero everywhere, or not finite.
+    """
+    # The trapezoidal rule; 0, where ReLU has its kink, is a node.
+    z = torch.linspace(-12, 12, 2**16 + 1, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    with torch.no_grad():
+        moment = torch.trapezoid(activation(z).square() * density, z).item()
+    if not 0 < moment < math.inf:
+        raise ValueError(f'activation: its second moment under N(0, 1) must be positive and finite, got {moment}')
+    return moment**-0.5
+
+
+@cache
+def gain_of(name: str | None) -> float:
+    """The gain of an activation by name; 1 for None.
+
+    Raises:
+        ValueError: there is no such activation.
+    """
+    if name is None:
+        return 1.
+    if name not in ACTIVATIONS:
+        raise ValueError(f'activation must be None or one of {", ".join(ACTIVATIONS)}, got {name!r}')
+    return activation_gain(ACTIVATIONS[name]())
+
+
+def keep_second_moment_(weight: Tensor,
+                        activation: str | None = None,
+                        distribution: str = 'normal',
+                        mode: str = 'fan_in') -> Tensor:
+    """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place.
+
+    With 'fan_in', an input with E[x^2] = 1 that goes through the activation and then the layer keeps it. For ReLU that
+    is He's initialization; 'fan_avg' without an activation is Xavier's. In a chain of layers with GELU or SiLU, 1 is
+    no stable value: more grows, less shrinks, by a few percent a layer.
+
+    Args:
+        weight: `(out, in, ...)`, any floating dtype.
+        activation: name of the activation in front of the layer, one of ReLU, GELU, SiLU, SELU and Tanh, or None.
+        distribution: as in :func:`mmunorm.init.sample_`.
+        mode: 'fan_in', 'fan_out', or 'fan_avg', the mean of both.
+
+    Returns:
+        `weight`.
+
+    Raises:
+        ValueError: an argument is none of its choices, or `weight` has less than two dimensions.
+    """
+    if mode not in MODES:
+        raise ValueError(f'mode must be one of {", ".join(map(repr, MODES))}, got {mode!r}')
+    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+    fan = dict(fan_in=fan_in, fan_out=fan_out, fan_avg=(fan_in + fan_out) / 2)[mode]
+    return sample_(weight, gain_of(activation) / fan**0.5, distribution)
+
+
+@WEIGHT_INITIALIZERS.register_module(name='SecondMoment')
+class SecondMomentInit(BaseInit):
+    """:func:`keep_second_moment_` for `init_cfg`: `dict(type='SecondMoment', layer='Linear', activation='GELU')`.
+
+    Args:
+        activation, distribution, mode: as in :func:`keep_second_moment_`.
+        bias (float): what biases start with. Defaults to 0.
+        layer (str | Sequence[str], optional): names of the classes of layers to initialize.
+    """
+
+    def __init__(self,
+                 activation: str | None = None,
+                 distribution: str = 'normal',
+                 mode: str = 'fan_in',
+                 bias: float = 0.,
+                 layer: str | Sequence[str] | None = None):
+        super().__init__(bias=bias, layer=layer)
+        self.settings = dict(activation=activation, distribution=distribution, mode=mode)
+
+    def __call__(self, module: nn.Module) -> None:
+        """Initializes the named layers of `module`."""
+        for part in module.modules():
+            names = {cls.__name__ for cls in type(part).__mro__}
+            weight = getattr(part, 'weight', None)
+            has_matrix = isinstance(weight, Tensor) and weight.dim() > 1
+            if has_matrix and (self.wholemodule or names & set(self.layer)):
+                keep_second_moment_(weight.detach(), **self.settings)
+                if getattr(part, 'bias', None) is not None:
+                    nn.init.constant_(part.bias, self.bias)
+        if hasattr(module, '_params_init_info'):
+            update_init_info(module, init_info=self._get_init_info())
+
+    def _get_init_info(self) -> str:
+        return f'SecondMomentInit: {self.settings}, bias={self.bias}'
+
+
+@MODELS.register_module()
+class ScaledActivation(nn.Module):
+    """`gain * f(x)`, whose second moment is 1 for a standard normal x; for `act_cfg`.
+
+    ReLU is scaled by 1.41421, GELU by 1.53353, SiLU by 1.67653. SELU, whose gain is 1, also has mean 0.
+
+    Args:
+        activation (str): f, one of ReLU, GELU, SiLU, SELU and Tanh. Defaults to 'GELU'.
+
+    Raises:
+        ValueError: there is no such activation.
+    """
+
+    def __init__(self, activation: str = 'GELU'):
+        super().__init__()
+        self.gain = gain_of(activation)
+        self.activation = ACTIVATIONS[activation]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape and floating dtype, which the output has too."""
+        return self.gain * self.activation(x)
+
+    def extra_repr(self) -> str:
+        return f'gain={self.gain:.6g}'

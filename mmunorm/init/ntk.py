@@ -1,0 +1,73 @@
+"""The NTK parametrization of linear layers, also called equalized learning rate (PGGAN, arXiv 1710.10196)."""
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+class NTKScale(nn.Module):
+    """`W / sqrt(fan_in)`, torch's way to say it.
+
+    Args:
+        fan_in (int): inputs of the layer.
+    """
+
+    def __init__(self, fan_in: int):
+        super().__init__()
+        self.root = fan_in**0.5
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """From W, which an optimizer sees, to the weight that the layer uses."""
+        return weight / self.root
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """From the weight that the layer uses to W."""
+        return weight * self.root
+
+
+def ntk_parametrize(model: nn.Module) -> nn.Module:
+    """Gives each `nn.Linear` of a model the form `y = W x / sqrt(fan_in) + b`, in place.
+
+    The layers compute what they did. What changes are the steps of optimizers that divide by the size of a gradient,
+    such as Adam: they move W by their rate, and so the layer by `1 / sqrt(fan_in)` of it. Initial weights of
+    variance `1 / fan_in` become `W ~ N(0, 1)`. In a `state_dict`, `weight` is `parametrizations.weight.original`.
+    Call it when the initial weights have been drawn, and before an optimizer is made.
+
+    Args:
+        model (nn.Module): with plain linear layers.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: `model` has no linear layer, or one whose weight is parametrized already.
+    """
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError(f'model: {type(model).__name__} has no nn.Linear')
+    for name, layer in layers:
+        if parametrize.is_parametrized(layer, 'weight'):
+            raise ValueError(f"model: the weight of {name or 'the layer'} is parametrized already")
+    for _, layer in layers:
+        parametrize.register_parametrization(layer, 'weight', NTKScale(layer.in_features))
+    return model
+
+
+def undo_ntk(model: nn.Module) -> nn.Module:
+    """Gives the linear layers of :func:`ntk_parametrize` plain weights again, in place; answers `model`."""
+    for _, layer in ntk_layers(model):
+        parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
+    return model
+
+
+def ntk_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Names and layers of a model whose weight is in the NTK parametrization and in no other."""
+    return [(name, module) for name, module in model.named_modules() if is_ntk(module)]
+
+
+def is_ntk(layer: nn.Module) -> bool:
+    """Whether all that is parametrized in a layer is its weight, by :class:`NTKScale`."""
+    if not parametrize.is_parametrized(layer):
+        return False
+    return [(name, [type(part) for part in parts]) for name, parts in layer.parametrizations.items()
+            ] == [('weight', [NTKScale])]

@@ -1,0 +1,88 @@
+"""Admin (arXiv 2004.08249): PostNorm whose stream is weighed by what the branches before it have added."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from mmengine.dist import all_reduce
+from torch import Tensor, nn
+
+from .base import RESIDUALS, Place, Scale
+from .post_norm import PostNorm
+
+
+@RESIDUALS.register_module()
+class Admin(PostNorm):
+    """`x' = LN(w x + F(x))` with the parameter `weight` w `(C,)`, which :func:`profile_admin` sets before training.
+
+    Args:
+        place (Place): where the connection stands.
+    """
+
+    def __init__(self, place: Place):
+        super().__init__(place)
+        self.weight = nn.Parameter(torch.ones(place.channels))
+
+    def scales(self) -> tuple[Scale, Scale]:
+        return self.weight, None
+
+
+def admins(model: nn.Module) -> list[Admin]:
+    """The Admin connections of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, Admin)]
+
+
+@torch.no_grad()
+def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
+    """Sets the weights w of Admin's connections from one batch: 1, then the root of the variances added so far.
+
+    With every w at 1, the batch gives the variance of each branch's output over all its numbers. The k-th
+    connection gets `w = sqrt(Var F_1 + ... + Var F_(k-1))`, the same in each channel. In a distributed run the
+    variances are their mean over the processes. The buffers of the model, such as statistics of its norms, are
+    left as they were.
+
+    Args:
+        model (nn.Module): in training mode, so that offline norms normalize by the batch.
+        run: runs `model` on the batch, such as `lambda: model(images)`.
+
+    Raises:
+        ValueError: `model` has no Admin connection or is in eval mode, or `run` does not reach each of them once.
+    """
+    connections = admins(model)
+    if not connections:
+        raise ValueError(f'model: {type(model).__name__} has no Admin connection')
+    if not model.training:
+        raise ValueError('model: must be in training mode, call model.train() first')
+    variances: list[Tensor] = []
+
+    def record(drop: nn.Module, args: tuple[Tensor]) -> None:
+        variances.append(args[0].double().var(correction=0))
+
+    for connection in connections:
+        connection.weight.fill_(1)
+    handles = [connection.drop.register_forward_pre_hook(record) for connection in connections]
+    try:
+        with _same_buffers(model):
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(variances) != len(connections):
+        raise ValueError(f'run: must run each of the {len(connections)} Admin connections once, and ran '
+                         f'{len(variances)}')
+    total = torch.stack(variances)
+    all_reduce(total, op='mean')
+    for connection, sum_before in zip(connections[1:], total.cumsum(0), strict=False):
+        connection.weight.copy_(sum_before.sqrt().expand_as(connection.weight))
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Gives the buffers of a model their values back at the end."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)

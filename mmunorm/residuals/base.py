@@ -1,0 +1,128 @@
+"""The one form of every residual scheme, and their registry."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from mmengine.registry import Registry
+from mmpretrain.models.utils import build_norm_layer
+from torch import Tensor, nn
+
+from ..errors import PreflightError
+from .clock import UpdateClock
+from .sublayer import Sublayer
+
+RESIDUALS = Registry('residual', locations=['mmunorm.residuals'])
+Scale = float | Tensor | None
+
+
+class ResidualError(PreflightError, ValueError):
+    """A `residual_cfg` cannot be used, or not with what stands beside it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a residual connection stands.
+
+    Attributes:
+        sublayer: F.
+        channels: of the stream, C.
+        norm_cfg: what a norm of the scheme's own is built from.
+        layer: number of the layer, from 1.
+        depth: layers of the whole model, or None if it is not known.
+        clock: counts the updates of the model, if its scheme asks for that.
+        previous: the connection of the sublayer before, None for the model's first.
+    """
+    sublayer: Sublayer
+    channels: int
+    norm_cfg: dict
+    layer: int = 1
+    depth: int | None = None
+    clock: UpdateClock | None = None
+    previous: Residual | None = None
+
+    def build_norm(self, channels: int | None = None) -> nn.Module:
+        """A norm of the scheme's own over so many channels, those of the stream if they are not named."""
+        return build_norm_layer(self.norm_cfg, self.channels if channels is None else channels)
+
+
+class Residual(nn.Module):
+    """The residual connection of one sublayer F: `x' = post(a x + b mid(F(pre(x))))`.
+
+    A scheme says by `norm_at` which of `pre`, `mid` and `post` is the layer's norm, by `scales` what a and b are, and
+    by `gains` how F's weights start. The layer's norm belongs to the layer, under the name that checkpoints know, and
+    is an argument here. F is always computed, also where its weight is 0: DistributedDataParallel waits for the
+    gradient of each parameter.
+
+    Stochastic depth is taken out of F, so that it drops all that a branch adds, `b mid(F(pre(x)))`.
+
+    Args:
+        place (Place): where the connection stands.
+
+    Attributes:
+        norm: a norm of the scheme's own in `mid`, or the identity.
+
+    Raises:
+        ValueError: the scheme needs the depth of the model, and `place` does not know it.
+    """
+    norm_at: ClassVar[str] = 'pre'
+    # Whether the scheme is there to do without norms.
+    without_norm: ClassVar[bool] = False
+    # Whether the stream has to be normalized behind the last layer.
+    final_norm: ClassVar[bool] = True
+    needs_depth: ClassVar[bool] = False
+    needs_clock: ClassVar[bool] = False
+
+    def __init__(self, place: Place):
+        super().__init__()
+        if self.needs_depth and place.depth is None:
+            raise ValueError('depth must be the number of layers of the whole model, got None')
+        self.norm = nn.Identity()
+        self.drop = place.sublayer.take_drop()
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        """One sublayer.
+
+        Args:
+            x: the stream `(B, L, C)`, any floating dtype.
+            branch: F, from `(B, L, C)` to the same shape.
+            norm: the layer's norm for this sublayer.
+
+        Returns:
+            The stream behind the sublayer, `(B, L, C)`.
+        """
+        a, b = self.scales()
+        y = self.norm(branch(norm(x) if self.norm_at == 'pre' else x))
+        y = self.drop(norm(y) if self.norm_at == 'mid' else y)
+        x = _add(x if a is None else a * x, y, b)
+        return norm(x) if self.norm_at == 'post' else x
+
+    def scales(self) -> tuple[Scale, Scale]:
+        """a and b: numbers or tensors that broadcast to `(C,)`; None is 1."""
+        return None, None
+
+    def gains(self) -> dict[str, float] | None:
+        """Factors of Xavier's deviation by role; a role that is not named has 1. None: as `init_cfg` says."""
+        return None
+
+    def initialize(self, sublayer: Sublayer, norm: nn.Module) -> None:
+        """Draws the initial weights of F, and sets those of the layer's norm, as the scheme has them."""
+        gains = self.gains()
+        if gains is None:
+            return
+        for role, weight in sublayer.weights().items():
+            nn.init.xavier_normal_(weight, gains.get(role, 1.))
+        for bias in sublayer.biases():
+            bias.zero_()
+
+    def initialize_embedding(self, embedding: nn.Module) -> None:
+        """Draws the weights of the linear layer or convolution that the stream begins with."""
+
+
+def _add(x: Tensor, y: Tensor, scale: Scale) -> Tensor:
+    """`x + scale * y` in one operation."""
+    if isinstance(scale, Tensor):
+        return torch.addcmul(x, y, scale)
+    return x + y if scale is None else torch.add(x, y, alpha=scale)

@@ -1,0 +1,77 @@
+"""The count of optimizer updates that BranchNorm grows by, and how fast it grows."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+SCHEDULES = ('linear', 'exponential', 'sigmoid')
+
+
+class UpdateClock(nn.Module):
+    """How many updates an optimizer has made to a model: the buffer `updates`, `()` int64.
+
+    :func:`count_updates` moves it.
+    """
+    is_counted = False  # whether an optimizer has been told to
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('updates', torch.zeros((), dtype=torch.long))
+
+
+def clocks(model: nn.Module) -> list[UpdateClock]:
+    """The clocks of a model."""
+    return [module for module in model.modules() if isinstance(module, UpdateClock)]
+
+
+def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
+    """Makes a model count the updates of an optimizer from now on; for training loops without mmengine.
+
+    Call it once, before the first step. What counts is `optimizer.step()`: neither the forward passes of an
+    accumulated gradient nor those of activation checkpointing do, and no step that a gradient scaler skips.
+    The function does not wait for the device.
+
+    Args:
+        model (nn.Module): the model, wrapped or not. One that counts nothing is left alone.
+        optimizer (Optimizer): the optimizer of its parameters.
+
+    Returns:
+        RemovableHandle: its `remove()` ends the counting.
+    """
+    found = clocks(model)
+    for clock in found:
+        clock.is_counted = True
+
+    def count(optimizer: Optimizer, args, kwargs) -> None:
+        # A fused optimizer looks itself whether it has to skip a step: the scaler hands it this number.
+        infs = getattr(optimizer, 'found_inf', None)
+        made = 1 if infs is None else infs.reshape(()).eq(0)
+        with torch.no_grad():
+            for clock in found:
+                clock.updates += made
+
+    return optimizer.register_step_post_hook(count)
+
+
+def growth(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:
+    """The weight `a_t` of a branch: 0 at t = 0, exactly 1 from t = T on.
+
+    'linear' is `t / T`, Eq. 8 of arXiv 2305.02790. The paper names the other two without a formula; these are ours:
+    'exponential' is `(e^(5 t / T) - 1) / (e^5 - 1)`, 'sigmoid' the part of a tanh from -3 to 3.
+
+    Args:
+        updates: t, `()` int64.
+        warmup_iters: T.
+        schedule: one of `SCHEDULES`.
+
+    Returns:
+        `()` float64.
+    """
+    share = updates.double() / max(warmup_iters, 1)
+    if schedule == 'exponential':
+        share = torch.expm1(5 * share) / torch.expm1(torch.full_like(share, 5))
+    elif schedule == 'sigmoid':
+        share = (1 + torch.tanh(6 * share - 3) / torch.tanh(torch.full_like(share, 3))) / 2
+    return torch.where(updates >= warmup_iters, 1., share)

@@ -1,0 +1,33 @@
+"""SubLN of Magneto (arXiv 2210.06423): PreNorm with one more norm inside each sublayer."""
+from __future__ import annotations
+
+import math
+
+from .base import RESIDUALS, Place
+from .pre_norm import PreNorm
+
+
+@RESIDUALS.register_module()
+class SubLN(PreNorm):
+    """`x' = x + F(LN(x))` with another norm in F, in front of the output projection or of fc2.
+
+    The weights of v, out, fc1 and fc2 start as Xavier's times `sqrt(ln(2 N))` for one stack of N layers.
+
+    Args:
+        place (Place): where the connection stands.
+
+    Raises:
+        ValueError: the depth of the model is not known.
+    """
+    needs_depth = True
+
+    def __init__(self, place: Place):
+        super().__init__(place)
+        self.depth = place.depth
+        place.sublayer.put_before_last('norm', place.build_norm(place.sublayer.last.in_features))
+
+    def gains(self) -> dict[str, float]:
+        return dict.fromkeys(('v', 'out', 'fc1', 'fc2'), math.log(2 * self.depth)**0.5)
+
+    def extra_repr(self) -> str:
+        return f'depth={self.depth}'

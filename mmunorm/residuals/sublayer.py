@@ -1,0 +1,105 @@
+"""What a residual scheme has to know of a sublayer F: its linear layers by role, and its stochastic depth."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
+from torch import Tensor, nn
+
+ROLES = ('q', 'k', 'v', 'out', 'fc1', 'fc2')
+
+
+class Entrance(nn.Sequential):
+    """The last linear layer of F with a module in front of it, which sees what the layer reads: `(..., C)`.
+
+    The parts are `linear` and, for each module in front, a name of its own.
+    """
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """An attention or a feed-forward network in a residual stream.
+
+    Attributes:
+        module: F itself.
+        first: the linear layer that reads the input.
+        first_roles: the roles of its rows, in equal parts.
+        parent: the module that holds the last linear layer.
+        last_name: its name there.
+        last_role: its role.
+        drop_owner: the module that holds the stochastic depth of F's output.
+        drop_name: its name there.
+    """
+    module: nn.Module
+    first: nn.Module
+    first_roles: tuple[str, ...]
+    parent: nn.Module
+    last_name: str
+    last_role: str
+    drop_owner: nn.Module
+    drop_name: str
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether F is an attention."""
+        return self.last_role == 'out'
+
+    @property
+    def reader(self) -> nn.Module:
+        """What reads the heads' outputs or the activation: the last linear layer, or the :class:`Entrance` of it."""
+        return getattr(self.parent, self.last_name)
+
+    @property
+    def last(self) -> nn.Module:
+        """The linear layer that gives the output."""
+        return self.reader.linear if isinstance(self.reader, Entrance) else self.reader
+
+    @property
+    def is_plain_behind_last(self) -> bool:
+        """Whether that layer's output is F's, but for dropout: mmpretrain's own LayerScale is not in between."""
+        return all(isinstance(getattr(self.module, name, None), (nn.Identity, type(None)))
+                   for name in ('gamma1', 'gamma2'))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights `(out, in)` by role, as views that may be written to; a fused q, k, v is three of them."""
+        rows = self.first.weight.detach().chunk(len(self.first_roles))
+        return {**dict(zip(self.first_roles, rows, strict=True)), self.last_role: self.last.weight.detach()}
+
+    def biases(self) -> list[Tensor]:
+        """The biases of the first and the last layer, those that there are, as views that may be written to."""
+        return [layer.bias.detach() for layer in (self.first, self.last) if layer.bias is not None]
+
+    def put_before_last(self, name: str, module: nn.Module) -> None:
+        """Lets `module` work on what the last linear layer reads, in front of what works there already."""
+        parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
+        entrance = Entrance()
+        for part, child in {name: module, **parts}.items():
+            entrance.add_module(part, child)
+        setattr(self.parent, self.last_name, entrance)
+
+    def take_drop(self) -> nn.Module:
+        """Takes the stochastic depth out of F, which then gives what it computes, and answers it."""
+        drop = getattr(self.drop_owner, self.drop_name)
+        setattr(self.drop_owner, self.drop_name, nn.Identity())
+        return drop
+
+
+def describe(module: nn.Module) -> Sublayer:
+    """The parts of an attention or a feed-forward network of mmpretrain or mmcv.
+
+    Raises:
+        TypeError: `module` is none of those that are known.
+    """
+    if isinstance(module, (MultiheadAttention, ShiftWindowMSA)):
+        is_window = isinstance(module, ShiftWindowMSA)
+        inner = module.w_msa if is_window else module
+        return Sublayer(module, inner.qkv, ('q', 'k', 'v'), inner, 'proj', 'out', module,
+                        'drop' if is_window else 'out_drop')
+    if isinstance(module, FFN):  # the last layer has a dropout behind it
+        return Sublayer(module, module.layers[0][0], ('fc1', ), module.layers, str(len(module.layers) - 2), 'fc2',
+                        module, 'dropout_layer')
+    if isinstance(module, SwiGLUFFN):
+        return Sublayer(module, module.w12, ('fc1', ), module, 'w3', 'fc2', module, 'dropout_layer')
+    raise TypeError(f'a residual scheme knows MultiheadAttention, ShiftWindowMSA, FFN and SwiGLUFFN, '
+                    f'got {type(module).__name__}')

@@ -1,0 +1,250 @@
+"""Post-norm networks lose every norm; factors of residual schemes go into the layers beside them."""
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import ConfigDict
+from mmengine.registry import MODELS
+
+from mmunorm import fuse_norms
+from mmunorm.fusion import NotFoldedError, folded_config
+from mmunorm.fusion.streams import FoldedResidual
+from mmunorm.residuals import RESIDUALS
+
+from .models import assert_equal, assert_folds, classifier, detector, norms, outputs, randomize, swin_backbone
+
+UN = dict(type='UN')
+POST = ('PostNorm', 'DeepNorm', 'BranchNorm', 'Admin', 'DSInit')
+WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
+
+
+def vit_cfg(scheme, depth=2, norm_cfg=UN, **kwargs):
+    arch = dict(embed_dims=16, num_layers=depth, num_heads=2, feedforward_channels=24)
+    norm_cfg = {} if scheme in WITHOUT_NORM else dict(norm_cfg=norm_cfg)
+    return dict(type='UNVisionTransformer', arch=arch, img_size=32, patch_size=8, residual_cfg=dict(type=scheme),
+                **norm_cfg, **kwargs)
+
+
+def vit(scheme, depth=2, norm_cfg=UN, **kwargs):
+    return classifier(vit_cfg(scheme, depth, norm_cfg, **kwargs), 16, 'VisionTransformerClsHead', neck=False)
+
+
+def swin(scheme, **kwargs):
+    return classifier(swin_backbone(residual_cfg=dict(type=scheme), **kwargs), 16)
+
+
+def t2t(scheme, **kwargs):
+    backbone = dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, norm_cfg=UN, t2t_cfg=dict(token_dims=8),
+                    layer_cfgs=dict(num_heads=2, feedforward_channels=24), residual_cfg=dict(type=scheme), **kwargs)
+    return classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
+
+
+def prepared(model):
+    """Random factors of the schemes, and BranchNorm in the middle of its ramp."""
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith('updates'):
+            tensor.fill_(1500)
+        elif 'residual' in name and '.norm.' not in name or '.scale.' in name:
+            tensor.data.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    return model
+
+
+@pytest.mark.parametrize('scheme', POST)
+def test_a_post_norm_vit_loses_every_norm(scheme):
+    assert_folds(prepared(vit(scheme, 3)), (32, 32), (24, 40), count=6, gamma='none')
+
+
+@pytest.mark.parametrize('kwargs, number', [
+    (dict(final_norm=True), 5), (dict(out_type='avg_featmap'), 5), (dict(pre_norm=True), 4),
+    (dict(out_type='avg_featmap', with_cls_token=False), 5)])
+def test_what_reads_the_stream(kwargs, number):
+    kept = ['backbone.pre_norm'] if 'pre_norm' in kwargs else []
+    assert_folds(prepared(vit('BranchNorm', **kwargs)), (32, 32), count=number, gamma='none', kept=kept)
+
+
+@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm'])
+def test_a_post_norm_swin_loses_every_norm_with_padded_windows_and_merging(scheme):
+    assert_folds(prepared(swin(scheme, pad_small_map=True)), (32, 32), (37, 51), (60, 20), count=11, gamma='none')
+
+
+@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm'])
+def test_a_post_norm_detector_loses_every_norm(scheme):
+    backbone = swin_backbone(out_indices=(0, 1), pad_small_map=True, residual_cfg=dict(type=scheme))
+    assert_folds(prepared(detector(backbone=backbone)), (64, 64), (37, 51), count=12, gamma='none')
+
+
+@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm'])
+def test_a_post_norm_t2t_vit_loses_every_norm(scheme):
+    assert_folds(prepared(t2t(scheme)), (32, 32), count=8, gamma='none')
+    assert_folds(prepared(t2t(scheme, final_norm=True)), (32, 32), count=9, gamma='none')
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+@pytest.mark.parametrize('scheme', sorted(set(RESIDUALS.module_dict) - {*POST, 'DLCL'}))
+def test_the_norms_and_factors_of_every_other_scheme_fold(scheme, build):
+    kwargs = dict(norm_cfg=dict(type='NoNorm')) if scheme in WITHOUT_NORM and build is swin else {}
+    model = prepared(build(scheme, **kwargs))
+    assert_folds(model, (32, 32), gamma='some' if scheme != 'ResPostNorm' else 'none')
+    kept = [name for name, parameter in model.named_parameters() if 'residual' in name]
+    assert kept == []
+    has_factor = scheme in ('LayerScale', 'ReZero', 'SkipInit', 'ScaledResidual')
+    assert any(isinstance(module, FoldedResidual) for module in model.modules()) == has_factor
+
+
+@settings(max_examples=15, deadline=None)
+@given(scheme=st.sampled_from(POST), depth=st.integers(1, 10), seed=st.integers(0, 10**6),
+       norm=st.sampled_from(['UN', 'TokenBN', 'RepBN', 'MABN']))
+def test_folding_is_exact_for_schemes_depths_and_statistics(scheme, depth, seed, norm):
+    model = prepared(vit(scheme, depth, dict(type=norm)))
+    # As in any trained network, no channel of a norm is next to nothing.
+    randomize(model.double(), seed, 'none')
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(('ln1.weight', 'ln2.weight')):
+                parameter.copy_(parameter.sign() * (0.2 + parameter.abs()))
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = outputs(model, images)
+    fuse_norms(model, strict=True)
+    assert_equal(outputs(model, images), before, 1e-8)
+
+
+def trained_like(model, images):
+    """Each norm has the statistics of its input, and scales near 1."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(('ln1.weight', 'ln2.weight')):
+                parameter.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
+            elif name.endswith(('ln1.bias', 'ln2.bias', 'pos_embed', 'cls_token', 'head.weight')):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        model.train()
+        model(images)
+    return model.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm'])
+def test_depth_96(scheme):
+    """Exact in float64, and in float32 within 1e-4 of float64, where the network before folding is.
+
+    A PostNorm network of this depth is not: with its initial weights it multiplies the rounding of its input alone by
+    more than 1e4, and float32, folded or not, is some percent away from float64.
+    """
+    model = prepared(vit(scheme, 96, dict(type='UN', alpha=0.)))  # statistics of the last step
+    images = torch.randn(8, 3, 32, 32)
+    single = trained_like(model, images)
+    model = copy.deepcopy(single).double()
+    before, = outputs(model, images.double())
+
+    def error(model, images):
+        return ((outputs(model, images)[0].double() - before).abs().max() / before.abs().max()).item()
+
+    unfolded = error(single, images)
+    rounded = error(model, images.double() * (1 + 1e-7 * torch.randn(images.shape)))
+    assert len(fuse_norms(model, strict=True).folded) == len(fuse_norms(single, strict=True).folded) == 192
+    assert error(model, images.double()) < (1e-8 if scheme == 'PostNorm' else 1e-12)
+    if scheme == 'PostNorm':
+        assert rounded > 1e-3 and unfolded > 1e-3 and error(single, images) < 10 * unfolded
+    else:
+        assert rounded < 1e-5 and unfolded < 1e-4 and error(single, images) < 1e-4
+
+
+def test_refused_where_the_range_would_be_left():
+    for dtype, gamma in ((torch.float16, 0.05), (torch.float32, 1e-5)):
+        model = randomize(vit('PostNorm', 3), gamma='none')
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(('ln1.weight', 'ln2.weight')):
+                    parameter.fill_(gamma)
+        model.to(dtype)
+        state = copy.deepcopy(model.state_dict())
+        report = fuse_norms(model)
+        assert not report.folded and len(report.kept) == 6
+        assert f'leaves the range of {str(dtype)[6:]}' in report.kept[0].where
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        fuse_norms(model.to(torch.bfloat16).double(), strict=True)
+
+
+def test_refused_with_the_reason():
+    model = randomize(vit('PostNorm'), gamma='none')
+    with torch.no_grad():
+        model.backbone.layers[1].ln1.weight[3] = 0
+    with pytest.raises(NotFoldedError, match='the scale of backbone.layers.1.ln1 is 0 in some channel'):
+        fuse_norms(model, strict=True)
+    model = randomize(vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), gamma='none')
+    with pytest.raises(NotFoldedError, match='cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'):
+        fuse_norms(model, strict=True)
+    backbone = randomize(vit('PostNorm').backbone, gamma='none')
+    with pytest.raises(NotFoldedError, match='nothing in this model reads it'):
+        fuse_norms(backbone, strict=True)
+    model = randomize(vit('PostNorm', out_indices=[0, 1]), gamma='none')
+    with pytest.raises(NotFoldedError, match='is an output in its middle, too'):
+        fuse_norms(model, strict=True)
+
+
+@pytest.mark.parametrize('scheme', ['DeepNorm', 'BranchNorm', 'ReZero', 'LayerScale', 'ScaledResidual'])
+def test_a_folded_checkpoint_builds_its_own_structure(scheme):
+    cfg = ConfigDict(type='mmpretrain.ImageClassifier', backbone=vit_cfg(scheme), neck=None,
+                     head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=16))
+    model = randomize(prepared(MODELS.build(cfg)), gamma='none')
+    fuse_norms(model, strict=True)
+    names = [key.removesuffix('.folded') for key in model.state_dict() if key.endswith('.folded')]
+    loaded = MODELS.build(folded_config(cfg, names))
+    loaded.load_state_dict(model.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert_equal(outputs(loaded.eval(), images), outputs(model, images), 0)
+    assert norms(loaded) == []
+
+
+def test_the_structure_of_a_swin_with_padding_is_built_too():
+    cfg = ConfigDict(
+        type='mmpretrain.ImageClassifier', neck=dict(type='mmpretrain.GlobalAveragePooling'),
+        backbone=swin_backbone(residual_cfg=dict(type='PostNorm'), pad_small_map=True),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=5, in_channels=16))
+    model = randomize(MODELS.build(cfg), gamma='none')
+    fuse_norms(model, strict=True)
+    names = [key.removesuffix('.folded') for key in model.state_dict() if key.endswith('.folded')]
+    loaded = MODELS.build(folded_config(cfg, names))
+    loaded.load_state_dict(model.state_dict())
+    images = torch.randn(2, 3, 37, 51)
+    assert_equal(outputs(loaded.eval(), images), outputs(model, images), 0)
+
+
+def test_what_dlcl_mixes_stays():
+    kept = ['backbone.layers.0.residual1.mix_norm', 'backbone.layers.1.residual1.mix_norm',
+            'backbone.layers.1.residual2.mix_norm']
+    report = assert_folds(prepared(vit('DLCL')), (32, 32), count=5, kept=kept)
+    assert all('mixed into the streams of all later layers' in fold.where for fold in report.kept)
+
+
+@pytest.mark.parametrize('scheme', ['LayerScale', 'ReZero'])
+def test_a_factor_behind_a_shared_layer_stays(scheme):
+    model = prepared(vit(scheme))
+    layers = model.backbone.layers
+    layers[1].ffn.layers[1] = layers[0].ffn.layers[1]
+    layers[1].residual1.register_forward_hook(lambda *args: None)
+    randomize(model.double())
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = outputs(model, images)
+    fuse_norms(model)
+    assert_equal(outputs(model, images), before)
+    assert [isinstance(residual, FoldedResidual) for layer in layers for residual in (layer.residual1, layer.residual2)
+            ] == [True, False, False, False]
+
+
+def test_a_norm_that_stays_keeps_its_branch_weight():
+    model = randomize(prepared(vit('BranchNorm', norm_cfg=dict(type='LN'))))
+    state = copy.deepcopy(model.state_dict())
+    assert not fuse_norms(model).folded
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_folding_twice_changes_nothing():
+    model = randomize(prepared(vit('DeepNorm')), gamma='none')
+    fuse_norms(model, strict=True)
+    state = copy.deepcopy(model.state_dict())
+    assert not fuse_norms(model).folded
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

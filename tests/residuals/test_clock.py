@@ -1,0 +1,150 @@
+"""What BranchNorm grows by: optimizer updates, and nothing else."""
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmunorm.backbones import UNSwinTransformer
+from mmunorm.residuals import count_updates, growth
+
+from ..versions import CPUGradScaler
+from .models import IMAGES, vit
+
+LINEAR = dict(type='BranchNorm', warmup_iters=8)
+
+
+def count(model):
+    return int(model.update_clock.updates)
+
+
+def test_the_model_has_one_count():
+    names = [name for name in vit(LINEAR, 3).state_dict() if 'clock' in name]
+    assert names == ['update_clock.updates']
+    assert not [name for name in vit('DeepNorm', 3).state_dict() if 'clock' in name]
+
+
+@given(t=st.integers(0, 10**7), warmup_iters=st.integers(0, 10**6))
+def test_growth_is_that_of_its_formula(t, warmup_iters):
+    share = t / warmup_iters if t < warmup_iters else 1
+    expected = dict(
+        linear=share,
+        exponential=(math.exp(5 * share) - 1) / (math.exp(5) - 1),
+        sigmoid=0.5 + math.tanh(6 * share - 3) / (2 * math.tanh(3)))
+    for schedule, value in expected.items():
+        weight = growth(torch.tensor(t), warmup_iters, schedule)
+        assert weight.dtype == torch.float64 and weight.shape == ()
+        assert abs(weight.item() - value) < 1e-12
+        assert (weight == 1) == (t >= warmup_iters) or 1 - value < 1e-12
+        assert weight != 0 or value < 1e-12
+
+
+@pytest.mark.parametrize('schedule', ['linear', 'exponential', 'sigmoid'])
+def test_growth_only_grows_from_exactly_0_to_exactly_1(schedule):
+    weights = torch.stack([growth(torch.tensor(t), 100, schedule) for t in range(103)])
+    assert weights[0] == 0 and (weights[100:] == 1).all()
+    assert (weights[1:101] > weights[:100]).all()
+
+
+def test_counts_optimizer_steps_and_no_forward_passes():
+    model = vit(LINEAR, 2).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = count_updates(model, optimizer)
+    for step in range(3):
+        for _ in range(4):  # an accumulated gradient
+            model(torch.randn(IMAGES))[0].sum().backward()
+        model.eval()(torch.randn(IMAGES))
+        model.train()
+        assert count(model) == step
+        optimizer.step()
+        optimizer.zero_grad()
+    assert count(model) == 3
+    handle.remove()
+    optimizer.step()
+    assert count(model) == 3
+
+
+@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
+def test_activation_checkpointing_does_not_count():
+    model = UNSwinTransformer(
+        dict(embed_dims=8, depths=[2], num_heads=[2]), img_size=32, window_size=4, out_indices=(0, ), with_cp=True,
+        residual_cfg=LINEAR).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count_updates(model, optimizer)
+    for step in range(3):
+        assert count(model) == step
+        model(torch.randn(1, 3, 32, 32))[0].sum().backward()
+        optimizer.step()
+    assert count(model) == 3
+
+
+def test_a_step_that_the_gradient_scaler_skips_does_not_count():
+    model = vit(LINEAR, 1).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count_updates(model, optimizer)
+    scaler = CPUGradScaler(init_scale=2.)
+    for overflows, expected in ((False, 1), (True, 1), (False, 2)):
+        optimizer.zero_grad()
+        loss = model(torch.randn(IMAGES))[0].square().sum()
+        scaler.scale(loss * (float('inf') if overflows else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert count(model) == expected
+
+
+class Fused(torch.optim.SGD):
+    """Looks itself whether it has to skip a step, as torch's fused optimizers do on a GPU."""
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize('found, expected', [(torch.tensor(0.), 1), (torch.tensor([1.]), 0), (None, 1)])
+def test_a_fused_optimizer_says_itself_whether_it_skips(found, expected):
+    model = vit(LINEAR, 1)
+    optimizer = Fused(model.parameters(), lr=0.1)
+    count_updates(model, optimizer)
+    if found is not None:
+        optimizer.found_inf = found  # as the scaler sets it for the time of the step
+    optimizer.step()
+    assert count(model) == expected
+
+
+def test_goes_on_in_the_middle_of_the_ramp_as_without_a_break():
+    def run(model, optimizer, batches):
+        count_updates(model, optimizer)
+        for images in batches:
+            optimizer.zero_grad()
+            model(images)[0].square().sum().backward()
+            optimizer.step()
+
+    def new():
+        torch.manual_seed(0)
+        model = vit(LINEAR, 2).train()
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+    batches = list(torch.randn(12, *IMAGES))
+    whole, optimizer = new()
+    run(whole, optimizer, batches)
+    first, optimizer = new()
+    run(first, optimizer, batches[:5])
+    second, resumed = new()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert count(second) == 5
+    run(second, resumed, batches[5:])
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_training_that_nobody_counts_is_a_warning():
+    model = vit(LINEAR, 1).train()
+    with pytest.warns(UserWarning, match='count_updates'):
+        model(torch.randn(IMAGES))
+    count_updates(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model(torch.randn(IMAGES))
+        vit(LINEAR, 1).eval()(torch.randn(IMAGES))
