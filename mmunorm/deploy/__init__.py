@@ -1,0 +1,6 @@
+"""Shipping: a trained model as one file for ONNX Runtime or OpenVINO, and what runs that file."""
+from .export import Exported, Traced, describe_model, save, trace
+from .formats import FORMATS, find_format
+from .runner import Detections, Runner
+
+__all__ = ['FORMATS', 'Detections', 'Exported', 'Runner', 'Traced', 'describe_model', 'find_format', 'save', 'trace']
