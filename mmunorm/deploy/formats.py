@@ -31,8 +31,8 @@ class Format:
 
 
 FORMATS = {each.name: each for each in (
-    Format('onnx', '.onnx', ('CPU', 'GPU'), ('dynamic', ), ('onnx', 'onnxscript', 'onnxruntime')),
-    Format('openvino', '.xml', ('CPU', ), ('dynamic', 'half'), ('onnx', 'onnxscript', 'openvino')),
+    Format('onnx', '.onnx', ('CPU', 'GPU'), (), ('onnx', 'onnxscript', 'onnxruntime')),
+    Format('openvino', '.xml', ('CPU', ), ('half', ), ('onnx', 'onnxscript', 'openvino')),
 )}
 
 
@@ -79,4 +79,4 @@ def need(*packages: str) -> None:
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise PreflightError(f'{" and ".join(missing)} is missing: {EXTRA}')
+        raise PreflightError(f'missing: {", ".join(missing)}; get it with {EXTRA}')

@@ -12,7 +12,7 @@ from ..errors import PreflightError
 from .pictures import paste, prepare, resize
 
 KEY = 'mmunorm'  # of the metadata in the files
-_MISSING = "{} is missing: pip install -e '.[deploy]'"
+_MISSING = "missing: {}; get it with pip install -e '.[deploy]'"
 
 
 @dataclass
