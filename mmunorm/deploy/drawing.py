@@ -21,7 +21,7 @@ def draw_detections(picture: np.ndarray, found: Detections, classes: list[str]) 
     for index in reversed(range(len(found.scores))):
         label = int(found.labels[index])
         # Neighbours in the list of classes get hues that are far from each other.
-        hue = np.uint8([[[label * 67 % 180, 200, 255]]])
+        hue = np.uint8([[[label * 111 % 180, 200, 255]]])
         colour = cv2.cvtColor(hue, cv2.COLOR_HSV2BGR)[0, 0]
         if found.masks is not None:
             inside = found.masks[index]
