@@ -33,6 +33,12 @@ def in_a_folder(tmp_path, monkeypatch):
     tiny_runs.skip_config_formatting(monkeypatch)
 
 
+@pytest.fixture(scope='module')
+def classifier(tmp_path_factory):
+    """Config, weights and data folder of a small classifier that was never trained."""
+    return tiny_runs.untrained_classifier(tmp_path_factory.mktemp('classifier'))
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -103,12 +103,6 @@ def half_written(write):
 
 
 @pytest.fixture(scope='module')
-def classifier(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('classifier')
-    return tiny_runs.untrained_classifier(folder)
-
-
-@pytest.fixture(scope='module')
 def detector(tmp_path_factory):
     """The digits detector, its weights, and data of two small scenes."""
     folder = tmp_path_factory.mktemp('detector')
@@ -190,7 +184,7 @@ def test_pictures_tables_and_reports_on_a_full_disk(disk, tmp_path, capsys):
 def rows(first, count):
     steps = np.zeros(count, step_dtype(LAYERS))
     steps['step'] = np.arange(first, first + count)
-    return steps, np.zeros(3, np.float32)
+    return steps, np.zeros(3, np.float32), np.zeros(3, np.float32)
 
 
 def test_a_record_keeps_its_steps_on_a_full_disk(tmp_path, monkeypatch):

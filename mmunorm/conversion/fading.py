@@ -6,14 +6,13 @@ import re
 from collections.abc import MutableMapping
 
 import torch
-import torch.nn.functional as F
 from mmengine.dist import all_reduce
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..norms import MABN, UN, Norm, OfflineNorm, RepBN, TokenBN
 from ..norms.algorithm import Step
-from ..norms.kernels import statistics_dtype
+from ..norms.prep_bn import layer_norm
 from .statistics import NUM_SUMS, mean_and_square, nearest_affine, token_sums, valid_tokens
 
 # What a norm has beside the one that it becomes.
@@ -108,19 +107,14 @@ class FadingNorm(OfflineNorm):
         if self.has_faded:
             return super()._normalize(x, pad_mask)
         if not self.has_begun:
-            return self._layer_norm(x).to(x.dtype)
+            # DistributedDataParallel wants a gradient for every parameter.
+            rest = [value for name, value in self.named_parameters() if not name.startswith('ln_')]
+            bias = self.ln_bias + 0 * sum(rest) if self.training else self.ln_bias
+            return layer_norm(x, self.ln_weight, bias, self.ln_eps).to(x.dtype)
+        ln = layer_norm(x, self.ln_weight, self.ln_bias, self.ln_eps)
         share = (1 + torch.cos(math.pi * self.fade[0] / self.fade[1])) / 2
         y = super()._normalize(x, pad_mask)
-        return (share * self._layer_norm(x) + (1 - share) * y.to(statistics_dtype(x.dtype))).to(x.dtype)
-
-    def _layer_norm(self, x: Tensor) -> Tensor:
-        dtype = statistics_dtype(x.dtype)
-        bias = self.ln_bias
-        if self.training and not self.has_begun:
-            # DistributedDataParallel wants a gradient for every parameter.
-            bias = bias + 0 * sum(parameter for name, parameter in self.named_parameters()
-                                  if not name.startswith('ln_'))
-        return F.layer_norm(x.to(dtype), (self.num_features, ), self.ln_weight.to(dtype), bias.to(dtype), self.ln_eps)
+        return (share * ln + (1 - share) * y.to(ln.dtype)).to(x.dtype)
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         if self.has_faded:

@@ -95,11 +95,9 @@ class PRepBN(RepBN):
         return self._blend(x, super()._apply_step(step, x, valid, bias), step.t - 1)
 
     def _blend(self, x: Tensor, y: Tensor, steps_before: Tensor) -> Tensor:
-        dtype = statistics_dtype(x.dtype)
-        share = (1 - steps_before.to(dtype) / self.steps).clamp(min=0)
-        ln = F.layer_norm(
-            x.to(dtype), (self.num_features, ), self.ln_weight.to(dtype), self.ln_bias.to(dtype), self.eps)
-        return (share * ln + (1 - share) * y.to(dtype)).to(x.dtype)
+        ln = layer_norm(x, self.ln_weight, self.ln_bias, self.eps)
+        share = (1 - steps_before.to(ln.dtype) / self.steps).clamp(min=0)
+        return (share * ln + (1 - share) * y.to(ln.dtype)).to(x.dtype)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         for name in ('weight', 'bias'):
@@ -111,3 +109,9 @@ class PRepBN(RepBN):
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, steps={self.steps}'
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm of tokens `(..., C)`, in the dtype of the statistics."""
+    dtype = statistics_dtype(x.dtype)
+    return F.layer_norm(x.to(dtype), x.shape[-1:], weight.to(dtype), bias.to(dtype), eps)

@@ -242,6 +242,7 @@ def test_layer_norms_and_group_norms_stay():
 @pytest.mark.parametrize(
     'norm_cfg',
     [
+        dict(type='UN', centered=True, eta=0.0),
         dict(type='TokenBN'),
         dict(type='MABN'),
         dict(type='PN', layer_scale=False),

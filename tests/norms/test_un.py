@@ -140,18 +140,21 @@ def test_pad_mask_equals_reference():
 
 
 @pytest.mark.parametrize('masked', [False, True])
-def test_gradcheck_in_warmup(masked):
-    norm = random_affine(UN(4)).double()
+@pytest.mark.parametrize('kwargs', [dict(), dict(centered=True), dict(centered=True, eta=0.5)], ids=str)
+def test_gradcheck_in_warmup(masked, kwargs):
+    norm = random_affine(UN(4, **kwargs)).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     mask = (torch.arange(10).view(2, 5) % 3 == 0) if masked else None
 
-    def step(x, weight, bias):
+    names, parameters = zip(*norm.named_parameters(), strict=True)
+
+    def step(x, *values):
         # Finite differences ask for the same step many times.
         fresh = {name: buffer.clone() for name, buffer in norm.named_buffers()}
-        y = torch.func.functional_call(norm, dict(fresh, weight=weight, bias=bias), (x, mask))
+        y = torch.func.functional_call(norm, fresh | dict(zip(names, values, strict=True)), (x, mask))
         return y if mask is None else y[~mask]  # a loss does not look at padding
 
-    assert torch.autograd.gradcheck(step, (x, norm.weight, norm.bias))
+    assert torch.autograd.gradcheck(step, (x, *parameters))
 
 
 @pytest.mark.parametrize('shape', [(7, ), (3, 7), (2, 3, 7), (2, 3, 1, 7), (1, 1, 7)])

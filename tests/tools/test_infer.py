@@ -27,12 +27,6 @@ def error_of(capsys, *arguments):
 
 
 @pytest.fixture(scope='module')
-def classifier(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('classifier')
-    return tiny_runs.untrained_classifier(folder)
-
-
-@pytest.fixture(scope='module')
 def detector(tmp_path_factory):
     folder = tmp_path_factory.mktemp('detector')
     config, _ = tiny_runs.write_detector(folder)

@@ -1,6 +1,4 @@
 """Compiles every Triton kernel for two generations of GPU, which needs none; run by test_triton.py."""
-import itertools
-
 import triton
 from triton.compiler import compiler
 
@@ -35,13 +33,14 @@ def compile_with_triton_2(gpu, kernel, signature, constants):
 
 
 if __name__ == '__main__':
-    for gpu, half, flags, vector in itertools.product((80, 90), ('*fp16', '*bf16', '*fp32'), (None, FLAGS),
-                                                      (None, FLOAT)):
-        compile_for(gpu, kernels._second_moment, x=half, valid=flags, partial=FLOAT)
-        compile_for(gpu, kernels._product_sums, x=half, dy=half, mean=vector, valid=flags, partial=FLOAT)
-        compile_for(gpu, kernels._affine, x=half, scale=FLOAT, shift=FLOAT, y=half)
-        compile_for(gpu, kernels._input_gradient, x=half, dy=half, direct=FLOAT, slope=FLOAT, constant=vector,
-                    valid=flags, dx=half)
+    for gpu, dtype in ((80, '*fp16'), (90, '*bf16'), (90, '*fp32')):
+        compile_for(gpu, kernels._affine, x=dtype, scale=FLOAT, shift=FLOAT, y=dtype)
+        for flags in (None, FLAGS):
+            compile_for(gpu, kernels._second_moment, x=dtype, valid=flags, partial=FLOAT)
+            for vector in (None, FLOAT):
+                compile_for(gpu, kernels._product_sums, x=dtype, dy=dtype, mean=vector, valid=flags, partial=FLOAT)
+                compile_for(gpu, kernels._input_gradient, x=dtype, dy=dtype, direct=FLOAT, slope=FLOAT,
+                            constant=vector, valid=flags, dx=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, COUNT, FLAGS), (90, None, None)):
         blocks = dict(WINDOW=4, BLOCK_C=1024)
         compile_for(gpu, kernels._average_activation, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
