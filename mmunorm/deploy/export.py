@@ -129,6 +129,9 @@ def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -
         shape = [2, *shape[1:]]
         meta['shape'] = [None, *shape[1:]]
         open_shape = {0: torch.export.Dim('batch')}
+    if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
+        raise PreflightError('--dynamic sorts a fixed number of boxes a level: model.test_cfg.rpn.nms_pre must be a '
+                             f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
     if multiple:
         meta['divisor'] = math.lcm(meta['divisor'], multiple)
         height, width = (-(-side // meta['divisor']) * meta['divisor'] for side in shape[2:])
@@ -176,7 +179,7 @@ def onnx_program(graph: nn.Module, inputs: tuple[torch.Tensor, ...],
                                           prefer_deferred_runtime_asserts_over_guards=True)
             return torch.onnx.export(program, inputs, dynamo=True, verbose=False, input_names=names[0],
                                      output_names=names[1], custom_translation_table=tables)
-        except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
+        except (RuntimeError, ValueError) as error:  # of torch.export and torch.onnx
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise PreflightError(f'torch cannot export this model to ONNX: {reason}') from error
 
