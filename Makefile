@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/test.txt
+REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/deploy.txt requirements/test.txt
 OPENCV := requirements/opencv.txt
 JOBS ?= 2
 

@@ -1,11 +1,9 @@
-"""From a model to one file that a runtime loads without torch and without this package."""
+"""From a model to one graph, which :mod:`.saving` writes as a file for a runtime."""
 from __future__ import annotations
 
-import json
-import tempfile
+import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,30 +11,33 @@ from mmengine.config import Config
 from torch import nn
 
 from .. import __version__
+from ..config.checkpoints import read_checkpoint
+from ..config.models import load_model
 from ..errors import PreflightError, describe
-from ..files import whole_file
+from ..fusion import fuse_norms
 from ..norms.layers import norm_layers
-from .formats import Format
 from .graphs import DetectorGraph, graph_of
 from .pictures import resize, steps_of
-from .runner import KEY, Runner
-from .windows import with_static_windows
+from .windows import side_multiple, with_dynamic_windows, with_static_windows
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What :func:`save` has made.
+def folded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict, tuple]:
+    """The model of a config and a checkpoint, ready to be traced.
 
-    Attributes:
-        path: the file.
-        size: bytes on the disk.
-        norms: number of norms left in the model.
-        difference: the largest absolute difference to torch by kind of output, for one picture of noise.
+    Args:
+        cfg (Config): of a classifier or a detector.
+        checkpoint (str): its weights.
+        shape (tuple[int, int], optional): see :func:`describe_model`.
+
+    Returns:
+        The model, folded; what :func:`describe_model` gives; and the norms that stay, see :class:`FusionReport`.
+
+    Raises:
+        PreflightError: as :func:`load_model` and :func:`describe_model`.
     """
-    path: Path
-    size: int
-    norms: int
-    difference: dict[str, float]
+    model = load_model(cfg, checkpoint)
+    kept = fuse_norms(model).kept
+    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape), kept
 
 
 def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict,
@@ -102,7 +103,7 @@ class Traced:
     norms: int
 
 
-def trace(model: nn.Module, meta: dict, batch: int = 1) -> Traced:
+def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Traced:
     """Turns a model into one graph.
 
     The model is taken as it is: fold it first with :func:`mmunorm.fuse_norms`, or leave its norms in to compare.
@@ -111,81 +112,76 @@ def trace(model: nn.Module, meta: dict, batch: int = 1) -> Traced:
         model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
         meta (dict): what :func:`describe_model` gives.
         batch (int): pictures at once. Defaults to 1.
+        dynamic (bool): take any number of pictures, and of a Swin without a table of absolute positions also any
+            height and width that are multiples of its total stride. They are None in the `shape` of `Traced.meta`,
+            and its `divisor` has the multiple. Defaults to False.
 
     Raises:
         PreflightError: the model has a part that cannot be exported, or refuses pictures of this size.
     """
-    graph = with_static_windows(graph_of(model)).eval().requires_grad_(False)
+    graph = graph_of(model)
+    multiple = side_multiple(model.backbone) if dynamic else None
+    graph = (with_dynamic_windows if multiple else with_static_windows)(graph).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
-    inputs = sample_inputs(graph, meta['shape'])
+    shape, open_shape = meta['shape'], None
+    if dynamic:
+        # What the graph is traced with must not look like what never changes: one picture, or as high as wide.
+        shape = [2, *shape[1:]]
+        meta['shape'] = [None, *shape[1:]]
+        open_shape = {0: torch.export.Dim('batch')}
+    if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
+        raise PreflightError('--dynamic sorts a fixed number of boxes a level: model.test_cfg.rpn.nms_pre must be a '
+                             f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
+    if multiple:
+        meta['divisor'] = math.lcm(meta['divisor'], multiple)
+        height, width = (-(-side // meta['divisor']) * meta['divisor'] for side in shape[2:])
+        shape = [2, 3, height, width + meta['divisor']]
+        meta['shape'] = [None, 3, None, None]
+        for side, name in ((2, 'rows'), (3, 'columns')):
+            open_shape[side] = meta['divisor'] * torch.export.Dim(name)
+    inputs = sample_inputs(graph, shape)
     try:
         with torch.no_grad():
             expected = graph(*inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
-        height, width = meta['shape'][2:]
+        height, width = shape[2:]
         raise PreflightError(f'{meta["model"]} does not take pictures of {height} x {width}: {describe(error)}; name '
                              'another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
-    return Traced(onnx_program(graph, inputs), meta, inputs, expected, len(list(norm_layers(model))))
+    return Traced(onnx_program(graph, inputs, open_shape), meta, inputs, expected, len(list(norm_layers(model))))
 
 
-def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False) -> Exported:
-    """Writes a graph as a file for a runtime, runs it there and compares it with torch.
+def onnx_program(graph: nn.Module, inputs: tuple[torch.Tensor, ...],
+                 open_shape: dict | None = None) -> torch.onnx.ONNXProgram:
+    """A graph in the form of ONNX, in memory.
 
     Args:
-        traced (Traced): what :func:`trace` gives.
-        chosen (Format): what :func:`find_format` gives.
-        path: of the file, with the suffix of the format.
-        half (bool): weights in float16. Defaults to False.
-
-    Returns:
-        Exported: a report.
-    """
-    path = Path(path)
-    text = json.dumps(traced.meta)
-    if chosen.name == 'onnx':
-        traced.program.model.metadata_props[KEY] = text
-        with whole_file(path) as part:
-            traced.program.save(part, external_data=False)
-    else:
-        _save_openvino(traced.program, path, text, half)
-    got = Runner(path)(*(each.numpy() for each in traced.inputs))
-    size = sum(file.stat().st_size for file in {path, path.with_suffix('.bin')} if file.exists())
-    return Exported(path, size, traced.norms, differences(got, traced.expected))
-
-
-def onnx_program(graph: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.onnx.ONNXProgram:
-    """A graph in the form of ONNX, in memory.
+        graph (nn.Module): with `inputs` and `outputs`, their names.
+        inputs (tuple[Tensor]): a sample.
+        open_shape (dict, optional): torch's `Dim` by dimension of the first input for those that are not fixed; the
+            other inputs share the first dimension.
 
     Raises:
         PreflightError: torch cannot export it.
     """
-    tables = {}
+    tables, names, open_shapes = {}, (list(graph.inputs), list(graph.outputs)), None
+    if open_shape is not None:
+        open_shapes = (open_shape, *({0: open_shape[0]} for _ in inputs[1:]))
     if isinstance(graph, DetectorGraph):
         from .rcnn.nms import onnx_translations
         tables = onnx_translations()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of torch about its own functions
         try:
-            return torch.onnx.export(graph, inputs, dynamo=True, verbose=False, input_names=list(graph.inputs),
-                                     output_names=list(graph.outputs), custom_translation_table=tables)
-        except torch.onnx.errors.OnnxExporterError as error:
+            # Not by torch.onnx.export, inside which mmdet looks for parts that it no longer has.
+            program = torch.export.export(graph, inputs, dynamic_shapes=open_shapes, strict=False,
+                                          prefer_deferred_runtime_asserts_over_guards=True)
+            return torch.onnx.export(program, inputs, dynamo=True, verbose=False, input_names=names[0],
+                                     output_names=names[1], custom_translation_table=tables)
+        except (RuntimeError, ValueError) as error:  # of torch.export and torch.onnx
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise PreflightError(f'torch cannot export this model to ONNX: {reason}') from error
-
-
-def _save_openvino(program: torch.onnx.ONNXProgram, path: Path, text: str, half: bool) -> None:
-    import openvino
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        source = Path(folder, 'model.onnx')
-        program.save(source, external_data=False)
-        model = openvino.convert_model(source)
-        model.set_rt_info(text, [KEY])
-        openvino.save_model(model, Path(folder, path.name), compress_to_fp16=half)
-        # First the weights: without them, the other file is of no use.
-        for suffix in ('.bin', '.xml'):
-            Path(folder, path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
@@ -200,30 +196,3 @@ def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...
     sizes = torch.tensor([[height, width]] * batch).float()
     sizes[-1] = (sizes[-1] * 0.9).floor()
     return images, sizes
-
-
-def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest absolute difference by kind of output: `scores`; of a detector also `boxes` and `masks`.
-
-    A detection is compared with the nearest one of its class, because those of equal score have no order. Where
-    there is none, the difference is infinite.
-    """
-    if 'dets' not in expected:
-        return dict(scores=float(np.abs(got['scores'] - expected['scores']).max()))
-    largest = dict.fromkeys(('scores', 'boxes', *(['masks'] if 'masks' in expected else [])), 0.)
-
-    def note(kind, value):
-        largest[kind] = max(largest[kind], float(value))
-
-    for image, dets in enumerate(expected['dets']):
-        for index in np.flatnonzero(dets[:, 4] > 0):
-            same = (got['labels'][image] == expected['labels'][image, index]) & (got['dets'][image, :, 4] > 0)
-            if not same.any():
-                return dict.fromkeys(largest, float('inf'))
-            distance = np.abs(got['dets'][image] - dets[index])
-            nearest = np.where(same, distance.max(1), np.inf).argmin()
-            note('boxes', distance[nearest, :4].max())
-            note('scores', distance[nearest, 4])
-            if 'masks' in largest:
-                note('masks', np.abs(got['masks'][image, nearest] - expected['masks'][image, index]).max())
-    return largest

@@ -22,17 +22,22 @@ class Format:
         devices: where its runtime works.
         flags: options of the exporter that it allows.
         packages: what the export imports.
+        install: how to get them.
     """
     name: str
     suffix: str
     devices: tuple[str, ...]
     flags: tuple[str, ...]
     packages: tuple[str, ...]
+    install: str = EXTRA
 
 
 FORMATS = {each.name: each for each in (
-    Format('onnx', '.onnx', ('CPU', 'GPU'), (), ('onnx', 'onnxscript', 'onnxruntime')),
-    Format('openvino', '.xml', ('CPU', ), ('half', ), ('onnx', 'onnxscript', 'openvino')),
+    Format('onnx', '.onnx', ('CPU', 'GPU'), ('half', 'dynamic'), ('onnx', 'onnxscript', 'onnxruntime')),
+    Format('openvino', '.xml', ('CPU', ), ('half', 'dynamic'), ('onnx', 'onnxscript', 'openvino')),
+    # An engine with open shapes needs a range of them to be tuned for; nobody has asked for that.
+    Format('tensorrt', '.engine', ('GPU', ), ('half', ), ('onnx', 'onnxscript', 'onnxruntime', 'tensorrt'),
+           f'{EXTRA} tensorrt'),
 )}
 
 
@@ -47,14 +52,14 @@ def table() -> str:
 
 
 def find_format(name: str, flags: tuple[str, ...] = ()) -> Format:
-    """The format of a name, if it takes these flags and its packages are there.
+    """The format of a name, if it takes these flags and this machine can make it.
 
     Args:
         name (str): such as 'onnx'.
         flags (tuple[str]): options that are set, such as 'half'.
 
     Raises:
-        PreflightError: there is no such format, it lacks a flag, or a package is missing.
+        PreflightError: there is no such format, it lacks a flag, or a package or a GPU is missing.
     """
     if name not in FORMATS:
         near = difflib.get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.3)
@@ -65,13 +70,16 @@ def find_format(name: str, flags: tuple[str, ...] = ()) -> Format:
         if flag not in chosen.flags:
             others = [each.name for each in FORMATS.values() if flag in each.flags]
             raise PreflightError(f'--{flag} does not go with --format {name}; it does with {" and ".join(others)}.')
-    need(*chosen.packages)
+    if 'CPU' not in chosen.devices and not torch.cuda.is_available():
+        raise PreflightError(f'--format {name} needs an NVIDIA GPU, of the kind that will run the file, and torch sees '
+                             'none here. A file of --format onnx can be moved to such a machine.')
+    need(*chosen.packages, install=chosen.install)
     if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
         raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
     return chosen
 
 
-def need(*packages: str) -> None:
+def need(*packages: str, install: str = EXTRA) -> None:
     """Checks that packages are installed.
 
     Raises:
@@ -79,4 +87,4 @@ def need(*packages: str) -> None:
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise PreflightError(f'missing: {", ".join(missing)}; get it with {EXTRA}')
+        raise PreflightError(f'missing: {", ".join(missing)}; get it with {install}')

@@ -37,6 +37,7 @@ class Runner:
     Args:
         path: a `.onnx` file, which ONNX Runtime runs, or a `.xml` file of OpenVINO.
         threads (int, optional): CPU threads; the runtime's choice by default.
+        precision (str): 'f32', or 'bf16' for OpenVINO to compute in bfloat16. Defaults to 'f32'.
 
     Attributes:
         meta (dict): what the file says about itself.
@@ -45,19 +46,22 @@ class Runner:
 
     Raises:
         PreflightError: there is no such file, its runtime is not installed, or `tools/deploy/export.py` has not
-            made it.
+            made it; or this CPU does not compute in `precision`.
     """
 
-    def __init__(self, path: str | Path, threads: int | None = None):
+    def __init__(self, path: str | Path, threads: int | None = None, precision: str = 'f32'):
         path = Path(path)
         if path.suffix not in _SESSIONS:
             raise PreflightError(f'an exported model ends with {" or ".join(_SESSIONS)}, got {path}.')
         if not path.is_file():
             raise PreflightError(f'there is no exported model {path}.')
-        self._session = _SESSIONS[path.suffix](path, threads)
+        self._session = _SESSIONS[path.suffix](path, threads, precision)
         if not self._session.meta:
             raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
-        self.meta = json.loads(self._session.meta)
+        self._read(json.loads(self._session.meta))
+
+    def _read(self, meta: dict) -> None:
+        self.meta = meta
         self.classes = self.meta['classes']
         self.is_detector = self.meta['task'] == 'detector'
 
@@ -72,7 +76,11 @@ class Runner:
             dict[str, np.ndarray]: the file's outputs, with `N` as first dimension.
         """
         number = len(arrays[0])
-        batch = self.meta['shape'][0] or number  # a static file takes so many at once
+        batch, _, height, _ = self.meta['shape']
+        batch = batch or number  # a static file takes so many at once
+        if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
+            raise PreflightError(f'pictures must be as high and as wide as multiples of {self.meta["divisor"]}, got '
+                                 f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
         parts = []
         for start in range(0, number, batch):
             part = [array[start:start + batch].astype(np.float32) for array in arrays]
@@ -88,7 +96,10 @@ class Runner:
         if not self.meta['bgr']:
             picture = picture[..., ::-1]
         _, _, height, width = self.meta['shape']
-        if height and picture.shape[:2] != (height, width):
+        if not height:
+            divisor = self.meta['divisor']
+            height, width = (max(round(side / divisor), 1) * divisor for side in picture.shape[:2])
+        if picture.shape[:2] != (height, width):
             picture = resize(np.ascontiguousarray(picture), width, height)
         return self(picture.transpose(2, 0, 1)[None])['scores'][0]
 
@@ -147,7 +158,9 @@ class Runner:
 
 class _OnnxRuntime:
 
-    def __init__(self, path: Path, threads: int | None):
+    def __init__(self, path: Path, threads: int | None, precision: str):
+        if precision != 'f32':
+            raise PreflightError(f'ONNX Runtime computes in what the file says, and precision is {precision}.')
         if find_spec('onnxruntime') is None:
             raise PreflightError(_MISSING.format('onnxruntime'))
         import onnxruntime
@@ -164,7 +177,7 @@ class _OnnxRuntime:
 
 class _OpenVino:
 
-    def __init__(self, path: Path, threads: int | None):
+    def __init__(self, path: Path, threads: int | None, precision: str):
         if find_spec('openvino') is None:
             raise PreflightError(_MISSING.format('openvino'))
         import openvino
@@ -172,8 +185,10 @@ class _OpenVino:
         model = core.read_model(path)
         info = model.get_rt_info()
         self.meta = model.get_rt_info([KEY]).astype(str) if KEY in info else None
-        # What the file holds: on some CPUs OpenVINO would otherwise compute in bfloat16.
-        config = {'INFERENCE_PRECISION_HINT': 'f32'} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
+        if precision == 'bf16' and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
+            raise PreflightError('OpenVINO does not compute in bfloat16 on this CPU.')
+        # Without the hint, OpenVINO would choose bfloat16 by itself on some CPUs.
+        config = {'INFERENCE_PRECISION_HINT': precision} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
         self.compiled = core.compile_model(model, 'CPU', config)
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:

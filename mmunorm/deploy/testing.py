@@ -1,6 +1,8 @@
 """An exported model in place of a model of torch, for the metrics of a config."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from mmengine.structures import InstanceData
@@ -25,22 +27,31 @@ class ExportedModel:
         Raises:
             PreflightError: a picture does not fit into the file's input.
         """
-        pictures = [picture.numpy() for picture in batch['inputs']]
-        return (self._detect if self.runner.is_detector else self._classify)(pictures, batch['data_samples'])
+        outputs, samples = self.runner(*self.arrays(batch['inputs'])), batch['data_samples']
+        return (self._detect if self.runner.is_detector else self._classify)(outputs, samples)
 
-    def _classify(self, pictures: list[np.ndarray], samples: list) -> list:
+    def arrays(self, inputs: Sequence[torch.Tensor]) -> tuple[np.ndarray, ...]:
+        """What the file takes, of pictures `(3, h, w)` uint8 of a data loader.
+
+        Raises:
+            PreflightError: a picture does not fit into the file's input.
+        """
+        pictures = [picture.numpy() for picture in inputs]
+        if self.runner.is_detector:
+            return self.runner.canvas(pictures)
         expected = tuple(self.runner.meta['shape'][2:])
         for picture in pictures:
-            if picture.shape[1:] != expected:
+            if expected[0] and picture.shape[1:] != expected:
                 raise PreflightError(f'the config makes pictures of {picture.shape[1]} x {picture.shape[2]}, and the '
                                      f'file takes {expected[0]} x {expected[1]}: export with another --shape.')
-        scores = self.runner(np.stack(pictures))['scores']
+        return (np.stack(pictures), )
+
+    def _classify(self, outputs: dict[str, np.ndarray], samples: list) -> list:
+        scores = outputs['scores']
         return [sample.set_pred_score(torch.from_numpy(score)).set_pred_label(int(score.argmax()))
                 for sample, score in zip(samples, scores, strict=True)]
 
-    def _detect(self, pictures: list[np.ndarray], samples: list) -> list:
-        images, sizes = self.runner.canvas(pictures)
-        outputs = self.runner(images, sizes)
+    def _detect(self, outputs: dict[str, np.ndarray], samples: list) -> list:
         for index, sample in enumerate(samples):
             own = {name: array[index] for name, array in outputs.items()}
             found = self.runner.detections(own, sample.scale_factor, *sample.ori_shape)

@@ -11,8 +11,9 @@ GAINS = dict(neck=0.4, rpn_cls=0.7, rpn_reg=0.3, fc_reg=0.5)
 
 
 def rcnn(mask=True, backbone=None, rpn=None, rcnn_cfg=None, num_classes=3):
-    """Two levels of a Swin, five of an FPN, weights large enough for confident scores."""
-    backbone = backbone or models.swin_backbone(out_indices=(0, 1), pad_small_map=True)
+    """Two stages of a Swin, three levels of an FPN, weights large enough for confident scores."""
+    arch = dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])
+    backbone = backbone or models.swin_backbone(arch=arch, out_indices=(0, 1), pad_small_map=True)
     roi_layer = dict(type='RoIAlign', output_size=7, sampling_ratio=0)
     extractor = dict(type='SingleRoIExtractor', roi_layer=roi_layer, out_channels=8, featmap_strides=[4, 8],
                      finest_scale=14)

@@ -1,6 +1,7 @@
-"""Whole models in ONNX Runtime and OpenVINO beside torch."""
+"""Classifiers in ONNX Runtime and OpenVINO beside torch."""
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,21 +13,19 @@ from ..fusion import models
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
 from mmunorm.deploy import FORMATS, Runner, save, trace
 from mmunorm.deploy.graphs import graph_of
-
-from .detectors import rcnn
+from mmunorm.deploy.saving import store_as_half
+from mmunorm.deploy.tensorrt_engine import check_limits
 
 
 def meta_of(model, shape):
     detector = hasattr(model, 'roi_head')
     return dict(task='detector' if detector else 'classifier', model=type(model).__name__, classes=['a', 'b', 'c'],
                 steps=[], divisor=4, bgr=True, shape=[1, 3, *shape], mask_threshold=0.5)
-
-
-def made(model, path, shape, name, batch=1):
-    traced = trace(model, meta_of(model, shape), batch)
-    return save(traced, FORMATS[name], path.with_suffix(FORMATS[name].suffix))
 
 
 def classifier(make, fold=True):
@@ -40,80 +39,116 @@ def classifier(make, fold=True):
     return model
 
 
-@pytest.mark.parametrize('name, make, fold, shape', [
-    ('openvino', models.swin_classifier, True, (37, 45)),  # windows are padded
-    ('onnx', lambda: models.swin_classifier(dict(type='LN')), False, (32, 32)),
-    pytest.param('onnx', models.swin_classifier, False, (37, 45), marks=pytest.mark.slow),
-    pytest.param('openvino', models.swin_classifier, False, (37, 45), marks=pytest.mark.slow),
-    pytest.param('openvino', models.stock_swin_classifier, True, (37, 45), marks=pytest.mark.slow),
-    pytest.param('openvino', models.t2t_classifier, True, (32, 32), marks=pytest.mark.slow),
-    pytest.param('onnx', models.t2t_classifier, False, (32, 32), marks=pytest.mark.slow),
-    pytest.param('openvino', models.vit_classifier, True, (32, 32), marks=pytest.mark.slow),
-    pytest.param('onnx', models.deit_classifier, True, (32, 32), marks=pytest.mark.slow),
-])
-def test_classifiers(tmp_path, name, make, fold, shape):
-    model = classifier(make, fold)
-    report = made(model, tmp_path / 'm', shape, name, batch=2)
-    assert report.difference['scores'] < 2e-6
-    assert (report.norms == 0) == fold
-    assert report.size == sum(file.stat().st_size for file in tmp_path.iterdir()) > 10_000
-    # Other pictures, and a batch that the file's size does not divide.
-    runner = Runner(report.path)
-    images = torch.rand(3, 3, *shape) * 20 + 100
-    with torch.no_grad():
-        expected = graph_of(model)(images)
-    assert expected.std() > 0.01
-    torch.testing.assert_close(torch.from_numpy(runner(images.numpy())['scores']), expected, rtol=0, atol=2e-6)
-
-
-def test_norms_in_the_graph():
-    """LayerNorm is a node of its own; a norm that is folded is nothing."""
-    model = classifier(lambda: models.vit_classifier(dict(type='LN')), fold=False)
-    traced = trace(model, meta_of(model, (32, 32)))
-    nodes = [node.op_type for node in traced.program.model.graph]
-    assert nodes.count('LayerNormalization') == traced.norms == 5
+def swin(**kwargs):
+    """One block without a shift, one with, and a patch merging between them."""
+    return models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4]), **kwargs)
 
 
 @pytest.fixture(scope='module')
-def detector(tmp_path_factory):
-    """A folded Mask R-CNN and its files for two pictures at once."""
-    model = rcnn()
-    fuse_norms(model, strict=True)
-    traced = trace(model, meta_of(model, (72, 100)), 2)
-    folder = tmp_path_factory.mktemp('detector')
-    return traced, {name: save(traced, FORMATS[name], folder / f'm{FORMATS[name].suffix}')
-                    for name in ('onnx', 'openvino')}
+def plain():
+    """A folded Swin and its graph for two pictures of one size, which windows pad."""
+    model = classifier(swin)
+    return model, trace(model, meta_of(model, (37, 45)), 2)
+
+
+@pytest.fixture(scope='module')
+def open_swin():
+    """A folded Swin and its graph for pictures of any size."""
+    model = classifier(swin)
+    return model, trace(model, meta_of(model, (32, 32)), dynamic=True)
+
+
+def assert_runs(model, path, number, size):
+    """The runtime gives what torch gives, for other pictures than the exporter compares."""
+    images = torch.rand(number, 3, *size) * 20 + 100
+    with torch.no_grad():
+        expected = graph_of(model)(images)
+    assert expected.std() > 0.01
+    got = torch.from_numpy(Runner(path)(images.numpy())['scores'])
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', ['onnx', 'openvino'])
+def test_a_swin(plain, tmp_path, name):
+    model, traced = plain
+    report = save(traced, FORMATS[name], tmp_path / f'm{FORMATS[name].suffix}')
+    assert report.norms == 0 and report.difference['scores'] < 2e-6
+    assert report.size == sum(file.stat().st_size for file in tmp_path.iterdir()) > 10_000
+    assert_runs(model, report.path, 3, (37, 45))  # a batch that the file's size does not divide
+    check_limits(traced.program.model)
+
+
+@pytest.mark.parametrize('name, make, fold', [
+    ('onnx', lambda: models.vit_classifier(dict(type='LN')), False),
+    pytest.param('openvino', models.t2t_classifier, True, marks=pytest.mark.slow),
+    pytest.param('onnx', models.deit_classifier, True, marks=pytest.mark.slow),
+])
+def test_other_classifiers(tmp_path, name, make, fold):
+    model = classifier(make, fold)
+    traced = trace(model, meta_of(model, (32, 32)), 2)
+    report = save(traced, FORMATS[name], tmp_path / f'm{FORMATS[name].suffix}')
+    assert report.difference['scores'] < 2e-6
+    # LayerNorm is a node of its own; a norm that is folded is nothing.
+    nodes = [node.op_type for node in traced.program.model.graph]
+    assert nodes.count('LayerNormalization') == report.norms == (0 if fold else 5)
+    assert_runs(model, report.path, 3, (32, 32))
+    check_limits(traced.program.model)
+
+
+@pytest.mark.parametrize('name', ['onnx', 'openvino'])
+def test_weights_in_float16(tmp_path, plain, name):
+    """As float16 in the file, and computed with in float32."""
+    full = save(plain[1], FORMATS[name], tmp_path / f'full{FORMATS[name].suffix}')
+    half = save(plain[1], FORMATS[name], tmp_path / f'half{FORMATS[name].suffix}', half=True)
+    assert half.size < full.size
+    assert full.difference['scores'] < half.difference['scores'] < 5e-3
+
+
+def test_what_float16_cannot_hold_stays(tmp_path):
+    big, small, vector = (numpy_helper.from_array(np.full(shape, value, np.float32), name)
+                          for name, shape, value in (('a', (2, 2), 7e4), ('b', (2, 2), 0.1), ('c', (2, ), 1.)))
+    graph = helper.make_graph([helper.make_node('Sum', ['a', 'b', 'c'], ['y'])], 'g', [],
+                              [helper.make_tensor_value_info('y', TensorProto.FLOAT, [2, 2])], [big, small, vector])
+    store_as_half(graph)
+    kinds = {each.name: each.data_type for each in graph.initializer}
+    assert kinds == {'a': TensorProto.FLOAT, 'b_half': TensorProto.FLOAT16, 'c': TensorProto.FLOAT}
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=8)
+    out, = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {})
+    assert out[0, 0] == np.float32(7e4) + np.float32(np.float16(0.1)) + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['onnx', 'openvino'])
-def test_detector(detector, name):
-    traced, reports = detector
-    report = reports[name]
-    assert report.norms == 0
-    assert not any('Normalization' in node.op_type for node in traced.program.model.graph)
-    assert report.difference['boxes'] < 1e-2 and report.difference['scores'] < 1e-5
-    assert report.difference['masks'] < 1e-3
-    runner = Runner(report.path)
-    assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
-    images, sizes = torch.rand(3, 3, 72, 100) * 255, torch.tensor([[72., 100.], [50., 31.], [0., 0.]])
-    out = runner(images.numpy(), sizes.numpy())
-    assert out['dets'].shape == (3, 20, 5) and out['labels'].shape == (3, 20)
-    assert out['masks'].shape == (3, 20, 8, 8)
-    assert (out['dets'][:2, :, 4] > 0).any(1).all()
-    assert out['dets'][1, :, 2].max() <= 31 and out['dets'][1, :, 3].max() <= 50
-    # Without pixels there is no proposal, and no detection.
-    assert all((array[2] == 0).all() for array in out.values())
-    found = runner.detect(images[0].permute(1, 2, 0).numpy().astype('uint8')[:40])
-    assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
+def test_a_swin_for_any_number_and_size(tmp_path, open_swin, name):
+    model, traced = open_swin
+    assert traced.meta['shape'] == [None, 3, None, None] and traced.meta['divisor'] == 8
+    path = save(traced, FORMATS[name], tmp_path / f'm{FORMATS[name].suffix}').path
+    # Of the last stage's maps, the first is one window, the second is padded, and the third is neither.
+    for number, size in ((1, (32, 32)), (3, (40, 72)), (2, (64, 96))):
+        assert_runs(model, path, number, size)
+    runner = Runner(path)
+    with pytest.raises(PreflightError, match='multiples of 8, got 32 x 30'):
+        runner(np.zeros((1, 3, 32, 30), np.float32))
+    assert runner.classify(np.full((45, 61, 3), 99, np.uint8)).shape == (5, )
 
 
-def test_what_cannot_be_exported(tmp_path):
+def test_a_vit_for_any_number(tmp_path):
+    """With its norms, and of a fixed size."""
+    model = classifier(models.vit_classifier, fold=False)
+    traced = trace(model, meta_of(model, (32, 32)), dynamic=True)
+    assert traced.meta['shape'] == [None, 3, 32, 32]
+    report = save(traced, FORMATS['onnx'], tmp_path / 'm.onnx')
+    assert report.norms == 5
+    for number in (1, 3):
+        assert_runs(model, report.path, number, (32, 32))
+
+
+def test_what_cannot_be_exported():
     with pytest.raises(PreflightError, match='RetinaNet cannot be exported'):
         graph_of(models.detector())
-    model = classifier(models.swin_classifier)
+    model = classifier(swin)
     with pytest.raises(PreflightError, match='pad_small_map.*--shape'):
-        made(model, tmp_path / 'm', (20, 20), 'onnx')
+        trace(model, meta_of(model, (20, 20)))
     other = copy.deepcopy(model)
     other.head.__class__ = type('OwnHead', (type(other.head), ), dict(_get_predictions=None))
     with pytest.raises(PreflightError, match='OwnHead'):

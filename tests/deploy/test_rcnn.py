@@ -68,6 +68,37 @@ def test_proposals(maps, rpn):
         assert torch.cdist(own[valid], expected.bboxes, p=torch.inf).min(0).values.max() < 1e-4
 
 
+@pytest.mark.slow
+def test_proposals_of_maps_of_any_size():
+    """Exported with open shapes; some levels have fewer boxes than the top-k takes."""
+    class Proposals(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = rcnn().rpn_head
+
+        def forward(self, a, b, c, sizes):
+            return rewritten.propose(self.head, (a, b, c), sizes)
+
+    def inputs(height, width):
+        maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]
+        return *maps, torch.tensor([[height * 16., width * 16.], [height * 14., width * 15.]])
+
+    height, width = torch.export.Dim('height'), torch.export.Dim('width')
+    model = Proposals().eval()
+    program = torch.export.export(
+        model, inputs(4, 7), strict=False, prefer_deferred_runtime_asserts_over_guards=True,
+        dynamic_shapes=(*({2: s * height, 3: s * width} for s in (4, 2, 1)), None)).module()
+    for size in ((4, 7), (5, 3)):
+        given = inputs(*size)
+        with torch.no_grad():
+            own, found = program(*given)
+            expected, expected_found = model(*given)
+        assert own.shape == (2, 60, 4) and found.sum() == expected_found.sum() > 40
+        for boxes, valid, all_expected, is_expected in zip(own, found, expected, expected_found, strict=True):
+            distance = torch.cdist(boxes[valid], all_expected[is_expected], p=torch.inf)
+            assert distance.min(0).values.max() < 1e-4
+
+
 def test_pooled_features(detector, maps):
     extractor = detector.roi_head.bbox_roi_extractor
     boxes = boxes_of(30)

@@ -1,24 +1,16 @@
 """Exports a trained model, its norms folded, to one file that a runtime loads."""
 import argparse
 import time
+from itertools import groupby
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, warn
-from mmunorm.config.checkpoints import read_checkpoint
-from mmunorm.config.models import load_model
-from mmunorm.deploy.export import describe_model, save, trace
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive, warn
+from mmunorm.deploy.export import folded_model, trace
 from mmunorm.deploy.formats import find_format, table
-from mmunorm.fusion import fuse_norms
-
-
-def positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, got {value}')
-    return value
+from mmunorm.deploy.saving import save
 
 
 def parse_args(argv=None):
@@ -28,34 +20,45 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--format', required=True, help='what to make; see the table below')
     parser.add_argument('--half', action='store_true', help='weights in float16')
-    parser.add_argument('--batch', type=positive, default=1, help='pictures at once (default: 1)')
+    parser.add_argument('--dynamic', action='store_true',
+                        help='take any number of pictures; with a Swin, also of any size')
+    parser.add_argument('--batch', type=positive, help='pictures at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: what the test pipeline makes; for a detector a '
                         'square, for pictures that lie and pictures that stand)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format)')
     add_config_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.dynamic and args.batch:
+        parser.error('--batch does not go with --dynamic: the file takes any number of pictures')
+    return args
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
-    chosen = find_format(args.format, tuple(flag for flag in ('half', ) if getattr(args, flag)))
+    chosen = find_format(args.format, tuple(flag for flag in ('half', 'dynamic') if getattr(args, flag)))
     cfg = load_config(args.config, args.cfg_options, args.norm)
     out = Path(args.out or args.checkpoint).with_suffix(chosen.suffix)
     out_folder(out.parent)
-    model = load_model(cfg, args.checkpoint)
-    report = fuse_norms(model)
-    for fold in report.kept:
-        warn(f'{fold.norm} ({fold.kind}) stays: {fold.where}')
-    checkpoint_meta = read_checkpoint(args.checkpoint).get('meta', {})
-    meta = describe_model(model, cfg, checkpoint_meta, args.shape)
+    model, meta, kept = folded_model(cfg, args.checkpoint, args.shape)
+    for reason, names in groupby(kept, lambda fold: f'({fold.kind}): {fold.where}'):
+        names = [fold.norm for fold in names]
+        warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
     start = time.perf_counter()
-    made = save(trace(model, meta, args.batch), chosen, out, args.half)
+    traced = trace(model, meta, args.batch or 1, args.dynamic)
+    made = save(traced, chosen, out, args.half)
     print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
+    batch, _, height, width = traced.meta['shape']
+    size = f'{height} x {width} pixels' if height else f'any size in steps of {traced.meta["divisor"]} pixels'
+    number = 'any number of pictures' if batch is None else f'{batch} picture' + 's' * (batch > 1)
+    print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')
-    print('largest difference to torch: ' + ', '.join(f'{kind} {value:.2g}' for kind, value in made.difference.items()))
-    print(f'use it: python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR')
+    print('largest difference to torch: ' + (
+        ', '.join(f'{kind} {value:.2g}' for kind, value in made.difference.items()) or
+        'unknown, because no object is found in noise; compare the metrics'))
+    print('use it: ' + (f'python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR'
+                        if chosen.name != 'tensorrt' else f'trtexec --loadEngine={made.path}'))
     return made
 
 

@@ -6,6 +6,7 @@ stays here with a score of 0.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder, onnx_delta2bbox
 from torch import Tensor, nn
 from torchvision.ops import roi_align
@@ -84,7 +85,11 @@ def propose(rpn_head: nn.Module, features: tuple[Tensor, ...], sizes: Tensor) ->
     for score, delta, prior in zip(scores, deltas, priors, strict=True):
         score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
         delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
-        if 0 < cfg.nms_pre < score.shape[1]:
+        is_open = not isinstance(score.shape[1], int)  # known only when the graph runs
+        if is_open:  # there may be fewer; boxes of score 0 are none
+            score = F.pad(score, (0, cfg.nms_pre))
+            delta, prior = (F.pad(boxes, (0, 0, 0, cfg.nms_pre)) for boxes in (delta, prior))
+        if is_open or 0 < cfg.nms_pre < score.shape[1]:
             score, best = score.topk(cfg.nms_pre)
             delta, prior = _pick(delta, best), prior[best]
         else:

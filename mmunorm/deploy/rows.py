@@ -1,0 +1,119 @@
+"""What a benchmark of formats compares: a model in torch and in each runtime, all behind the same :class:`Runner`."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..benchmark.measure import size_in_memory, weights_of
+from ..errors import PreflightError, one_line
+from .export import Traced, trace
+from .formats import FORMATS
+from .graphs import graph_of
+from .runner import Runner
+from .saving import file_size, save
+from .windows import with_static_windows
+
+
+class TorchRunner(Runner):
+    """A model of torch as the runner of an exported file.
+
+    Args:
+        graph (nn.Module): what :func:`graph_of` gives.
+        meta (dict): `Traced.meta` of the same model.
+    """
+
+    def __init__(self, graph: nn.Module, meta: dict):
+        self._session = _Torch(graph)
+        self._read(meta)
+
+
+class _Torch:
+
+    def __init__(self, graph: nn.Module):
+        self.graph = graph
+
+    @torch.no_grad()
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        out = self.graph(*map(torch.from_numpy, arrays))
+        return [each.numpy() for each in (out if isinstance(out, tuple) else (out, ))]
+
+
+class Subject:
+    """One model of a benchmark, in all its forms.
+
+    Args:
+        name (str): of its rows.
+        model (nn.Module): in eval mode, on the CPU, folded or not.
+        meta (dict): what :func:`describe_model` gives.
+        batch (int): pictures at once.
+        folder (Path): for its files.
+        threads (int): of the CPU.
+    """
+
+    def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int):
+        self.name, self.model, self.folder, self.threads = name, model, folder, threads
+        self.traced: Traced = trace(model, meta, batch)
+        self._files = {}
+
+    def file(self, name: str) -> Path:
+        """The model in the format of this name; written when it is asked for the first time."""
+        if name not in self._files:
+            chosen = FORMATS[name]
+            self._files[name] = save(self.traced, chosen, self.folder / f'model{chosen.suffix}')
+        return self._files[name].path
+
+    def eager(self) -> Runner:
+        """In torch, with the model's own layers."""
+        return TorchRunner(graph_of(self.model), self.traced.meta)
+
+    def compiled(self) -> Runner:
+        """In torch, compiled.
+
+        Raises:
+            PreflightError: torch cannot compile it, for example because there is no compiler for C++.
+        """
+        graph = torch.compile(with_static_windows(graph_of(self.model)).eval())
+        try:
+            with torch.no_grad():
+                graph(*self.traced.inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise PreflightError(f'torch.compile: {one_line(error)}') from error
+        return TorchRunner(graph, self.traced.meta)
+
+    def weights(self) -> int:
+        """Bytes of its parameters and buffers in torch."""
+        return size_in_memory(weights_of(self.model))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One form of a model.
+
+    Attributes:
+        label: for the reader.
+        make: gives its runner and the bytes that it takes on the disk, or in memory if it is no file.
+    """
+    label: str
+    make: Callable[[Subject], tuple[Runner, int]]
+
+
+def _of_file(name: str, precision: str = 'f32') -> Callable[[Subject], tuple[Runner, int]]:
+    def make(subject: Subject) -> tuple[Runner, int]:
+        path = subject.file(name)
+        return Runner(path, subject.threads, precision), file_size(path)
+    return make
+
+
+# By what `--formats` of tools/deploy/benchmark.py takes.
+ROWS = {
+    'torch': Row('torch eager', lambda subject: (subject.eager(), subject.weights())),
+    'compiled': Row('torch compiled', lambda subject: (subject.compiled(), subject.weights())),
+    'onnx': Row('ONNX Runtime', _of_file('onnx')),
+    'openvino': Row('OpenVINO', _of_file('openvino')),
+    'openvino-bf16': Row('OpenVINO bfloat16', _of_file('openvino', 'bf16')),
+}
