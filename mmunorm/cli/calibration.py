@@ -48,6 +48,11 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     return batches
 
 
+def training_pictures(cfg: Config, number: int) -> list[Tensor]:
+    """At most so many training pictures, uint8 `(3, h, w)`, without augmentation."""
+    return [picture for batch in training_batches(cfg, number) for picture in batch['inputs']][:number]
+
+
 def test_pictures(cfg: Config, number: int) -> list[Tensor]:
     """The first so many test pictures, uint8 `(3, h, w)`; again from the first one if there are too few."""
     pictures = []

@@ -14,30 +14,25 @@ from .. import __version__
 from ..config.checkpoints import read_checkpoint
 from ..config.models import load_model
 from ..errors import PreflightError, describe
-from ..fusion import fuse_norms
 from ..norms.layers import norm_layers
 from .graphs import DetectorGraph, graph_of
 from .pictures import resize, steps_of
 from .windows import side_multiple, with_dynamic_windows, with_static_windows
 
 
-def folded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict, tuple]:
-    """The model of a config and a checkpoint, ready to be traced.
+def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
+    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` gives.
 
     Args:
         cfg (Config): of a classifier or a detector.
         checkpoint (str): its weights.
         shape (tuple[int, int], optional): see :func:`describe_model`.
 
-    Returns:
-        The model, folded; what :func:`describe_model` gives; and the norms that stay, see :class:`FusionReport`.
-
     Raises:
         PreflightError: as :func:`load_model` and :func:`describe_model`.
     """
     model = load_model(cfg, checkpoint)
-    kept = fuse_norms(model).kept
-    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape), kept
+    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape)
 
 
 def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict,

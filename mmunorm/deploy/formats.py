@@ -23,6 +23,7 @@ class Format:
         flags: options of the exporter that it allows.
         packages: what the export imports.
         install: how to get them.
+        int8_packages: what it imports besides for INT8.
     """
     name: str
     suffix: str
@@ -30,13 +31,15 @@ class Format:
     flags: tuple[str, ...]
     packages: tuple[str, ...]
     install: str = EXTRA
+    int8_packages: tuple[str, ...] = ()
 
 
 FORMATS = {each.name: each for each in (
-    Format('onnx', '.onnx', ('CPU', 'GPU'), ('half', 'dynamic'), ('onnx', 'onnxscript', 'onnxruntime')),
-    Format('openvino', '.xml', ('CPU', ), ('half', 'dynamic'), ('onnx', 'onnxscript', 'openvino')),
+    Format('onnx', '.onnx', ('CPU', 'GPU'), ('half', 'int8', 'dynamic'), ('onnx', 'onnxscript', 'onnxruntime')),
+    Format('openvino', '.xml', ('CPU', ), ('half', 'int8', 'dynamic'), ('onnx', 'onnxscript', 'openvino'),
+           int8_packages=('nncf', )),
     # An engine with open shapes needs a range of them to be tuned for; nobody has asked for that.
-    Format('tensorrt', '.engine', ('GPU', ), ('half', ), ('onnx', 'onnxscript', 'onnxruntime', 'tensorrt'),
+    Format('tensorrt', '.engine', ('GPU', ), ('half', 'int8'), ('onnx', 'onnxscript', 'onnxruntime', 'tensorrt'),
            f'{EXTRA} tensorrt'),
 )}
 
@@ -73,7 +76,7 @@ def find_format(name: str, flags: tuple[str, ...] = ()) -> Format:
     if 'CPU' not in chosen.devices and not torch.cuda.is_available():
         raise PreflightError(f'--format {name} needs an NVIDIA GPU, of the kind that will run the file, and torch sees '
                              'none here. A file of --format onnx can be moved to such a machine.')
-    need(*chosen.packages, install=chosen.install)
+    need(*chosen.packages, *(chosen.int8_packages if 'int8' in flags else ()), install=chosen.install)
     if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
         raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
     return chosen

@@ -1,8 +1,10 @@
 """What a benchmark of formats compares: a model in torch and in each runtime, all behind the same :class:`Runner`."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,14 @@ from torch import nn
 
 from ..benchmark.measure import size_in_memory, weights_of
 from ..errors import PreflightError, one_line
+from ..fusion import fuse_norms
 from .export import Traced, trace
-from .formats import FORMATS
+from .formats import find_format
 from .graphs import graph_of
+from .int8 import Samples, apply_forms, choose_forms
 from .runner import Runner
 from .saving import file_size, save
+from .testing import ExportedModel
 from .windows import with_static_windows
 
 
@@ -48,24 +53,53 @@ class Subject:
 
     Args:
         name (str): of its rows.
-        model (nn.Module): in eval mode, on the CPU, folded or not.
+        model (nn.Module): with its norms, in eval mode, on the CPU.
         meta (dict): what :func:`describe_model` gives.
         batch (int): pictures at once.
         folder (Path): for its files.
         threads (int): of the CPU.
+        pictures (Sequence[Tensor]): uint8 `(3, h, w)` training pictures, for INT8. Defaults to none.
+
+    Attributes:
+        model (nn.Module): folded.
+        traced (Traced): the folded model.
     """
 
-    def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int):
-        self.name, self.model, self.folder, self.threads = name, model, folder, threads
-        self.traced: Traced = trace(model, meta, batch)
+    def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
+                 pictures: Sequence[torch.Tensor] = ()):
+        self.name, self.folder, self.threads = name, folder, threads
+        self._model, self._meta, self._batch, self._pictures = model, meta, batch, pictures
+        self.model = copy.deepcopy(model)
+        fuse_norms(self.model)
+        self.traced = trace(self.model, meta, batch)
         self._files = {}
 
-    def file(self, name: str) -> Path:
-        """The model in the format of this name; written when it is asked for the first time."""
-        if name not in self._files:
-            chosen = FORMATS[name]
-            self._files[name] = save(self.traced, chosen, self.folder / f'model{chosen.suffix}')
-        return self._files[name].path
+    def file(self, name: str, form: str = 'float') -> Path:
+        """The model in the format of this name; written when it is asked for the first time.
+
+        Args:
+            name (str): of the format.
+            form (str): 'float'; 'int8', with the better form of each norm; or 'int8-folded'. Defaults to 'float'.
+
+        Raises:
+            PreflightError: a form of INT8 is asked for, and a package for it is missing, or there are no pictures.
+        """
+        if (name, form) not in self._files:
+            chosen = find_format(name, ('int8', ) if form != 'float' else ())
+            traced = self._with_chosen_norms if form == 'int8' else self.traced
+            self._files[name, form] = save(traced, chosen, self.folder / f'{form}{chosen.suffix}',
+                                           samples=None if form == 'float' else self._samples)
+        return self._files[name, form].path
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples(self._pictures, ExportedModel(self.eager()).arrays, self._batch)
+
+    @cached_property
+    def _with_chosen_norms(self) -> Traced:
+        model = copy.deepcopy(self._model)
+        apply_forms(model, choose_forms(model, self._samples, progress=True))
+        return trace(model, self._meta, self._batch)
 
     def eager(self) -> Runner:
         """In torch, with the model's own layers."""
@@ -102,9 +136,9 @@ class Row:
     make: Callable[[Subject], tuple[Runner, int]]
 
 
-def _of_file(name: str, precision: str = 'f32') -> Callable[[Subject], tuple[Runner, int]]:
+def _of_file(name: str, form: str = 'float', precision: str = 'f32') -> Callable[[Subject], tuple[Runner, int]]:
     def make(subject: Subject) -> tuple[Runner, int]:
-        path = subject.file(name)
+        path = subject.file(name, form)
         return Runner(path, subject.threads, precision), file_size(path)
     return make
 
@@ -115,5 +149,8 @@ ROWS = {
     'compiled': Row('torch compiled', lambda subject: (subject.compiled(), subject.weights())),
     'onnx': Row('ONNX Runtime', _of_file('onnx')),
     'openvino': Row('OpenVINO', _of_file('openvino')),
-    'openvino-bf16': Row('OpenVINO bfloat16', _of_file('openvino', 'bf16')),
+    'openvino-bf16': Row('OpenVINO bfloat16', _of_file('openvino', precision='bf16')),
+    'onnx-int8': Row('ONNX Runtime INT8', _of_file('onnx', 'int8')),
+    'openvino-int8': Row('OpenVINO INT8', _of_file('openvino', 'int8')),
+    'openvino-int8-folded': Row('OpenVINO INT8, all norms folded', _of_file('openvino', 'int8-folded')),
 }

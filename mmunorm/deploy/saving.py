@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,8 @@ class Exported:
     difference: dict[str, float]
 
 
-def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False) -> Exported:
+def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False,
+         samples: Sequence[tuple[np.ndarray, ...]] | None = None) -> Exported:
     """Writes a graph as a file for a runtime, runs it there and compares it with torch.
 
     An engine of TensorRT cannot be run here; the ONNX file that it is made of stays beside it, and is compared.
@@ -43,6 +45,8 @@ def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False) -
         chosen (Format): what :func:`find_format` gives.
         path: of the file, with the suffix of the format.
         half (bool): weights in float16; TensorRT also computes in it. Defaults to False.
+        samples (Sequence[tuple[np.ndarray, ...]], optional): batches of the graph's inputs; with them, the linear
+            layers and convolutions become INT8. Defaults to None.
 
     Returns:
         Exported: a report.
@@ -52,14 +56,15 @@ def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False) -
     """
     path = Path(path)
     if chosen.name == 'openvino':
-        _save_openvino(traced, path, half)
+        _save_openvino(traced, path, half, samples)
         runnable = path
     else:
         runnable = path.with_suffix('.onnx')
         if chosen.name == 'tensorrt':
             from .tensorrt_engine import build_engine, check_limits
             check_limits(traced.program.model)
-        _save_onnx(traced, runnable, half and chosen.name == 'onnx')
+        is_engine = chosen.name == 'tensorrt'
+        _save_onnx(traced, runnable, half and not is_engine, samples, symmetric=is_engine)
         if chosen.name == 'tensorrt':
             with whole_file(path) as part:
                 part.write_bytes(build_engine(runnable, half))
@@ -72,10 +77,14 @@ def file_size(path: Path) -> int:
     return sum(file.stat().st_size for file in {path, path.with_suffix('.bin')} if file.exists())
 
 
-def _save_onnx(traced: Traced, path: Path, half: bool) -> None:
+def _save_onnx(traced: Traced, path: Path, half: bool, samples: Sequence | None, symmetric: bool) -> None:
     traced.program.model.metadata_props[KEY] = json.dumps(traced.meta)
     with whole_file(path) as part:
         traced.program.save(part, external_data=False)
+        if samples is not None:
+            from .int8.onnx import quantize
+            names = [each.name for each in traced.program.model.graph.inputs]
+            quantize(part, part, (dict(zip(names, arrays, strict=True)) for arrays in samples), symmetric)
         if half:
             import onnx
             model = onnx.load(part)
@@ -104,12 +113,15 @@ def store_as_half(graph) -> None:
         graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
 
 
-def _save_openvino(traced: Traced, path: Path, half: bool) -> None:
+def _save_openvino(traced: Traced, path: Path, half: bool, samples: Sequence | None) -> None:
     import openvino
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source = Path(folder, 'model.onnx')
         traced.program.save(source, external_data=False)
         model = openvino.convert_model(source)
+        if samples is not None:
+            from .int8.openvino import quantize
+            model = quantize(model, samples)
         model.set_rt_info(json.dumps(traced.meta), [KEY])
         openvino.save_model(model, Path(folder, path.name), compress_to_fp16=half)
         # First the weights: without them, the other file is of no use.

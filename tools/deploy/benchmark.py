@@ -16,10 +16,10 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.calibration import test_metrics, test_pictures
+from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.benchmark import markdown, run_benchmark, write_results
-from mmunorm.deploy.export import folded_model
+from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import need
 from mmunorm.deploy.rows import ROWS, Subject
 from mmunorm.deploy.testing import ExportedModel
@@ -36,6 +36,8 @@ def parse_args(argv=None):
     parser.add_argument('--batch', type=positive, default=1, help='pictures at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
+    parser.add_argument('--num-samples', type=positive, default=300,
+                        help='training pictures that the ranges of INT8 are taken from (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
@@ -54,8 +56,9 @@ def main(argv=None):
     cfgs = [load_config(config, args.cfg_options) for config, _ in pairs[:-1]]
     cfgs.append(load_config(args.config, args.cfg_options, args.norm))
     out = out_folder(args.out or Path('work_dirs', Path(args.config).stem, 'formats'))
+    wants_int8 = any('int8' in name for name in args.formats)
     for cfg in cfgs:
-        check_data(cfg, ['test'])
+        check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
     with tempfile.TemporaryDirectory() as folder:
         subjects, own_cfg = [], {}
@@ -64,10 +67,11 @@ def main(argv=None):
             if name in own_cfg:
                 name += ' (model)'
             own_cfg[name] = cfg
-            model, meta, _ = folded_model(cfg, checkpoint, args.shape)
+            model, meta = loaded_model(cfg, checkpoint, args.shape)
             files = Path(folder, str(len(subjects)))
             files.mkdir()
-            subjects.append(Subject(name, model, meta, args.batch, files, torch.get_num_threads()))
+            pictures = training_pictures(cfg, args.num_samples) if wants_int8 else ()
+            subjects.append(Subject(name, model, meta, args.batch, files, torch.get_num_threads(), pictures))
         arrays = ExportedModel(subjects[-1].eager()).arrays(test_pictures(cfgs[-1], args.batch))
         result = run_benchmark(subjects, args.formats, arrays,
                                lambda subject, model, title: test_metrics(own_cfg[subject.name], model, title),

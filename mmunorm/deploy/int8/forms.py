@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ...fusion import FusionReport, fuse_norms
 from ...fusion.algebra import affine_of, is_conv
@@ -61,40 +63,46 @@ class NormForm:
     spread: float
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the norm stays."""
-        return self.kept > self.folded
+    def form(self) -> str:
+        """'folded' or 'kept', whichever loses less."""
+        return 'kept' if self.kept > self.folded else 'folded'
 
 
 @torch.no_grad()
-def choose_forms(model: nn.Module, inputs: Iterable[tuple[Tensor, ...]], bits: int = 8) -> list[NormForm]:
+def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bits: int = 8,
+                 progress: bool = False) -> list[NormForm]:
     """Measures both forms of each norm that can be folded into the layers behind it.
 
     Args:
         model (nn.Module): with its norms, in eval mode; unchanged.
-        inputs: batches of :func:`mmunorm.deploy.graphs.graph_of`'s inputs.
+        samples (Sequence[tuple[np.ndarray, ...]]): batches of the inputs of :func:`mmunorm.deploy.graphs.graph_of`.
         bits (int): of activations and weights. Defaults to 8.
+        progress (bool): show a progress bar. Defaults to False.
 
     Returns:
         list[NormForm]: in the order of the model. Norms that go into the layer in front of them are not in it.
     """
     folds = [fold for fold in plan(model) if not fold.obstacle and fold.readers
              and not is_channels_first(model.get_submodule(fold.norm))]
-    inputs = list(inputs)
     folded = copy.deepcopy(model)
     fuse_norms(folded)
+    forms = dict(folded=folded, kept=model)
     readers = [reader for fold in folds for reader in fold.readers]
-    tokens = {name: _tokens_of(each, readers, inputs) for name, each in (('kept', model), ('folded', folded))}
-    forms = []
-    for fold in folds:
-        worst = {}
-        for name, each in (('kept', model), ('folded', folded)):
-            worst[name] = min(signal_to_noise(tokens[name][reader], each.get_submodule(reader).weight.flatten(1), bits)
-                              for reader in fold.readers if reader in tokens[name])
-        raw = tokens['folded'][fold.readers[0]].square().mean(0).sqrt()
-        raw = raw[raw > 0]
-        forms.append(NormForm(fold.norm, tuple(fold.readers), **worst, spread=(raw.max() / raw.min()).item()))
-    return forms
+    with tqdm(total=2 * len(samples), desc='choosing forms', unit='batch', disable=not progress) as bar:
+        tokens = {name: _tokens_of(each, readers, samples, bar) for name, each in forms.items()}
+
+    def worst_of(name: str, readers: Sequence[str]) -> float:
+        return min(signal_to_noise(tokens[name][reader], forms[name].get_submodule(reader).weight.flatten(1), bits)
+                   for reader in readers)
+
+    return [NormForm(fold.norm, tuple(fold.readers), worst_of('folded', fold.readers), worst_of('kept', fold.readers),
+                     _spread(tokens['folded'][fold.readers[0]])) for fold in folds]
+
+
+def _spread(tokens: Tensor) -> float:
+    sizes = tokens.square().mean(0).sqrt()
+    sizes = sizes[sizes > 0]
+    return (sizes.max() / sizes.min()).item() if len(sizes) else 1.
 
 
 def apply_forms(model: nn.Module, forms: Sequence[NormForm]) -> FusionReport:
@@ -108,31 +116,40 @@ def apply_forms(model: nn.Module, forms: Sequence[NormForm]) -> FusionReport:
         FusionReport: of the others.
     """
     for form in forms:
-        if form.is_kept:
+        if form.form == 'kept':
             norm = model.get_submodule(form.norm)
             scale, shift = (value.to(norm.weight.dtype) for value in affine_of(norm))
             model.set_submodule(form.norm, ScaleShift(scale, shift).eval())
     return fuse_norms(model)
 
 
-def _tokens_of(model: nn.Module, names: Sequence[str], inputs: Sequence[tuple[Tensor, ...]]) -> dict[str, Tensor]:
-    """Some of the tokens that layers read, `(tokens, C)` each; the same ones for the same inputs."""
-    generator = torch.Generator().manual_seed(0)
-    share = -(-NUM_TOKENS // len(inputs))
+def forms_table(forms: Sequence[NormForm]) -> str:
+    """What was measured and chosen, as a table in Markdown."""
+    lines = ['| norm | spread | folded, dB | kept, dB | form |', '|---|---:|---:|---:|---|']
+    lines += [f'| `{form.norm}` | {form.spread:.1f} | {form.folded:.1f} | {form.kept:.1f} | {form.form} |'
+              for form in forms]
+    return '\n'.join(lines)
+
+
+def _tokens_of(model: nn.Module, names: Sequence[str], samples: Sequence[tuple[np.ndarray, ...]],
+               bar: tqdm) -> dict[str, Tensor]:
+    """Some of the tokens that layers read, `(tokens, C)` each; the same ones for the same samples."""
+    share = -(-NUM_TOKENS // len(samples))
     found = defaultdict(list)
 
-    def keep(name, layer):
+    def hook_of(name: str, layer: nn.Module, batch: int) -> Callable:
         def hook(module, args):
-            x = args[0].movedim(1, -1) if is_conv(layer) else args[0]
-            x = x.flatten(0, -2)
+            x = (args[0].movedim(1, -1) if is_conv(layer) else args[0]).flatten(0, -2)
+            generator = torch.Generator().manual_seed(batch)
             found[name].append(x[torch.randint(len(x), (share, ), generator=generator)])
         return hook
 
     graph = graph_of(model)
-    with ExitStack() as stack:
-        for name in names:
-            layer = model.get_submodule(name)
-            stack.callback(layer.register_forward_pre_hook(keep(name, layer)).remove)
-        for batch in inputs:
-            graph(*batch)
+    for batch, arrays in enumerate(samples):
+        with ExitStack() as stack:
+            for name in names:
+                layer = model.get_submodule(name)
+                stack.callback(layer.register_forward_pre_hook(hook_of(name, layer, batch)).remove)
+            graph(*map(torch.from_numpy, arrays))
+        bar.update()
     return {name: torch.cat(parts) for name, parts in found.items()}

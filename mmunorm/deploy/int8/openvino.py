@@ -55,10 +55,10 @@ class Kernel:
 
 def kernels(compiled) -> list[Kernel]:
     """What an `openvino.CompiledModel` executes."""
-    found = []
-    for op in compiled.get_runtime_model().get_ops():
-        info = {key: op.get_rt_info()[key].astype(str) for key in ('layerType', 'originalLayersNames', 'runtimePrecision')
-                if key in op.get_rt_info()}
-        found.append(Kernel(info.get('layerType', ''), info.get('runtimePrecision', ''),
-                            tuple(info.get('originalLayersNames', '').split(','))))
-    return found
+    def text(op, key: str) -> str:
+        info = op.get_rt_info()
+        return info[key].astype(str) if key in info else ''
+
+    keys = ('layerType', 'runtimePrecision', 'originalLayersNames')
+    found = ([text(op, key) for key in keys] for op in compiled.get_runtime_model().get_ops())
+    return [Kernel(kind, precision, tuple(nodes.split(','))) for kind, precision, nodes in found]
