@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 REQUIREMENTS := requirements/runtime.txt requirements/onedl.txt requirements/deploy.txt requirements/test.txt
 OPENCV := requirements/opencv.txt
 JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 # The last releases of OpenMMLab's own packages, beside a torch of their time.
 TORCH ?= 2.1
@@ -43,10 +44,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 test-fast: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+	$(BIN)/python $(PYTEST)
 
 # mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
 $(OPENMMLAB)/.installed: setup.py requirements/openmmlab.txt requirements/test.txt
@@ -61,7 +62,7 @@ $(OPENMMLAB)/.installed: setup.py requirements/openmmlab.txt requirements/test.t
 	@touch $@
 
 test-openmmlab: $(OPENMMLAB)/.installed
-	$(OPENMMLAB)/bin/python -m pytest -n $(JOBS) --dist loadscope
+	$(OPENMMLAB)/bin/python $(PYTEST)
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py

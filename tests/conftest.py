@@ -1,5 +1,6 @@
 import gc
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from mmengine.registry import DefaultScope
 from . import tiny_runs
 
 gc.freeze()  # each data set collects garbage, and half a million objects of libraries are none
+
+
+def pytest_collection_modifyitems(items):
+    """Files with many slow tests come first, or one process would still run them when the others are done."""
+    slow = Counter(item.path for item in items if item.get_closest_marker('slow'))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope='session', autouse=True)

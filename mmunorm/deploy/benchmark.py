@@ -86,11 +86,11 @@ def markdown(result: dict) -> str:
     lines = [
         f'# {result["title"]}: formats', '',
         f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels, of the test data; '
-        f'{env["cpu"]}, {result["threads"]} threads; {runtimes}.',
+        f'{env["cpu"]}, threads: {result["threads"]}; {runtimes}.',
         f'- All rows run in one process, one batch each in turn, {result["repeat"]} rounds, in an order that rotates. '
         'Speed is the median with its quartiles.',
-        '- The rows of torch run the graph that was exported, pictures in, boxes or probabilities out. Their MB are '
-        'weights in memory; the others are files.']
+        '- Every row takes pixels and gives boxes or probabilities; masks are not pasted. The MB of torch are weights '
+        'in memory, the others are files.']
     if baseline:
         lines.append(f'- x {baseline}: its median time over this one in the same format; in brackets the quartiles of '
                      'single rounds.')
@@ -113,7 +113,7 @@ def _cells(row: dict, number: int) -> list[str]:
     metrics = main_metrics(row['metrics'])
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]',
-              f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.1f}']
+              f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
     if 'to_baseline' in row:
         value = row['to_baseline']
         cells.append(f'{value["value"]:.3f} [{value["low"]:.3f}, {value["high"]:.3f}]' if value else '-')
@@ -123,8 +123,8 @@ def _cells(row: dict, number: int) -> list[str]:
 def chart(result: dict) -> Figure:
     """Bars of images/s by format, one colour a model."""
     rows = [row for row in result['rows'] if row['error'] is None]
-    models, labels = (list(dict.fromkeys(row[key] for row in result['rows'])) for key in ('model', 'label'))
-    width = 0.8 / len(models)
+    models, labels = (list(dict.fromkeys(row[key] for row in rows)) for key in ('model', 'label'))
+    width = 0.8 / max(len(models), 1)
     figure = Figure(figsize=(9, 3.6), layout='constrained')
     axes = figure.subplots()
     for i, model in enumerate(models):
@@ -138,7 +138,7 @@ def chart(result: dict) -> Figure:
     axes.set_xticks(range(len(labels)), labels)
     axes.set_ylabel('images/s, more is better')
     axes.set_title(f'{result["title"]}: batch {result["batch"]}, {result["shape"][0]} x {result["shape"][1]}, '
-                   f'{result["environment"]["cpu"]}, {result["threads"]} threads', fontsize=10)
+                   f'{result["environment"]["cpu"]}, threads: {result["threads"]}', fontsize=10)
     axes.legend()
     return figure
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..benchmark.measure import size_in_memory, weights_of
-from ..errors import PreflightError, one_line
+from ..errors import PreflightError
 from ..fusion import fuse_norms
 from .export import Traced, trace
 from .formats import find_format
@@ -116,7 +116,8 @@ class Subject:
             with torch.no_grad():
                 graph(*self.traced.inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            raise PreflightError(f'torch.compile: {one_line(error)}') from error
+            reason = ' '.join(str(error).strip().splitlines()[:2])  # behind them come hints for torch's developers
+            raise PreflightError(f'torch.compile: {reason}') from error
         return TorchRunner(graph, self.traced.meta)
 
     def weights(self) -> int:
