@@ -15,12 +15,13 @@ MOST_OF_TOP_K, MOST_OF_NMS = 3840, 5000
 # LayerNormalization and Gelu were still to come), as far as our graphs may have them.
 OPERATORS = {
     'Add', 'And', 'AveragePool', 'BatchNormalization', 'Cast', 'Ceil', 'Clip', 'Concat', 'Constant', 'Conv',
-    'ConvTranspose', 'Cos', 'CumSum', 'Div', 'Equal', 'Erf', 'Exp', 'Expand', 'Flatten', 'Floor', 'Gather',
-    'GatherElements', 'GatherND', 'Gelu', 'Gemm', 'GlobalAveragePool', 'Greater', 'GreaterOrEqual', 'Identity',
-    'LayerNormalization', 'Less', 'LessOrEqual', 'Log', 'MatMul', 'Max', 'MaxPool', 'Min', 'Mod', 'Mul', 'Neg',
-    'NonMaxSuppression', 'Not', 'Or', 'Pad', 'Pow', 'Range', 'Reciprocal', 'ReduceMax', 'ReduceMean', 'ReduceMin',
-    'ReduceSum', 'Relu', 'Reshape', 'Resize', 'RoiAlign', 'Round', 'ScatterND', 'Shape', 'Sigmoid', 'Sin', 'Slice',
-    'Softmax', 'Split', 'Sqrt', 'Squeeze', 'Sub', 'Tanh', 'Tile', 'TopK', 'Transpose', 'Trilu', 'Unsqueeze', 'Where',
+    'ConvTranspose', 'Cos', 'CumSum', 'DequantizeLinear', 'Div', 'Equal', 'Erf', 'Exp', 'Expand', 'Flatten', 'Floor',
+    'Gather', 'GatherElements', 'GatherND', 'Gelu', 'Gemm', 'GlobalAveragePool', 'Greater', 'GreaterOrEqual',
+    'Identity', 'LayerNormalization', 'Less', 'LessOrEqual', 'Log', 'MatMul', 'Max', 'MaxPool', 'Min', 'Mod', 'Mul',
+    'Neg', 'NonMaxSuppression', 'Not', 'Or', 'Pad', 'Pow', 'QuantizeLinear', 'Range', 'Reciprocal', 'ReduceMax',
+    'ReduceMean', 'ReduceMin', 'ReduceSum', 'Relu', 'Reshape', 'Resize', 'RoiAlign', 'Round', 'ScatterND', 'Shape',
+    'Sigmoid', 'Sin', 'Slice', 'Softmax', 'Split', 'Sqrt', 'Squeeze', 'Sub', 'Tanh', 'Tile', 'TopK', 'Transpose',
+    'Trilu', 'Unsqueeze', 'Where',
 }
 
 

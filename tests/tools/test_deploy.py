@@ -8,6 +8,8 @@ from .. import tiny_runs
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
+from mmunorm.deploy import Runner
+
 EXPORT, TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('export', 'test', 'infer'))
 
 
@@ -44,6 +46,22 @@ def test_a_classifier(classifier, tmp_path, capsys):
     tiny_runs.call(INFER, made.path, data, '--out-dir', tmp_path / 'drawn')
     drawn = sorted((tmp_path / 'drawn').rglob('*.png'))
     assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (536, 512, 3)
+
+
+@pytest.mark.slow
+def test_int8(classifier, tmp_path, capsys):
+    config, checkpoint, _ = classifier
+    arguments = (EXPORT, config, checkpoint, '--format', 'onnx', '--int8')
+    assert '--batch 9' in error_of(capsys, *arguments, '--batch', '9')  # of four pictures
+    for other in ('--half', '--dynamic'):
+        assert f'{other} does not go with --int8' in error_of(capsys, *arguments, other)
+    made = tiny_runs.call(*arguments, '--batch', '2', '--num-samples', '4')
+    assert made.path == checkpoint.with_name(f'{checkpoint.stem}_int8.onnx') and made.norms == 0
+    printed = capsys.readouterr().out
+    assert '| norm | spread | folded, dB | kept, dB | form |' in printed
+    stored = Runner(made.path).meta['norms']
+    assert [f"| `{form['norm']}` |" in printed for form in stored] == [True] * len(stored) and stored
+    assert 'accuracy/top1' in tiny_runs.call(TEST, config, made.path)
 
 
 def test_what_is_refused(classifier, tmp_path, capsys):

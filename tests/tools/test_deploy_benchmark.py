@@ -13,6 +13,7 @@ from .. import tiny_runs
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
+FORMATS = ['torch', 'compiled', 'onnx', 'openvino-bf16', 'onnx-int8']
 TOOL = tiny_runs.load_tool('deploy/benchmark')
 
 
@@ -37,14 +38,14 @@ def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
     runner = rows.Runner
     monkeypatch.setattr(rows, 'Runner', lacks)
     result = tiny_runs.call(TOOL, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
-                            '--threads', '1', '--out', tmp_path / 'out')
+                            '--formats', *FORMATS, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
     printed = capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md', 'formats.png']
     text = (tmp_path / 'out/formats.md').read_text()
     assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
     assert json.loads((tmp_path / 'out/formats.json').read_text())['rows'][0]['seconds']
     assert [(row['model'], row['format']) for row in result['rows']] == [
-        (model, name) for model in ('with_ln', 'classifier') for name in rows.ROWS]
+        (model, name) for model in ('with_ln', 'classifier') for name in FORMATS]
     for row in result['rows']:
         if row['format'] == 'openvino-bf16':
             assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
