@@ -17,7 +17,7 @@ from ..fusion import fuse_norms
 from .export import Traced, trace
 from .formats import find_format
 from .graphs import graph_of
-from .int8 import Samples, apply_forms, choose_forms
+from .int8 import NormForm, Samples, apply_forms, choose_forms
 from .runner import Runner
 from .saving import file_size, save
 from .testing import ExportedModel
@@ -86,20 +86,31 @@ class Subject:
         """
         if (name, form) not in self._files:
             chosen = find_format(name, ('int8', ) if form != 'float' else ())
-            traced = self._with_chosen_norms if form == 'int8' else self.traced
+            traced = self._traced_with_chosen_norms if form == 'int8' else self.traced
             self._files[name, form] = save(traced, chosen, self.folder / f'{form}{chosen.suffix}',
-                                           samples=None if form == 'float' else self._samples)
+                                           samples=None if form == 'float' else self.samples)
         return self._files[name, form].path
 
     @cached_property
-    def _samples(self) -> Samples:
+    def samples(self) -> Samples:
+        """The pictures as batches."""
         return Samples(self._pictures, ExportedModel(self.eager()).arrays, self._batch)
 
     @cached_property
-    def _with_chosen_norms(self) -> Traced:
+    def forms(self) -> list[NormForm]:
+        """What :func:`choose_forms` measures."""
+        return choose_forms(self._model, self.samples, progress=True)
+
+    @cached_property
+    def with_chosen_norms(self) -> nn.Module:
+        """The model with the better form of each norm."""
         model = copy.deepcopy(self._model)
-        apply_forms(model, choose_forms(model, self._samples, progress=True))
-        return trace(model, self._meta, self._batch)
+        apply_forms(model, self.forms)
+        return model
+
+    @cached_property
+    def _traced_with_chosen_norms(self) -> Traced:
+        return trace(self.with_chosen_norms, self._meta, self._batch)
 
     def eager(self) -> Runner:
         """In torch, with the model's own layers."""

@@ -3,12 +3,12 @@ import cv2
 import pytest
 import torch
 
+from mmunorm.deploy import Runner
+
 from .. import tiny_runs
 
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
-
-from mmunorm.deploy import Runner
 
 EXPORT, TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('export', 'test', 'infer'))
 

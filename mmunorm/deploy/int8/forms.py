@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...fusion import FusionReport, fuse_norms
-from ...fusion.algebra import affine_of, is_conv
+from ...fusion.algebra import affine_of, is_conv, num_channels
 from ...fusion.fuse import plan
 from ...norms.layers import is_channels_first
 from ..graphs import graph_of
@@ -83,13 +83,14 @@ def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bi
         list[NormForm]: in the order of the model. Norms that go into the layer in front of them are not in it.
     """
     folds = [fold for fold in plan(model) if not fold.obstacle and fold.readers
-             and not is_channels_first(model.get_submodule(fold.norm))]
+             and not is_channels_first(model.get_submodule(fold.norm))
+             and all(reads_single_tokens(model.get_submodule(reader)) for reader in fold.readers)]
     folded = copy.deepcopy(model)
     fuse_norms(folded)
     forms = dict(folded=folded, kept=model)
     readers = [reader for fold in folds for reader in fold.readers]
-    with tqdm(total=2 * len(samples), desc='choosing forms', unit='batch', disable=not progress) as bar:
-        tokens = {name: _tokens_of(each, readers, samples, bar) for name, each in forms.items()}
+    tokens = {name: tokens_of(each, readers, samples, f'{name} norms' if progress else None)
+              for name, each in forms.items()}
 
     def worst_of(name: str, readers: Sequence[str]) -> float:
         return min(signal_to_noise(tokens[name][reader], forms[name].get_submodule(reader).weight.flatten(1), bits)
@@ -97,6 +98,11 @@ def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bi
 
     return [NormForm(fold.norm, tuple(fold.readers), worst_of('folded', fold.readers), worst_of('kept', fold.readers),
                      _spread(tokens['folded'][fold.readers[0]])) for fold in folds]
+
+
+def reads_single_tokens(layer: nn.Module) -> bool:
+    """Whether a linear layer or convolution computes each output from one token."""
+    return layer.weight[0].numel() == num_channels(layer)
 
 
 def _spread(tokens: Tensor) -> float:
@@ -131,9 +137,17 @@ def forms_table(forms: Sequence[NormForm]) -> str:
     return '\n'.join(lines)
 
 
-def _tokens_of(model: nn.Module, names: Sequence[str], samples: Sequence[tuple[np.ndarray, ...]],
-               bar: tqdm) -> dict[str, Tensor]:
-    """Some of the tokens that layers read, `(tokens, C)` each; the same ones for the same samples."""
+@torch.no_grad()
+def tokens_of(model: nn.Module, names: Sequence[str], samples: Sequence[tuple[np.ndarray, ...]],
+              title: str | None = None) -> dict[str, Tensor]:
+    """Some of the tokens that layers read, `(tokens, C)` each; the same ones for the same samples.
+
+    Args:
+        model (nn.Module): in eval mode.
+        names (Sequence[str]): full names of linear layers and convolutions.
+        samples (Sequence[tuple[np.ndarray, ...]]): batches of the inputs of :func:`mmunorm.deploy.graphs.graph_of`.
+        title (str, optional): of a progress bar. Defaults to None, for no bar.
+    """
     share = -(-NUM_TOKENS // len(samples))
     found = defaultdict(list)
 
@@ -145,11 +159,10 @@ def _tokens_of(model: nn.Module, names: Sequence[str], samples: Sequence[tuple[n
         return hook
 
     graph = graph_of(model)
-    for batch, arrays in enumerate(samples):
+    for batch, arrays in enumerate(tqdm(samples, desc=title, unit='batch', disable=title is None)):
         with ExitStack() as stack:
             for name in names:
                 layer = model.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(hook_of(name, layer, batch)).remove)
             graph(*map(torch.from_numpy, arrays))
-        bar.update()
     return {name: torch.cat(parts) for name, parts in found.items()}

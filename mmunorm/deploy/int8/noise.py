@@ -10,20 +10,33 @@ TAILS = (0., 1e-4, 1e-3)  # shares of values beyond each end of a range
 def signal_to_noise(tokens: Tensor, weight: Tensor, bits: int) -> float:
     """Signal to noise of a quantized linear layer's output in dB: its variance over the mean squared error.
 
-    Activations have one asymmetric range, of the :data:`TAILS` the one with the smallest error; weights have a
-    symmetric one for each output.
+    Activations have the range of :func:`best_range`; weights have a symmetric one for each output.
 
     Args:
         tokens (Tensor): `(N, C)`, what the layer reads.
         weight (Tensor): `(outputs, C)`.
         bits (int): of activations and weights.
     """
-    exact = tokens @ weight.T
-    signal = exact.var(0, correction=0).mean()
-    rounded = quantize_weight(weight, bits)
-    noise = min((quantize(tokens, *value_range(tokens, tail), bits) @ rounded.T - exact).square().mean()
-                for tail in TAILS)
+    noise = _error(tokens, weight, best_range(tokens, weight, bits), bits)
+    return decibels((tokens @ weight.T).var(0, correction=0).mean(), noise)
+
+
+def decibels(signal: Tensor, noise: Tensor) -> float:
+    """`10 log10(signal / noise)`."""
     return (10 * torch.log10(signal / noise)).item()
+
+
+def best_range(tokens: Tensor, weight: Tensor, bits: int) -> tuple[float, float]:
+    """The range of activations, of those that the :data:`TAILS` give, with the smallest error of the layer's output.
+
+    Arguments are those of :func:`signal_to_noise`.
+    """
+    ranges = [value_range(tokens, tail) for tail in TAILS]
+    return min(ranges, key=lambda ends: _error(tokens, weight, ends, bits).item())
+
+
+def _error(tokens: Tensor, weight: Tensor, ends: tuple[float, float], bits: int) -> Tensor:
+    return (quantize(tokens, *ends, bits) @ quantize_weight(weight, bits).T - tokens @ weight.T).square().mean()
 
 
 def value_range(x: Tensor, tail: float) -> tuple[float, float]:
