@@ -31,6 +31,7 @@ setup(
         'pycocotools>=2.0.7', 'matplotlib>=3.8', 'jinja2>=3.1', 'tqdm>=4.65'
     ],
     extras_require={
+        'deploy': read_requirements('deploy.txt'),
         'onedl': read_requirements('onedl.txt'),
         'test': read_requirements('test.txt'),
     },

@@ -1,7 +1,5 @@
 """Draws what a detector or a classifier sees: boxes and masks, or the class, on one or many pictures."""
 import argparse
-import os
-from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
@@ -13,15 +11,11 @@ from mmengine.device import get_device
 from tqdm import tqdm
 
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
-from mmunorm.cli.pictures import picture_problem
+from mmunorm.cli.pictures import drawing_scale, find_images, picture_problem, read_picture
 from mmunorm.config.checkpoints import check_statistics
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.errors import PreflightError
 from mmunorm.files import whole_file
-
-SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
-# The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
-READABLE_SIDE = 512
 
 
 def parse_args(argv=None):
@@ -38,42 +32,6 @@ def parse_args(argv=None):
     if args.limit is not None and args.limit < 1:
         parser.error(f'--limit must be at least 1, got {args.limit}')
     return args
-
-
-def find_images(source, out_dir, limit=None):
-    """The pictures at `source` with the paths that their drawings get under `out_dir`.
-
-    Raises:
-        PreflightError: there are none, or a drawing would overwrite its picture.
-    """
-    source, out_dir = Path(source), Path(out_dir)
-    root = source if source.is_dir() else source.parent
-    # Not Path.resolve, which raises an error on a link that leads to itself.
-    drawn = Path(os.path.realpath(out_dir))
-    if drawn == Path(os.path.realpath(root)):
-        raise PreflightError(f'--out-dir {out_dir} is where the pictures are: they would be overwritten.')
-    if source.is_dir():
-        found = (path for path in source.rglob('*') if path.suffix.lower() in SUFFIXES)
-        # An output folder inside the input folder holds the drawings of an earlier run.
-        images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
-    else:
-        images = [source] if source.is_file() else []
-    if not images:
-        raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(SUFFIXES))}).')
-    return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
-
-
-def drawing_scale(height, width):
-    """The factor that enlarges a picture before drawing: at least 1, and never to more than 2048 pixels."""
-    return max(1.0, min(READABLE_SIDE / min(height, width), 2048 / max(height, width)))
-
-
-def read_picture(path):
-    """The picture as a uint8 BGR array, or None if it cannot be read."""
-    try:
-        return mmcv.imread(str(path))
-    except (cv2.error, OSError):  # an empty file, or a link to nowhere
-        return None
 
 
 class Detector:

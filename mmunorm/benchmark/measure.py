@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
 
 from ..compat import OutOfMemoryError
 from ..norms.layers import norm_layers
 
 OUT_OF_MEMORY = 'out of memory'
+# Without a number of repeats, there are as many rounds as fit in this time, within these bounds.
+BUDGET_SECONDS = 45
+REPEATS = (5, 100)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -95,6 +99,23 @@ class Race:
                 seconds[name].append(value)
             after_each()
         return {name: values for name, values in seconds.items() if name not in self.failed}
+
+
+def warm_up(race: Race, rounds: int, progress: bool = True) -> float:
+    """Runs all of a race so many times, at least once; the seconds of the last round."""
+    for _ in tqdm(range(rounds), desc='warming up', unit='round', disable=not progress):
+        seconds = sum(race.each(race.seconds).values())
+    return seconds
+
+
+def timed(race: Race, repeat: int | None, round_seconds: float, progress: bool = True) -> dict[str, list[float]]:
+    """:meth:`Race.time` with a progress bar; without `repeat`, as many rounds as fit in some seconds."""
+    least = None
+    if repeat is None:
+        least, most = REPEATS
+        repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
+    with tqdm(total=repeat, desc='measuring', unit='round', disable=not progress) as bar:
+        return race.time(repeat, least, BUDGET_SECONDS, bar.update)
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:

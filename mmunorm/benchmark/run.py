@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from torch import nn
-from tqdm import tqdm
 
 from ..compat import allow_recompilations
 from ..errors import PreflightError
@@ -21,9 +20,6 @@ from .table import summarize
 from .tasks import ClassifierTask, DetectorTask, task_of
 
 SEED = 0
-# Without `repeat`, there are as many rounds as fit in this time, within these bounds.
-BUDGET_SECONDS = 45
-REPEATS = (5, 100)
 AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
 
 
@@ -108,15 +104,9 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
             what = [task.compile(model) for model in models.values()][0]
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')
-        for _ in tqdm(range(settings.warmup), desc='warming up', unit='round', disable=not progress):
-            round_seconds = sum(race.each(race.seconds).values())
+        round_seconds = measure.warm_up(race, settings.warmup, progress)
         memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
-        repeat, least = settings.repeat, None
-        if repeat is None:
-            least, most = REPEATS
-            repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
-        with tqdm(total=repeat, desc='measuring', unit='round', disable=not progress) as bar:
-            seconds = race.time(repeat, least, BUDGET_SECONDS, bar.update)
+        seconds = measure.timed(race, settings.repeat, round_seconds, progress)
         settings.repeat = max(map(len, seconds.values()), default=0)
 
     images = measure.size_in_memory([task.images])

@@ -36,8 +36,8 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
         row = dict(row, to_ln={})
         if row['error'] is None:
             seconds = np.array(row['seconds'])
-            row['throughput'] = _spread(batch_size / seconds)
-            row['latency_ms'] = _spread(1000 * seconds)
+            row['throughput'] = spread(batch_size / seconds)
+            row['latency_ms'] = spread(1000 * seconds)
             if ln is not None and ln['error'] is None:
                 row['to_ln'] = dict(throughput=ratio(ln['seconds'], row['seconds']),
                                     latency_ms=ratio(row['seconds'], ln['seconds']))
@@ -47,7 +47,8 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
     return summaries
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
+def spread(values: np.ndarray) -> dict[str, float]:
+    """`median` and the quartiles `low` and `high`."""
     low, median, high = np.percentile(values, (25, 50, 75))
     return dict(median=float(median), low=float(low), high=float(high))
 

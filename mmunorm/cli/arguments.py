@@ -73,6 +73,14 @@ def is_first_process() -> bool:
     return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
 
 
+def positive(text: str) -> int:
+    """An argument that is a whole number of at least 1, for argparse's `type`."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {value}')
+    return value
+
+
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:

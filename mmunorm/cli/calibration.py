@@ -1,4 +1,4 @@
-"""What `tools/convert_norms.py` asks of a config: training pictures, and the metrics of a model that is at hand."""
+"""What tools ask of a config: its pictures, and the metrics of a model that is at hand."""
 from __future__ import annotations
 
 import copy
@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.registry import EVALUATOR, init_default_scope
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..engine.repeatable import seed_everything
@@ -46,6 +46,21 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
             if samples >= num_samples:
                 break
     return batches
+
+
+def training_pictures(cfg: Config, number: int) -> list[Tensor]:
+    """At most so many training pictures, uint8 `(3, h, w)`, without augmentation."""
+    return [picture for batch in training_batches(cfg, number) for picture in batch['inputs']][:number]
+
+
+def test_pictures(cfg: Config, number: int) -> list[Tensor]:
+    """The first so many test pictures, uint8 `(3, h, w)`; again from the first one if there are too few."""
+    pictures = []
+    for batch in _loader(cfg, 'test'):
+        pictures += batch['inputs']
+        if len(pictures) >= number:
+            break
+    return (pictures * number)[:number]
 
 
 @torch.no_grad()

@@ -1,11 +1,20 @@
-"""Errors of a run that name the picture that cannot be used."""
+"""Pictures on the command line: finding and reading them, and errors that name the one that cannot be used."""
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import cv2
+import mmcv
+import numpy as np
 from mmengine.dataset import Compose
 from mmengine.runner import Runner
 
-from ..errors import LocalError
+from ..errors import LocalError, PreflightError
+
+SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
+# The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
+READABLE_SIDE = 512
 
 
 def name_unusable_pictures(runner: Runner) -> None:
@@ -60,3 +69,39 @@ def picture_problem(error: Exception) -> str | None:
 
 
 _DAMAGED = 'it is empty, cut off, or no picture'
+
+
+def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
+    """The pictures at `source` with the paths that their drawings get under `out_dir`.
+
+    Raises:
+        PreflightError: there are none, or a drawing would overwrite its picture.
+    """
+    source, out_dir = Path(source), Path(out_dir)
+    root = source if source.is_dir() else source.parent
+    # Not Path.resolve, which raises an error on a link that leads to itself.
+    drawn = Path(os.path.realpath(out_dir))
+    if drawn == Path(os.path.realpath(root)):
+        raise PreflightError(f'--out-dir {out_dir} is where the pictures are: they would be overwritten.')
+    if source.is_dir():
+        found = (path for path in source.rglob('*') if path.suffix.lower() in SUFFIXES)
+        # An output folder inside the input folder holds the drawings of an earlier run.
+        images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
+    else:
+        images = [source] if source.is_file() else []
+    if not images:
+        raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(SUFFIXES))}).')
+    return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
+
+
+def drawing_scale(height: int, width: int) -> float:
+    """The factor that enlarges a picture before drawing: at least 1, and never to more than 2048 pixels."""
+    return max(1.0, min(READABLE_SIDE / min(height, width), 2048 / max(height, width)))
+
+
+def read_picture(path: Path) -> np.ndarray | None:
+    """The picture as a uint8 BGR array, or None if it cannot be read."""
+    try:
+        return mmcv.imread(str(path))
+    except (cv2.error, OSError):  # an empty file, or a link to nowhere
+        return None

@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from mmunorm.benchmark import Settings, markdown, measure, models, run, run_benchmark, table, tasks
+from mmunorm.benchmark import Settings, markdown, measure, models, run_benchmark, table, tasks
 from mmunorm.compat import OutOfMemoryError
 from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
@@ -332,9 +332,9 @@ def test_a_row_that_does_not_fit(classifier, monkeypatch):
 
 
 def test_defaults_stop_in_time(classifier, monkeypatch):
-    monkeypatch.setattr(run, 'BUDGET_SECONDS', 0)
+    monkeypatch.setattr(measure, 'BUDGET_SECONDS', 0)
     result = run_benchmark(classifier, Settings(batch_size=1), progress=False)
-    assert result['settings']['repeat'] == run.REPEATS[0] == len(result['rows'][0]['seconds'])
+    assert result['settings']['repeat'] == measure.REPEATS[0] == len(result['rows'][0]['seconds'])
 
 
 def test_the_papers_settings(classifier, detector):

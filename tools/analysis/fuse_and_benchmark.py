@@ -9,15 +9,8 @@ import torch
 from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, markdown, run_benchmark, write_results
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
 from mmunorm.errors import PreflightError
-
-
-def positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, got {value}')
-    return value
 
 
 def parse_args(argv=None):

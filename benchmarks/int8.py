@@ -1,0 +1,112 @@
+"""What INT8 costs trained models, by the form of their norms: metrics, and signal to noise of a classifier's logits.
+
+    python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
+
+Several checkpoints of a model are its seeds. Six bits are simulated in torch, on linear layers and convolutions.
+"""
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import numpy as np
+import torch
+
+from mmunorm.benchmark.environment import environment
+from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
+from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
+from mmunorm.deploy.benchmark import main_metrics
+from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.int8.noise import decibels
+from mmunorm.deploy.int8.simulate import simulate
+from mmunorm.deploy.rows import Subject, TorchRunner
+from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.testing import ExportedModel
+
+ROOT = Path(__file__).parent.parent
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
+    parser.add_argument('--num-samples', type=positive, default=300, help='training pictures for the ranges')
+    parser.add_argument('--num-pictures', type=positive, default=500, help='test pictures for the signal to noise')
+    parser.add_argument('--batch', type=positive, default=1)
+    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
+    return parser.parse_args(argv)
+
+
+def runners(subject, samples):
+    """The forms of a model that are compared."""
+    yield 'float', subject.eager()
+    yield 'OpenVINO INT8, folded', Runner(subject.file('openvino', 'int8-folded'))
+    yield 'ONNX Runtime INT8, folded', Runner(subject.file('onnx', 'int8-folded'))
+    models = dict(folded=subject.model)
+    if subject.forms:
+        yield 'OpenVINO INT8, chosen', Runner(subject.file('openvino', 'int8'))
+        yield 'ONNX Runtime INT8, chosen', Runner(subject.file('onnx', 'int8'))
+        models['chosen'] = subject.with_chosen_norms
+    for name, model in models.items():
+        yield f'6 bits simulated, {name}', TorchRunner(graph_of(simulate(model, samples, 6)), subject.traced.meta)
+
+
+def logits(runner, arrays):
+    """Of a classifier, up to a number that all classes of a picture share."""
+    scores = torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log()
+    return scores - scores.mean(1, keepdim=True)
+
+
+def measure(config, checkpoint, args, folder):
+    """One dict a form: `form`, `metrics`, and for a classifier `snr` in dB."""
+    cfg = load_config(config)
+    set_dataloader_defaults(cfg)
+    model, meta = loaded_model(cfg, checkpoint)
+    subject = Subject('model', model, meta, args.batch, folder, torch.get_num_threads(),
+                      training_pictures(cfg, args.num_samples))
+    arrays = ExportedModel(subject.eager()).arrays(test_pictures(cfg, args.num_pictures))
+    exact = None
+    for form, runner in runners(subject, subject.samples):
+        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, ExportedModel(runner), form)))
+        if not runner.is_detector:
+            got = logits(runner, arrays)
+            exact = got if exact is None else exact
+            row['snr'] = decibels(exact.square().sum(), (got - exact).square().sum())
+        yield row
+
+
+def cell(values):
+    """Mean and standard deviation of the seeds."""
+    spread = f' ± {np.std(values, ddof=1):.2f}' if len(values) > 1 else ''
+    return f'{np.mean(values):.2f}{spread}'
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    lines = ['| model | form | metrics | signal to noise, dB |', '|---|---|---|---|']
+    for text in args.models:
+        name, _, paths = text.partition('=')
+        config, *checkpoints = paths.split(':')
+        seeds = []
+        for checkpoint in checkpoints:
+            with tempfile.TemporaryDirectory() as folder:
+                seeds.append(list(measure(config, checkpoint, args, Path(folder))))
+        with open(args.out / 'int8.jsonl', 'a') as file:
+            for seed, rows in enumerate(seeds):
+                for row in rows:
+                    print(json.dumps(dict(model=name, seed=seed, **row, environment=environment(torch.device('cpu')))),
+                          file=file)
+        for rows in zip(*seeds, strict=True):
+            metrics = ', '.join(f'{key} {cell([row["metrics"][key] for row in rows])}' for key in rows[0]['metrics'])
+            snr = cell([row['snr'] for row in rows]) if 'snr' in rows[0] and rows[0]['form'] != 'float' else ''
+            lines.append(f'| {name} | {rows[0]["form"]} | {metrics} | {snr} |')
+    print('\n'.join(lines))
+
+
+if __name__ == '__main__':
+    main()

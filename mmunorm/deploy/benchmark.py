@@ -1,0 +1,153 @@
+"""Speed, size and metrics of a model in torch and in the runtimes, beside a baseline if there is one."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ..analysis.curves import COLOURS
+from ..benchmark.environment import environment
+from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, timed, warm_up
+from ..benchmark.table import spread
+from ..errors import PreflightError
+from ..files import whole_file, write_text
+from .rows import ROWS, Subject
+from .testing import ExportedModel
+
+COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB')
+
+
+def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
+                  metrics_of: Callable[[Subject, ExportedModel, str], dict[str, float]],
+                  repeat: int | None = None) -> dict:
+    """Measures models in several forms, all in one process: metrics one after the other, then time in turn.
+
+    Args:
+        subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
+        formats (Sequence[str]): keys of `ROWS`.
+        arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
+        metrics_of (Callable): gives the metrics of a subject for a model in place of its own, and a title.
+        repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
+
+    Returns:
+        A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
+        `format`, `label` and `error` (what is in the way, or None). Without an error it also has `metrics`, `size`
+        (bytes), `seconds` (of each round), `throughput` (images/s) and `latency_ms`, both as :func:`spread` gives
+        them, and with a baseline `to_baseline`: its time over this one's, as :func:`ratio` gives it, or None.
+    """
+    rows, runners = [], {}
+    for subject in subjects:
+        for name in formats:
+            row = dict(model=subject.name, format=name, label=ROWS[name].label, error=None)
+            rows.append(row)
+            try:
+                runner, row['size'] = ROWS[name].make(subject)
+            except PreflightError as error:
+                row['error'] = str(error)
+                continue
+            row['metrics'] = metrics_of(subject, ExportedModel(runner), f'{subject.name}, {row["label"]}')
+            runners[subject.name, name] = lambda runner=runner: runner(*arrays)
+
+    race = Race(runners, torch.device('cpu'))
+    seconds = timed(race, repeat, warm_up(race, 2)) if runners else {}
+    batch, _, *shape = subjects[0].traced.meta['shape']
+    for row in rows:
+        if row['error'] is not None:
+            continue
+        if (row['model'], row['format']) in race.failed:
+            row['error'] = OUT_OF_MEMORY
+            continue
+        row['seconds'] = seconds[row['model'], row['format']]
+        row['throughput'] = spread(batch / np.array(row['seconds']))
+        row['latency_ms'] = spread(1000 * np.array(row['seconds']))
+        if len(subjects) > 1:
+            base = seconds.get((subjects[0].name, row['format']))
+            row['to_baseline'] = ratio(base, row['seconds']) if base else None
+    packages = [name for name in ('onnxruntime', 'openvino') if find_spec(name)]
+    return dict(
+        title=subjects[-1].name, baseline=subjects[0].name if len(subjects) > 1 else None, batch=batch, shape=shape,
+        threads=subjects[0].threads, repeat=max(map(len, seconds.values()), default=0),
+        environment=environment(torch.device('cpu')) | dict(runtimes={name: version(name) for name in packages}),
+        rows=rows)
+
+
+def markdown(result: dict) -> str:
+    """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
+    env, baseline = result['environment'], result['baseline']
+    columns = [*COLUMNS, *([f'x {baseline}'] if baseline else [])]
+    runtimes = ', '.join(f'{name} {number}' for name, number in
+                         (env['runtimes'] | dict(torch=env['versions']['torch'])).items())
+    lines = [
+        f'# {result["title"]}: formats', '',
+        f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels, of the test data; '
+        f'{env["cpu"]}, threads: {result["threads"]}; {runtimes}.',
+        f'- All rows run in one process, one batch each in turn, {result["repeat"]} rounds, in an order that rotates. '
+        'Speed is the median with its quartiles.',
+        '- Every row takes pixels and gives boxes or probabilities; masks are not pasted. The MB of torch are weights '
+        'in memory, the others are files.']
+    if baseline:
+        lines.append(f'- x {baseline}: its median time over this one in the same format; in brackets the quartiles of '
+                     'single rounds.')
+    lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
+    lines += [f'| {" | ".join(_cells(row, len(columns)))} |' for row in result['rows']]
+    return '\n'.join(lines) + '\n'
+
+
+def main_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that a table shows: each mAP, or else the first."""
+    chosen = {name: value for name, value in metrics.items() if name.endswith('mAP')}
+    return chosen or dict(list(metrics.items())[:1])
+
+
+def _cells(row: dict, number: int) -> list[str]:
+    cells = [row['model'], row['label']]
+    if row['error'] is not None:
+        return [*cells, row['error'], *['-'] * (number - 3)]
+    speed = row['throughput']
+    metrics = main_metrics(row['metrics'])
+    cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
+              f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]',
+              f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
+    if 'to_baseline' in row:
+        value = row['to_baseline']
+        cells.append(f'{value["value"]:.3f} [{value["low"]:.3f}, {value["high"]:.3f}]' if value else '-')
+    return cells
+
+
+def chart(result: dict) -> Figure:
+    """Bars of images/s by format, one colour a model."""
+    rows = [row for row in result['rows'] if row['error'] is None]
+    models, labels = (list(dict.fromkeys(row[key] for row in rows)) for key in ('model', 'label'))
+    width = 0.8 / max(len(models), 1)
+    figure = Figure(figsize=(9, 3.6), layout='constrained')
+    axes = figure.subplots()
+    for i, model in enumerate(models):
+        own = [row for row in rows if row['model'] == model]
+        places = [labels.index(row['label']) + (i - (len(models) - 1) / 2) * width for row in own]
+        speeds = [row['throughput'] for row in own]
+        errors = [[speed['median'] - speed['low'] for speed in speeds],
+                  [speed['high'] - speed['median'] for speed in speeds]]
+        axes.bar(places, [speed['median'] for speed in speeds], width, yerr=errors, capsize=3,
+                 color=COLOURS[i % len(COLOURS)], label=model)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylabel('images/s, more is better')
+    axes.set_title(f'{result["title"]}: batch {result["batch"]}, {result["shape"][0]} x {result["shape"][1]}, '
+                   f'{result["environment"]["cpu"]}, threads: {result["threads"]}', fontsize=10)
+    axes.legend()
+    return figure
+
+
+def write_results(result: dict, folder: str | Path) -> list[Path]:
+    """Writes `formats.json`, `.md` and `.png` into a folder and returns their paths."""
+    paths = [Path(folder, f'formats.{suffix}') for suffix in ('json', 'md', 'png')]
+    write_text(paths[0], json.dumps(result, indent=1) + '\n')
+    write_text(paths[1], markdown(result))
+    with whole_file(paths[2]) as part:
+        chart(result).savefig(part, dpi=150)
+    return paths

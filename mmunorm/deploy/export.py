@@ -1,0 +1,193 @@
+"""From a model to one graph, which :mod:`.saving` writes as a file for a runtime."""
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from .. import __version__
+from ..config.checkpoints import read_checkpoint
+from ..config.models import load_model
+from ..errors import PreflightError, describe
+from ..norms.layers import norm_layers
+from .graphs import DetectorGraph, graph_of
+from .pictures import resize, steps_of
+from .windows import side_multiple, with_dynamic_windows, with_static_windows
+
+
+def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
+    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` gives.
+
+    Args:
+        cfg (Config): of a classifier or a detector.
+        checkpoint (str): its weights.
+        shape (tuple[int, int], optional): see :func:`describe_model`.
+
+    Raises:
+        PreflightError: as :func:`load_model` and :func:`describe_model`.
+    """
+    model = load_model(cfg, checkpoint)
+    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape)
+
+
+def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict,
+                   shape: tuple[int, int] | None = None) -> dict:
+    """What a file says about its model, for :class:`Runner` to use it without the config.
+
+    Args:
+        model (nn.Module): classifier or detector.
+        cfg (Config): its config.
+        checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
+        shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
+            for a detector, a square that takes pictures that lie and pictures that stand.
+
+    Raises:
+        PreflightError: the test pipeline has a step that a runtime cannot follow, or no size can be told from it.
+    """
+    if cfg.get('test_dataloader') is None:
+        raise PreflightError(f'{cfg.filename} has no test_dataloader: its pipeline says how pictures are resized.')
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    try:
+        steps = steps_of(pipeline)
+    except ValueError as error:
+        raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
+    is_detector = hasattr(model, 'roi_head')
+    divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
+    names = checkpoint_meta.get('dataset_meta') or {}
+    classes = names.get('classes') or names.get('CLASSES')
+    meta = dict(
+        made_by=f'mmunorm {__version__}', model=type(model).__name__, task='detector' if is_detector else 'classifier',
+        classes=[str(name) for name in classes or ()], steps=steps, divisor=divisor,
+        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline),
+        shape=[1, 3, *(shape or _default_shape(steps, divisor))])
+    if is_detector and model.roi_head.with_mask:
+        meta['mask_threshold'] = model.roi_head.test_cfg.mask_thr_binary
+    return meta
+
+
+def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
+    last = steps[-1] if steps else {}
+    if last.get('step') in ('crop', 'resize'):
+        return tuple(last['size'])
+    if last.get('step') == 'within':
+        side = -(-last['size'][0] // divisor) * divisor
+        return side, side
+    raise PreflightError('--shape must be given: the test pipeline leaves pictures of any size.')
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model as one graph, which can be saved in several formats.
+
+    Attributes:
+        program: in the form of ONNX.
+        meta: what the file will say about itself.
+        inputs: a sample, by :func:`sample_inputs`.
+        expected: what torch makes of it, by name of output.
+        norms: number of norms in the model.
+    """
+    program: torch.onnx.ONNXProgram
+    meta: dict
+    inputs: tuple[torch.Tensor, ...]
+    expected: dict[str, np.ndarray]
+    norms: int
+
+
+def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Traced:
+    """Turns a model into one graph.
+
+    The model is taken as it is: fold it first with :func:`mmunorm.fuse_norms`, or leave its norms in to compare.
+
+    Args:
+        model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
+        meta (dict): what :func:`describe_model` gives.
+        batch (int): pictures at once. Defaults to 1.
+        dynamic (bool): take any number of pictures, and of a Swin without a table of absolute positions also any
+            height and width that are multiples of its total stride. They are None in the `shape` of `Traced.meta`,
+            and its `divisor` has the multiple. Defaults to False.
+
+    Raises:
+        PreflightError: the model has a part that cannot be exported, or refuses pictures of this size.
+    """
+    graph = graph_of(model)
+    multiple = side_multiple(model.backbone) if dynamic else None
+    graph = (with_dynamic_windows if multiple else with_static_windows)(graph).eval().requires_grad_(False)
+    meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
+    shape, open_shape = meta['shape'], None
+    if dynamic:
+        # What the graph is traced with must not look like what never changes: one picture, or as high as wide.
+        shape = [2, *shape[1:]]
+        meta['shape'] = [None, *shape[1:]]
+        open_shape = {0: torch.export.Dim('batch')}
+    if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
+        raise PreflightError('--dynamic sorts a fixed number of boxes a level: model.test_cfg.rpn.nms_pre must be a '
+                             f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
+    if multiple:
+        meta['divisor'] = math.lcm(meta['divisor'], multiple)
+        height, width = (-(-side // meta['divisor']) * meta['divisor'] for side in shape[2:])
+        shape = [2, 3, height, width + meta['divisor']]
+        meta['shape'] = [None, 3, None, None]
+        for side, name in ((2, 'rows'), (3, 'columns')):
+            open_shape[side] = meta['divisor'] * torch.export.Dim(name)
+    inputs = sample_inputs(graph, shape)
+    try:
+        with torch.no_grad():
+            expected = graph(*inputs)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        height, width = shape[2:]
+        raise PreflightError(f'{meta["model"]} does not take pictures of {height} x {width}: {describe(error)}; name '
+                             'another --shape.') from error
+    expected = expected if isinstance(expected, tuple) else (expected, )
+    expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
+    return Traced(onnx_program(graph, inputs, open_shape), meta, inputs, expected, len(list(norm_layers(model))))
+
+
+def onnx_program(graph: nn.Module, inputs: tuple[torch.Tensor, ...],
+                 open_shape: dict | None = None) -> torch.onnx.ONNXProgram:
+    """A graph in the form of ONNX, in memory.
+
+    Args:
+        graph (nn.Module): with `inputs` and `outputs`, their names.
+        inputs (tuple[Tensor]): a sample.
+        open_shape (dict, optional): torch's `Dim` by dimension of the first input for those that are not fixed; the
+            other inputs share the first dimension.
+
+    Raises:
+        PreflightError: torch cannot export it.
+    """
+    tables, names, open_shapes = {}, (list(graph.inputs), list(graph.outputs)), None
+    if open_shape is not None:
+        open_shapes = (open_shape, *({0: open_shape[0]} for _ in inputs[1:]))
+    if isinstance(graph, DetectorGraph):
+        from .rcnn.nms import onnx_translations
+        tables = onnx_translations()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of torch about its own functions
+        try:
+            # Not by torch.onnx.export, inside which mmdet looks for parts that it no longer has.
+            program = torch.export.export(graph, inputs, dynamic_shapes=open_shapes, strict=False,
+                                          prefer_deferred_runtime_asserts_over_guards=True)
+            return torch.onnx.export(program, inputs, dynamo=True, verbose=False, input_names=names[0],
+                                     output_names=names[1], custom_translation_table=tables)
+        except (RuntimeError, ValueError) as error:  # of torch.export and torch.onnx
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise PreflightError(f'torch cannot export this model to ONNX: {reason}') from error
+
+
+def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
+    """A batch of blurred noise as a graph's inputs; for a detector, the last picture leaves room for padding."""
+    batch, channels, height, width = shape
+    generator = np.random.default_rng(0)
+    blurred = [resize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),
+                      width, height) for _ in range(batch)]
+    images = torch.from_numpy(np.stack(blurred)).permute(0, 3, 1, 2).float().contiguous()
+    if 'sizes' not in graph.inputs:
+        return (images, )
+    sizes = torch.tensor([[height, width]] * batch).float()
+    sizes[-1] = (sizes[-1] * 0.9).floor()
+    return images, sizes

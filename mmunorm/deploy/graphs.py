@@ -1,0 +1,103 @@
+"""The models as a runtime sees them: from the pixels of a batch of pictures to plain arrays."""
+from __future__ import annotations
+
+import torch
+from mmpretrain.models import ImageClassifier
+from mmpretrain.models.heads import ClsHead
+from torch import Tensor, nn
+
+from ..errors import PreflightError
+
+
+class Pixels(nn.Module):
+    """Normalizes pictures as the model's `data_preprocessor` does.
+
+    Args:
+        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor.
+    """
+
+    def __init__(self, preprocessor: nn.Module):
+        super().__init__()
+        # One name in mmpretrain, the other in mmengine.
+        self.flips = bool(getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False)))
+        normalizes = preprocessor._enable_normalize
+        self.register_buffer('mean', preprocessor.mean.float() if normalizes else torch.zeros(3, 1, 1))
+        self.register_buffer('std', preprocessor.std.float() if normalizes else torch.ones(3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(N, 3, H, W)` float32, 0 to 255, to the same shape."""
+        if self.flips:
+            images = images.flip(1)
+        return (images - self.mean) / self.std
+
+
+class ClassifierGraph(nn.Module):
+    """A classifier of mmpretrain, whole: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`.
+
+    Args:
+        classifier (ImageClassifier): in eval mode.
+    """
+    inputs = ('images', )
+    outputs = ('scores', )
+
+    def __init__(self, classifier: ImageClassifier):
+        super().__init__()
+        self.pixels = Pixels(classifier.data_preprocessor)
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Probabilities of the classes, of pictures with values from 0 to 255."""
+        return self.classifier.head(self.classifier.extract_feat(self.pixels(images))).softmax(1)
+
+
+class DetectorGraph(nn.Module):
+    """A Faster or Mask R-CNN of mmdet, whole.
+
+    Takes `images` `(N, 3, H, W)` float32, pictures with anything to their right and below, and `sizes` `(N, 2)`
+    float32, height and width of the pictures themselves. Gives what :class:`RCNN` gives.
+
+    Args:
+        detector (nn.Module): in eval mode.
+    """
+    inputs = ('images', 'sizes')
+
+    def __init__(self, detector: nn.Module):
+        from .rcnn import RCNN
+        super().__init__()
+        self.pixels = Pixels(detector.data_preprocessor)
+        self.detector = detector
+        self.rcnn = RCNN(detector)
+        self.outputs = ('dets', 'labels', 'masks') if detector.roi_head.with_mask else ('dets', 'labels')
+
+    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
+        """Detections of pictures with values from 0 to 255."""
+        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+        # mmdet pads with zeros behind the normalization.
+        x = torch.where((rows & columns)[:, None], self.pixels(images), 0.)
+        return self.rcnn(self.detector.extract_feat(x), sizes)
+
+
+def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
+    """The whole model as a graph to export, with the same parameters.
+
+    Args:
+        model (nn.Module): a classifier of mmpretrain, or a Faster or Mask R-CNN of mmdet, in eval mode.
+
+    Raises:
+        PreflightError: it is another model, or has a part that cannot be exported.
+    """
+    name = type(model).__name__
+    if isinstance(model, ImageClassifier):
+        head = model.head
+        if not isinstance(head, ClsHead) or type(head)._get_predictions is not ClsHead._get_predictions:
+            raise PreflightError(f'{name} cannot be exported: its head is {type(head).__name__}, not one that gives '
+                                 'each class a probability, such as LinearClsHead.')
+        return ClassifierGraph(model)
+    if not hasattr(model, 'with_bbox'):
+        raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
+                             "FasterRCNN and MaskRCNN of mmdet.")
+    from .rcnn import rcnn_obstacle
+    if obstacle := rcnn_obstacle(model):
+        raise PreflightError(f'{name} cannot be exported: {obstacle}.')
+    return DetectorGraph(model)

@@ -1,0 +1,118 @@
+"""How a picture becomes the input of an exported model: what a config's test pipeline does, without its packages.
+
+Only numpy, and OpenCV or Pillow, whichever the config resizes with.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def resize(picture: np.ndarray, width: int, height: int, backend: str = 'cv2',
+           interpolation: str = 'bilinear') -> np.ndarray:
+    """A picture `(h, w, 3)` uint8 of another size, as `mmcv.imresize` makes it."""
+    if picture.shape[:2] == (height, width):
+        return picture
+    if backend == 'pillow':
+        from PIL import Image
+        method = getattr(Image.Resampling, interpolation.upper())
+        return np.array(Image.fromarray(picture).resize((width, height), method))
+    import cv2
+    method = dict(nearest=cv2.INTER_NEAREST, bilinear=cv2.INTER_LINEAR, bicubic=cv2.INTER_CUBIC,
+                  area=cv2.INTER_AREA, lanczos=cv2.INTER_LANCZOS4)[interpolation]
+    return cv2.resize(picture, (width, height), interpolation=method)
+
+
+def prepare(picture: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
+    """A picture `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
+    for step in steps:
+        height, width = picture.shape[:2]
+        how = {name: step[name] for name in ('backend', 'interpolation') if name in step}
+        if step['step'] == 'crop':
+            crop_height, crop_width = step['size']
+            top, left = max(round((height - crop_height) / 2), 0), max(round((width - crop_width) / 2), 0)
+            picture = picture[top:top + crop_height, left:left + crop_width]
+            continue
+        if step['step'] == 'resize':
+            height, width = step['size']
+        elif step['step'] == 'short_edge':
+            if width < height:
+                width, height = step['size'], int(step['size'] * height / width)
+            else:
+                width, height = int(step['size'] * width / height), step['size']
+        else:  # within
+            width, height = fit(width, height, *step['size'])
+        picture = resize(picture, width, height, **how)
+    return picture
+
+
+def fit(width: int, height: int, long_side: int, short_side: int) -> tuple[int, int]:
+    """Width and height of a picture made as large as fits into a frame that lies or stands, as mmcv rounds them."""
+    factor = min(long_side / max(height, width), short_side / min(height, width))
+    return int(width * factor + 0.5), int(height * factor + 0.5)
+
+
+def steps_of(pipeline: Sequence[dict]) -> list[dict]:
+    """What a test pipeline of mmpretrain or mmdet does to a picture's size, as plain data.
+
+    Args:
+        pipeline (Sequence[dict]): configs of the transforms.
+
+    Returns:
+        list[dict]: steps for :func:`prepare`.
+
+    Raises:
+        ValueError: a transform changes pictures in a way that is not known here.
+    """
+    steps = []
+    for transform in pipeline:
+        kind = transform['type'].rpartition('.')[2]
+        how = {name: transform[name] for name in ('backend', 'interpolation') if name in transform}
+        if kind == 'Resize':
+            scale = transform.get('scale')
+            if scale is None:
+                raise ValueError(f'Resize without a scale: {dict(transform)}')
+            sides = (scale, scale) if isinstance(scale, int) else tuple(scale)
+            if transform.get('keep_ratio'):
+                steps.append(dict(step='within', size=[max(sides), min(sides)], **how))
+            else:
+                steps.append(dict(step='resize', size=[sides[1], sides[0]], **how))
+        elif kind == 'ResizeEdge' and transform.get('edge', 'short') == 'short':
+            steps.append(dict(step='short_edge', size=transform['scale'], **how))
+        elif kind == 'CenterCrop' and not transform.get('auto_pad'):
+            size = transform['crop_size']
+            steps.append(dict(step='crop', size=[size, size] if isinstance(size, int) else [size[1], size[0]]))
+        elif not (kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
+            raise ValueError(f'{kind} changes pictures in a way that an exported model does not know')
+    return steps
+
+
+def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
+    """Lays the mask of a box into a picture, as mmdet's `_do_paste_mask` does.
+
+    Args:
+        mask (np.ndarray): `(h, w)` float32, probabilities in the area of the box.
+        box (Sequence[float]): x1 y1 x2 y2 in pixels.
+        height, width (int): of the picture.
+        threshold (float): what probability belongs to the object.
+
+    Returns:
+        np.ndarray: `(height, width)` bool.
+    """
+    x1, y1, x2, y2 = (float(side) for side in box)
+    top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)
+    left, right = max(int(np.floor(x1)) - 1, 0), min(int(np.ceil(x2)) + 1, width)
+    pasted = np.zeros((height, width), bool)
+    if top >= bottom or left >= right or x2 <= x1 or y2 <= y1:
+        return pasted
+    down = _weights(np.arange(top, bottom), y1, y2, mask.shape[0])
+    across = _weights(np.arange(left, right), x1, x2, mask.shape[1])
+    pasted[top:bottom, left:right] = down @ mask @ across.T >= threshold
+    return pasted
+
+
+def _weights(pixels: np.ndarray, start: float, end: float, bins: int) -> np.ndarray:
+    """How much of each bin between `start` and `end` a pixel gets, `(pixels, bins)`: linear, and zero beyond."""
+    position = (pixels + 0.5 - start) / (end - start) * bins - 0.5
+    return np.clip(1 - np.abs(position[:, None] - np.arange(bins)), 0, None).astype(np.float32)

@@ -1,0 +1,4 @@
+"""What mmdet's two-stage detectors do after the neck, rewritten with shapes that do not depend on the picture."""
+from .detector import RCNN, rcnn_obstacle
+
+__all__ = ['RCNN', 'rcnn_obstacle']

@@ -1,0 +1,199 @@
+"""Runs an exported model: numpy, the runtime and the file; no model of torch is built."""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import PreflightError
+from .pictures import paste, prepare, resize
+
+KEY = 'mmunorm'  # of the metadata in the files
+_MISSING = "missing: {}; get it with pip install -e '.[deploy]'"
+
+
+@dataclass
+class Detections:
+    """The objects in one picture, in its own pixels.
+
+    Attributes:
+        boxes: `(n, 4)` float32, x1 y1 x2 y2.
+        scores: `(n, )` float32, the best first.
+        labels: `(n, )` int64, indices of `Runner.classes`.
+        masks: `(n, height, width)` bool, or None if the model has none.
+    """
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray | None = field(repr=False, default=None)
+
+
+class Runner:
+    """An exported model, ready to run.
+
+    Args:
+        path: a `.onnx` file, which ONNX Runtime runs, or a `.xml` file of OpenVINO.
+        threads (int, optional): CPU threads; the runtime's choice by default.
+        precision (str): 'f32', or 'bf16' for OpenVINO to compute in bfloat16. Defaults to 'f32'.
+
+    Attributes:
+        meta (dict): what the file says about itself.
+        classes (list[str]): names.
+        is_detector (bool): else it is a classifier.
+
+    Raises:
+        PreflightError: there is no such file, its runtime is not installed, or `tools/deploy/export.py` has not
+            made it; or this CPU does not compute in `precision`.
+    """
+
+    def __init__(self, path: str | Path, threads: int | None = None, precision: str = 'f32'):
+        path = Path(path)
+        if path.suffix not in _SESSIONS:
+            raise PreflightError(f'an exported model ends with {" or ".join(_SESSIONS)}, got {path}.')
+        if not path.is_file():
+            raise PreflightError(f'there is no exported model {path}.')
+        self._session = _SESSIONS[path.suffix](path, threads, precision)
+        if not self._session.meta:
+            raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
+        self._read(json.loads(self._session.meta))
+
+    def _read(self, meta: dict) -> None:
+        self.meta = meta
+        self.classes = self.meta['classes']
+        self.is_detector = self.meta['task'] == 'detector'
+
+    def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
+        """Runs batches of any size.
+
+        Args:
+            *arrays: one for each of the file's inputs, all with the same first dimension: `images`
+                `(N, 3, H, W)` float32 from 0 to 255, for a detector also `sizes` `(N, 2)` float32.
+
+        Returns:
+            dict[str, np.ndarray]: the file's outputs, with `N` as first dimension.
+        """
+        number = len(arrays[0])
+        batch, _, height, _ = self.meta['shape']
+        batch = batch or number  # a static file takes so many at once
+        if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
+            raise PreflightError(f'pictures must be as high and as wide as multiples of {self.meta["divisor"]}, got '
+                                 f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
+        parts = []
+        for start in range(0, number, batch):
+            part = [array[start:start + batch].astype(np.float32) for array in arrays]
+            lacking = batch - len(part[0])
+            if lacking:
+                part = [np.concatenate([array, np.repeat(array[-1:], lacking, 0)]) for array in part]
+            parts.append([out[:batch - lacking] for out in self._session.run(part)])
+        return {name: np.concatenate(outs) for name, *outs in zip(self.meta['outputs'], *parts, strict=True)}
+
+    def classify(self, picture: np.ndarray) -> np.ndarray:
+        """Probabilities of the classes, `(classes, )` float32, of a picture `(h, w, 3)` uint8, BGR as OpenCV has it."""
+        picture = prepare(picture, self.meta['steps'])
+        if not self.meta['bgr']:
+            picture = picture[..., ::-1]
+        _, _, height, width = self.meta['shape']
+        if not height:
+            divisor = self.meta['divisor']
+            height, width = (max(round(side / divisor), 1) * divisor for side in picture.shape[:2])
+        if picture.shape[:2] != (height, width):
+            picture = resize(np.ascontiguousarray(picture), width, height)
+        return self(picture.transpose(2, 0, 1)[None])['scores'][0]
+
+    def detect(self, picture: np.ndarray, score_thr: float = 0.) -> Detections:
+        """The objects in a picture `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
+        full_height, full_width = picture.shape[:2]
+        small = prepare(picture, self.meta['steps'])
+        _, _, height, width = self.meta['shape']
+        shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
+        if shrink < 1:
+            small = resize(picture, max(int(small.shape[1] * shrink), 1), max(int(small.shape[0] * shrink), 1))
+        images, sizes = self.canvas([small.transpose(2, 0, 1)])
+        outputs = {name: array[0] for name, array in self(images, sizes).items()}
+        scale = (small.shape[1] / full_width, small.shape[0] / full_height)
+        return self.detections(outputs, scale, full_height, full_width, score_thr)
+
+    def canvas(self, pictures: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures `(3, h, w)` in one batch: `images` `(N, 3, H, W)` and their `sizes` `(N, 2)`, both float32.
+
+        Raises:
+            PreflightError: a picture is larger than the file's input.
+        """
+        sizes = np.array([picture.shape[1:] for picture in pictures], np.float32)
+        _, _, height, width = self.meta['shape']
+        if not height:
+            divisor = self.meta['divisor']
+            height, width = (int(-(-side // divisor) * divisor) for side in sizes.max(0))
+        images = np.zeros((len(pictures), 3, height, width), np.float32)
+        for image, picture in zip(images, pictures, strict=True):
+            if picture.shape[1] > height or picture.shape[2] > width:
+                raise PreflightError(f'a picture of {picture.shape[1]} x {picture.shape[2]} pixels does not fit into '
+                                     f'{height} x {width}: export with a larger --shape.')
+            image[:, :picture.shape[1], :picture.shape[2]] = picture
+        return images, sizes
+
+    def detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
+                   score_thr: float = 0.) -> Detections:
+        """One picture's outputs as objects in its own pixels.
+
+        Args:
+            outputs (dict[str, np.ndarray]): of one picture: `dets` `(K, 5)`, `labels` `(K, )`, `masks` `(K, h, w)`.
+            scale (tuple[float, float]): width and height of the model's picture over the picture's own.
+            height, width (int): of the picture.
+            score_thr (float): objects with less are left out. Defaults to 0.
+        """
+        scores = outputs['dets'][:, 4]
+        found = (scores > 0) & (scores >= score_thr)
+        boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)
+        masks = None
+        if 'masks' in outputs:
+            masks = np.zeros((len(boxes), height, width), bool)
+            for pasted, mask, box in zip(masks, outputs['masks'][found], boxes, strict=True):
+                pasted[:] = paste(mask, box, height, width, self.meta['mask_threshold'])
+        return Detections(boxes, scores[found], outputs['labels'][found].astype(np.int64), masks)
+
+
+class _OnnxRuntime:
+
+    def __init__(self, path: Path, threads: int | None, precision: str):
+        if precision != 'f32':
+            raise PreflightError(f'ONNX Runtime computes in what the file says, and precision is {precision}.')
+        if find_spec('onnxruntime') is None:
+            raise PreflightError(_MISSING.format('onnxruntime'))
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        if threads:
+            options.intra_op_num_threads = threads
+        self.session = onnxruntime.InferenceSession(path, options, providers=onnxruntime.get_available_providers())
+        self.meta = self.session.get_modelmeta().custom_metadata_map.get(KEY)
+        self.names = [each.name for each in self.session.get_inputs()]
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+
+
+class _OpenVino:
+
+    def __init__(self, path: Path, threads: int | None, precision: str):
+        if find_spec('openvino') is None:
+            raise PreflightError(_MISSING.format('openvino'))
+        import openvino
+        core = openvino.Core()
+        model = core.read_model(path)
+        info = model.get_rt_info()
+        self.meta = model.get_rt_info([KEY]).astype(str) if KEY in info else None
+        if precision == 'bf16' and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
+            raise PreflightError('OpenVINO does not compute in bfloat16 on this CPU.')
+        # Without the hint, OpenVINO would choose bfloat16 by itself on some CPUs.
+        config = {'INFERENCE_PRECISION_HINT': precision} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
+        self.compiled = core.compile_model(model, 'CPU', config)
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        results = self.compiled(arrays)
+        return [results[output].copy() for output in self.compiled.outputs]
+
+
+_SESSIONS = {'.onnx': _OnnxRuntime, '.xml': _OpenVino}

@@ -1,0 +1,81 @@
+"""A whole Mask R-CNN in ONNX Runtime and OpenVINO, all from one trace, and the tools that use its files."""
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmunorm import fuse_norms
+
+from .. import tiny_runs
+
+for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
+    pytest.importorskip(package)
+
+from mmunorm.deploy import FORMATS, Runner, describe_model, save, trace
+from mmunorm.deploy.tensorrt_engine import check_limits
+
+from .detectors import rcnn
+
+TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('test', 'infer'))
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory):
+    """A config with tiny COCO data, and the options to use them."""
+    return tiny_runs.write_detector(tmp_path_factory.mktemp('coco'))
+
+
+@pytest.fixture(scope='module')
+def traced(config):
+    """A folded detector for two pictures at once, whose maps windows pad."""
+    model = rcnn()
+    fuse_norms(model, strict=True)
+    cfg = Config.fromfile(config[0])
+    cfg.merge_from_dict({'test_dataloader.dataset.pipeline.1.scale': (96, 72)})
+    meta = describe_model(model, cfg, dict(dataset_meta=dict(classes=('a', 'b', 'c'))), (72, 100))
+    return trace(model, meta, 2)
+
+
+@pytest.fixture(scope='module', params=['onnx', 'openvino'])
+def report(request, traced, tmp_path_factory):
+    return save(traced, FORMATS[request.param],
+                tmp_path_factory.mktemp(request.param) / f'm{FORMATS[request.param].suffix}')
+
+
+def test_it_is_what_torch_computes(traced, report):
+    assert report.norms == 0
+    assert not any('Normalization' in node.op_type for node in traced.program.model.graph)
+    assert report.difference['boxes'] < 1e-2 and report.difference['scores'] < 1e-5
+    assert report.difference['masks'] < 1e-3
+    check_limits(traced.program.model)
+
+
+def test_pictures_of_any_size_in_one_batch(report):
+    runner = Runner(report.path)
+    assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
+    images, sizes = torch.rand(3, 3, 72, 100) * 255, torch.tensor([[72., 100.], [50., 31.], [0., 0.]])
+    out = runner(images.numpy(), sizes.numpy())
+    assert out['dets'].shape == (3, 20, 5) and out['labels'].shape == (3, 20)
+    assert out['masks'].shape == (3, 20, 8, 8)
+    assert (out['dets'][:2, :, 4] > 0).any(1).all()
+    assert out['dets'][1, :, 2].max() <= 31 and out['dets'][1, :, 3].max() <= 50
+    # Without pixels there is no proposal, and no detection.
+    assert all((array[2] == 0).all() for array in out.values())
+    found = runner.detect(images[0].permute(1, 2, 0).numpy().astype('uint8')[:40])
+    assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
+
+
+def test_the_tools(config, report, tmp_path, capsys):
+    path, options = config
+    metrics = tiny_runs.call(TEST, path, report.path, '--cfg-options', *options)
+    assert 'coco/bbox_mAP' in metrics and 'coco/segm_mAP' in metrics
+    picture = np.random.default_rng(0).integers(0, 256, (300, 90, 3), np.uint8)  # shrunk to fit
+    cv2.imwrite(str(tmp_path / 'b.png'), picture)
+    tiny_runs.call(INFER, report.path, tmp_path / 'b.png', '--out-dir', tmp_path / 'drawn', '--score-thr', '0')
+    assert not np.array_equal(cv2.imread(str(tmp_path / 'drawn/b.png')), picture)
+    with pytest.raises(SystemExit):
+        tiny_runs.call(TEST, path, report.path, '--cfg-options', *options,
+                       'test_dataloader.dataset.pipeline.1.scale=(300,200)')
+    assert 'does not fit into' in capsys.readouterr().err.splitlines()[-1]

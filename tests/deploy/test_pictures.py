@@ -1,0 +1,54 @@
+"""What a picture goes through in front of an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
+import numpy as np
+import pytest
+import torch
+from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+
+from mmunorm.deploy.pictures import paste, prepare, steps_of
+
+from .. import tiny_runs
+
+SIZES = [(40, 60), (75, 50), (300, 257), (64, 64)]
+
+
+@pytest.mark.parametrize('scope, pipeline', [
+    ('mmpretrain', [dict(type='ResizeEdge', scale=48, edge='short', backend='pillow', interpolation='bicubic'),
+                    dict(type='CenterCrop', crop_size=40)]),
+    ('mmpretrain', [dict(type='Resize', scale=32)]),
+    ('mmpretrain', [dict(type='Resize', scale=(60, 40), interpolation='bicubic')]),
+    ('mmdet', [dict(type='Resize', scale=(96, 72), keep_ratio=True)]),
+])
+@pytest.mark.parametrize('size', SIZES)
+def test_as_the_test_pipeline(scope, pipeline, size):
+    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    with DefaultScope.overwrite_default_scope(scope):
+        expected = Compose(pipeline)(dict(img=picture, img_shape=size, ori_shape=size))['img']
+    own = prepare(picture, steps_of(pipeline))
+    assert own.shape == expected.shape and np.array_equal(own, expected)
+
+
+@pytest.mark.parametrize('name', ['swin_t_un_imagenet', 't2t_vit_14_un_cifar10', 'swin_t_un_maskrcnn_1x',
+                                  'digits/swin_un_classifier', 'digits/swin_un_maskrcnn'])
+def test_the_pipelines_of_the_recipes_are_known(name):
+    cfg = Config.fromfile(tiny_runs.ROOT / 'configs' / f'{name}.py')
+    steps_of(cfg.test_dataloader.dataset.pipeline)
+
+
+def test_an_unknown_transform_is_named():
+    with pytest.raises(ValueError, match='Pad changes'):
+        steps_of([dict(type='mmdet.Pad', size=(3, 3))])
+
+
+@pytest.mark.parametrize('box', [(3.2, 4.7, 20.1, 17.9), (-4., -6., 30., 12.), (25., 20., 44., 33.), (5., 5., 5., 9.)])
+def test_masks_are_pasted_as_mmdet_does(box):
+    mask = np.random.default_rng(0).random((7, 7), np.float32)
+    own = paste(mask, box, 30, 40, 0.5)
+    expected, _ = _do_paste_mask(torch.from_numpy(mask)[None, None], torch.tensor([box]), 30, 40, skip_empty=False)
+    if box[0] == box[2]:
+        assert not own.any()
+    else:
+        clear = (expected[0] - 0.5).abs().numpy() > 1e-4
+        assert (own == (expected[0] >= 0.5).numpy())[clear].all() and clear.mean() > 0.99 and own.any()

@@ -1,0 +1,180 @@
+"""Each rewritten part of mmdet beside the stock code; no runtime is needed."""
+import pytest
+import torch
+from mmengine.structures import InstanceData
+from torchvision.ops import batched_nms
+
+from mmunorm import fuse_norms
+
+from ..fusion import models
+
+if not hasattr(torch.library, 'custom_op'):
+    pytest.skip('torch is too old for the exporter', allow_module_level=True)
+
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.rcnn import detector as rewritten
+from mmunorm.deploy.rcnn import rcnn_obstacle
+from mmunorm.deploy.rcnn.nms import nms_mask
+
+from .detectors import rcnn
+
+SHAPE = (72, 100)  # 18 x 25 and 9 x 13 tokens, which windows of 4 pad
+SIZES = [(72, 100), (61, 83)]
+
+
+def boxes_of(number, sets=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    corner = torch.rand(sets, number, 2, generator=generator) * 60
+    return torch.cat([corner, corner + torch.rand(sets, number, 2, generator=generator) * 40], -1)
+
+
+def metas():
+    return [dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.)) for size in SIZES]
+
+
+@pytest.fixture(scope='module')
+def maps():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(2, 8, 18 // s, 25 // s, generator=generator) for s in (1, 2, 4)]
+
+
+@pytest.fixture(scope='module')
+def detector():
+    return rcnn()
+
+
+def test_nms_mask():
+    boxes, scores = boxes_of(80, 3), torch.rand(3, 80)
+    kept = nms_mask(boxes, scores, 0.4, 0.3)
+    index = torch.arange(3)[:, None].expand(-1, 80)
+    valid = scores.flatten() > 0.3
+    places = valid.nonzero()[:, 0]
+    stock = places[batched_nms(boxes.flatten(0, 1)[valid], scores.flatten()[valid], index.flatten()[valid], 0.4)]
+    assert sorted(kept.flatten().nonzero()[:, 0].tolist()) == sorted(stock.tolist())
+    assert kept.unique().tolist() == [0, 1] and kept.sum() < valid.sum()
+    assert nms_mask(boxes, scores, 0.4, 1.).sum() == 0
+
+
+@pytest.mark.parametrize('rpn', [dict(), dict(nms_pre=5000, max_per_img=4000), dict(min_bbox_size=12)])
+def test_proposals(maps, rpn):
+    head = rcnn(rpn=rpn).rpn_head
+    with torch.no_grad():
+        boxes, found = rewritten.propose(head, maps, torch.tensor(SIZES).float())
+        stock = head.predict_by_feat(*head(maps), batch_img_metas=metas())
+    for own, valid, expected in zip(boxes, found, stock, strict=True):
+        assert valid.sum() == len(expected) > 20
+        assert valid.long().diff().max() <= 0  # the best first
+        # Equal scores have no order.
+        assert torch.cdist(own[valid], expected.bboxes, p=torch.inf).min(0).values.max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9), reason='the exporter needs torch 2.9')
+def test_proposals_of_maps_of_any_size():
+    """Exported with open shapes; some levels have fewer boxes than the top-k takes."""
+    class Proposals(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = rcnn().rpn_head
+
+        def forward(self, a, b, c, sizes):
+            return rewritten.propose(self.head, (a, b, c), sizes)
+
+    def inputs(height, width):
+        maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]
+        return *maps, torch.tensor([[height * 16., width * 16.], [height * 14., width * 15.]])
+
+    height, width = torch.export.Dim('height'), torch.export.Dim('width')
+    model = Proposals().eval()
+    program = torch.export.export(
+        model, inputs(4, 7), strict=False, prefer_deferred_runtime_asserts_over_guards=True,
+        dynamic_shapes=(*({2: s * height, 3: s * width} for s in (4, 2, 1)), None)).module()
+    for size in ((4, 7), (5, 3)):
+        given = inputs(*size)
+        with torch.no_grad():
+            own, found = program(*given)
+            expected, expected_found = model(*given)
+        assert own.shape == (2, 60, 4) and found.sum() == expected_found.sum() > 40
+        for boxes, valid, all_expected, is_expected in zip(own, found, expected, expected_found, strict=True):
+            distance = torch.cdist(boxes[valid], all_expected[is_expected], p=torch.inf)
+            assert distance.min(0).values.max() < 1e-4
+
+
+def test_pooled_features(detector, maps):
+    extractor = detector.roi_head.bbox_roi_extractor
+    boxes = boxes_of(30)
+    boxes[0, 0] = 0
+    boxes[1, :2] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.]])  # where the level changes
+    rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 30, 1), boxes], -1).flatten(0, 1)
+    assert 5 < rewritten.roi_levels(extractor, boxes.flatten(0, 1), 2).sum() < 55
+    expected = extractor(tuple(maps[:2]), rois)
+    torch.testing.assert_close(rewritten.pool(extractor, tuple(maps), boxes), expected, rtol=0, atol=1e-5)
+
+
+def test_levels_are_mmdets(detector):
+    extractor = detector.roi_head.bbox_roi_extractor
+    boxes = torch.cat([boxes_of(500, 1)[0], torch.zeros(1, 4)]) * 6
+    rois = torch.cat([torch.zeros(501, 1), boxes], 1)
+    for number in (1, 2, 4):
+        expected = extractor.map_roi_levels(rois, number)
+        assert rewritten.roi_levels(extractor, boxes, number).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize('rcnn_cfg', [dict(), dict(score_thr=0.4, max_per_img=7)])
+def test_detections_and_masks(maps, rcnn_cfg):
+    model = rcnn(rcnn_cfg=rcnn_cfg)
+    head = model.roi_head
+    with torch.no_grad():
+        proposals, found = rewritten.propose(model.rpn_head, maps, torch.tensor(SIZES).float())
+        found[1, 40:] = False
+        dets, labels = rewritten.detect(head, maps, proposals, found, torch.tensor(SIZES).float())
+        masks = rewritten.segment(head, maps, dets, labels)
+        own = [InstanceData(bboxes=boxes[valid]) for boxes, valid in zip(proposals, found, strict=True)]
+        stock = head.predict_bbox(tuple(maps), metas(), own, head.test_cfg)
+        for image, expected in enumerate(stock):
+            number = len(expected)
+            assert number > 0
+            torch.testing.assert_close(dets[image, :number, :4], expected.bboxes, rtol=0, atol=1e-4)
+            torch.testing.assert_close(dets[image, :number, 4], expected.scores, rtol=0, atol=1e-5)
+            assert labels[image, :number].tolist() == expected.labels.tolist()
+            rest = dets[image, number:], labels[image, number:], masks[image, number:]
+            assert all((each == 0).all() for each in rest)
+            rois = torch.cat([torch.full((number, 1), float(image)), expected.bboxes], 1)
+            logits = head._mask_forward(tuple(maps), rois)['mask_preds']
+            probability = logits[range(number), expected.labels].sigmoid()
+            torch.testing.assert_close(masks[image, :number], probability, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('fold', [False, True])
+@pytest.mark.parametrize('mask', [False, True])
+def test_whole_detector(mask, fold):
+    """From pixels to detections, with a smaller picture in the batch that mmdet pads."""
+    model = rcnn(mask)
+    if fold:
+        fuse_norms(model, strict=True)
+    generator = torch.Generator().manual_seed(1)
+    pictures = [torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in SIZES]
+    model.data_preprocessor.pad_size_divisor = 4
+    data = model.data_preprocessor(dict(inputs=pictures, data_samples=[]), False)
+    assert data['inputs'].shape[2:] == SHAPE
+    images = torch.full((2, 3, *SHAPE), 77.)  # what lies beside a picture must not matter
+    for image, picture in zip(images, pictures, strict=True):
+        image[:, :picture.shape[1], :picture.shape[2]] = picture
+    with torch.no_grad():
+        dets, labels = graph_of(model)(images, torch.tensor(SIZES).float())[:2]
+        features = model.extract_feat(data['inputs'])
+        found = [InstanceData(bboxes=each.bboxes, scores=each.scores, labels=each.labels)
+                 for each in model.rpn_head.predict_by_feat(*model.rpn_head(features), batch_img_metas=metas())]
+        stock = model.roi_head.predict_bbox(features, metas(), found, model.roi_head.test_cfg)
+    for image, expected in enumerate(stock):
+        number = len(expected)
+        assert 0 < number == (dets[image, :, 4] > 0).sum()
+        torch.testing.assert_close(dets[image, :number, :4], expected.bboxes, rtol=0, atol=2e-3)
+        assert labels[image, :number].tolist() == expected.labels.tolist()
+
+
+def test_what_is_refused(detector):
+    assert rcnn_obstacle(detector) == ''
+    assert 'RetinaNet' in rcnn_obstacle(models.detector())
+    detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)
+    assert 'soft_nms' in rcnn_obstacle(detector)

@@ -1,0 +1,61 @@
+"""The rewritten window attention beside the stock ones, with the padding of a folded norm and without."""
+import pytest
+import torch
+from mmpretrain.models.utils import ShiftWindowMSA
+
+from mmunorm import fuse_norms
+from mmunorm.deploy.windows import (
+    StaticWindowMSA,
+    cut_windows,
+    is_window_attention,
+    side_multiple,
+    with_dynamic_windows,
+    with_static_windows,
+)
+
+from ..fusion import models
+
+MAKERS = {
+    'ours': lambda: models.swin_classifier(pad_small_map=True),
+    'stock': models.stock_swin_classifier,
+    'mmdet': lambda: models.detector(backbone=models.mmdet_swin()),
+}
+
+
+@pytest.mark.parametrize('gamma', ['some', 'none'])
+@pytest.mark.parametrize('fold', [False, True])
+@pytest.mark.parametrize('name', MAKERS)
+def test_as_the_stock_attention(name, fold, gamma):
+    model = models.randomize(MAKERS[name]().double(), gamma=gamma)
+    if fold:
+        fuse_norms(model, strict=True)
+    static = with_static_windows(model)
+    assert sum(isinstance(module, StaticWindowMSA) for module in static.modules()) == 4
+    assert not any(is_window_attention(module) for module in static.modules())
+    dynamic = with_dynamic_windows(model)
+    assert side_multiple(model.backbone) == 8
+    for size in ((32, 32), (37, 45), (56, 33), (72, 40)):
+        for batch in (1, 2):
+            x = torch.randn(batch, 3, *size, dtype=torch.float64)
+            expected = models.outputs(model, x)
+            models.assert_equal(models.outputs(static, x), expected, 1e-12)
+            if size[0] % 8 == size[1] % 8 == 0:
+                models.assert_equal(models.outputs(dynamic, x), expected, 1e-12)
+
+
+@pytest.mark.parametrize('rows, columns, window, shift', [(1, 1, 4, 2), (2, 3, 4, 2), (3, 1, 7, 3)])
+def test_windows_that_a_shift_has_cut(rows, columns, window, shift):
+    expected = ShiftWindowMSA.get_attn_mask((rows * window, columns * window), window, shift)
+    assert torch.equal(cut_windows(rows, columns, window, shift), expected)
+
+
+@pytest.mark.parametrize('make', [models.vit_classifier, models.t2t_classifier,
+                                  lambda: models.swin_classifier(use_abs_pos_embed=True)])
+def test_a_table_of_positions_fixes_the_size(make):
+    assert side_multiple(make().backbone) is None
+
+
+def test_a_map_smaller_than_a_window_is_refused_where_the_stock_attention_does():
+    static = with_static_windows(models.swin_classifier().eval())
+    with pytest.raises(ValueError, match='pad_small_map'):
+        static(torch.zeros(1, 3, 20, 20))

@@ -1,0 +1,69 @@
+"""tools/deploy/benchmark.py on a tiny classifier, beside the same with LayerNorm."""
+import json
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmunorm.deploy import benchmark, rows
+from mmunorm.errors import PreflightError
+
+from .. import tiny_runs
+
+for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
+    pytest.importorskip(package)
+
+FORMATS = ['torch', 'compiled', 'onnx', 'openvino-bf16', 'onnx-int8']
+TOOL = tiny_runs.load_tool('deploy/benchmark')
+
+
+@pytest.fixture
+def baseline(classifier, tmp_path):
+    """The same config with LayerNorm, and untrained weights."""
+    config = tmp_path / 'with_ln.py'
+    config.write_text(classifier[0].read_text().replace("norm_cfg=dict(type='UN', warmup_iters=1)",
+                                                        "norm_cfg=dict(type='LN')"))
+    return config, tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'ln.pth', ('dark', 'light'))
+
+
+@pytest.mark.slow
+def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda graph: graph)  # half a minute, and no matter of ours
+
+    def lacks(path, threads=None, precision='f32'):
+        if precision == 'bf16':
+            raise PreflightError('no bfloat16 here')
+        return runner(path, threads, precision)
+
+    runner = rows.Runner
+    monkeypatch.setattr(rows, 'Runner', lacks)
+    result = tiny_runs.call(TOOL, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
+                            '--formats', *FORMATS, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
+    printed = capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md', 'formats.png']
+    text = (tmp_path / 'out/formats.md').read_text()
+    assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
+    assert json.loads((tmp_path / 'out/formats.json').read_text())['rows'][0]['seconds']
+    assert [(row['model'], row['format']) for row in result['rows']] == [
+        (model, name) for model in ('with_ln', 'classifier') for name in FORMATS]
+    for row in result['rows']:
+        if row['format'] == 'openvino-bf16':
+            assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
+            continue
+        # The four test pictures: the runtimes see them as torch does.
+        same = next(each for each in result['rows'] if each['model'] == row['model'])
+        assert row['metrics'] == same['metrics'] and 'accuracy/top1' in row['metrics']
+        assert len(row['seconds']) == 2 and row['size'] > 10_000
+        assert row['to_baseline']['value'] == (1 if row['model'] == 'with_ln' else row['to_baseline']['value'])
+
+
+def test_which_metrics_the_table_shows():
+    both = {'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.4}
+    assert benchmark.main_metrics(both) == {'coco/bbox_mAP': 0.5, 'coco/segm_mAP': 0.4}
+    assert benchmark.main_metrics({'accuracy/top1': 80., 'accuracy/top5': 90.}) == {'accuracy/top1': 80.}
+
+
+def test_an_unknown_format_is_refused(classifier, capsys):
+    with pytest.raises(SystemExit):
+        tiny_runs.call(TOOL, *classifier[:2], '--formats', 'tflite')
+    assert "invalid choice: 'tflite'" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Measures a model in torch and in the runtimes: metrics, speed and size, beside a baseline such as LayerNorm."""
+import argparse
+import tempfile
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import torch
+
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    set_dataloader_defaults,
+)
+from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
+from mmunorm.cli.preflight import check_data
+from mmunorm.deploy.benchmark import markdown, run_benchmark, write_results
+from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.formats import need
+from mmunorm.deploy.rows import ROWS, Subject
+from mmunorm.deploy.testing import ExportedModel
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file, for the model, the data and the metrics')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
+                        help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
+    parser.add_argument('--formats', nargs='+', choices=list(ROWS), default=list(ROWS), metavar='FORMAT',
+                        help=f'what to measure, of {", ".join(ROWS)} (default: all)')
+    parser.add_argument('--batch', type=positive, default=1, help='pictures at once (default: 1)')
+    parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
+                        help='height and width of the input, as in export.py')
+    parser.add_argument('--num-samples', type=positive, default=300,
+                        help='training pictures that the ranges of INT8 are taken from (default: 300)')
+    parser.add_argument('--repeat', type=positive,
+                        help='rounds, with one batch of each row (default: as many as fit in 45 s)')
+    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
+    parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/formats)')
+    add_config_arguments(parser)
+    return parser.parse_args(argv)
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    need('onnx', 'onnxscript', 'onnxruntime', 'openvino')
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    pairs = [*([args.baseline] if args.baseline else []), (args.config, args.checkpoint)]
+    cfgs = [load_config(config, args.cfg_options) for config, _ in pairs[:-1]]
+    cfgs.append(load_config(args.config, args.cfg_options, args.norm))
+    out = out_folder(args.out or Path('work_dirs', Path(args.config).stem, 'formats'))
+    wants_int8 = any('int8' in name for name in args.formats)
+    for cfg in cfgs:
+        check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
+        set_dataloader_defaults(cfg)
+    with tempfile.TemporaryDirectory() as folder:
+        subjects, own_cfg = [], {}
+        for (config, checkpoint), cfg in zip(pairs, cfgs, strict=True):
+            name = Path(config).stem
+            if name in own_cfg:
+                name += ' (model)'
+            own_cfg[name] = cfg
+            model, meta = loaded_model(cfg, checkpoint, args.shape)
+            files = Path(folder, str(len(subjects)))
+            files.mkdir()
+            pictures = training_pictures(cfg, args.num_samples) if wants_int8 else ()
+            subjects.append(Subject(name, model, meta, args.batch, files, torch.get_num_threads(), pictures))
+        arrays = ExportedModel(subjects[-1].eager()).arrays(test_pictures(cfgs[-1], args.batch))
+        result = run_benchmark(subjects, args.formats, arrays,
+                               lambda subject, model, title: test_metrics(own_cfg[subject.name], model, title),
+                               args.repeat)
+    print(markdown(result))
+    for path in write_results(result, out):
+        print(f'written: {path}')
+    return result
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,105 @@
+"""Exports a trained model, its norms folded, to one file that a runtime loads."""
+import argparse
+import time
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    set_dataloader_defaults,
+    warn,
+)
+from mmunorm.cli.calibration import training_pictures
+from mmunorm.cli.preflight import check_data
+from mmunorm.deploy.export import loaded_model, trace
+from mmunorm.deploy.formats import find_format, table
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.int8 import Samples, apply_forms, choose_forms, forms_table
+from mmunorm.deploy.rows import TorchRunner
+from mmunorm.deploy.saving import save
+from mmunorm.deploy.testing import ExportedModel
+from mmunorm.fusion import fuse_norms
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, epilog=f'formats:\n\n{table()}',
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config file')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('--format', required=True, help='what to make; see the table below')
+    parser.add_argument('--half', action='store_true', help='weights in float16')
+    parser.add_argument('--int8', action='store_true',
+                        help='linear layers and convolutions in INT8; for each norm the form that loses less')
+    parser.add_argument('--num-samples', type=positive, default=300,
+                        help='training pictures that the ranges of INT8 are taken from (default: 300)')
+    parser.add_argument('--dynamic', action='store_true',
+                        help='take any number of pictures; with a Swin, also of any size')
+    parser.add_argument('--batch', type=positive, help='pictures at once (default: 1)')
+    parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
+                        help='height and width of the input (default: what the test pipeline makes; for a detector a '
+                        'square, for pictures that lie and pictures that stand)')
+    parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
+                        'INT8 also with _int8)')
+    add_config_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.dynamic and args.batch:
+        parser.error('--batch does not go with --dynamic: the file takes any number of pictures')
+    if args.int8 and (args.half or args.dynamic):
+        parser.error(f'--{"half" if args.half else "dynamic"} does not go with --int8')
+    return args
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    chosen = find_format(args.format, tuple(flag for flag in ('half', 'int8', 'dynamic') if getattr(args, flag)))
+    cfg = load_config(args.config, args.cfg_options, args.norm)
+    checkpoint = Path(args.checkpoint)
+    out = Path(args.out or (checkpoint.with_stem(f'{checkpoint.stem}_int8') if args.int8 else checkpoint))
+    out = out.with_suffix(chosen.suffix)
+    out_folder(out.parent)
+    if args.int8:
+        check_data(cfg, ['train'])
+        set_dataloader_defaults(cfg)
+    model, meta = loaded_model(cfg, args.checkpoint, args.shape)
+    samples = None
+    if args.int8:
+        pictures = training_pictures(cfg, args.num_samples)
+        arrays = ExportedModel(TorchRunner(graph_of(model), meta)).arrays
+        samples = Samples(pictures, arrays, args.batch or 1)
+        forms = choose_forms(model, samples, progress=True)
+        print(f'{forms_table(forms)}\n')
+        meta['norms'] = [asdict(form) for form in forms]
+        kept = apply_forms(model, forms).kept
+    else:
+        kept = fuse_norms(model).kept
+    for reason, names in groupby(kept, lambda fold: f'({fold.kind}): {fold.where}'):
+        names = [fold.norm for fold in names]
+        warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
+    start = time.perf_counter()
+    traced = trace(model, meta, args.batch or 1, args.dynamic)
+    made = save(traced, chosen, out, args.half, samples)
+    print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
+    batch, _, height, width = traced.meta['shape']
+    size = f'{height} x {width} pixels' if height else f'any size in steps of {traced.meta["divisor"]} pixels'
+    number = 'any number of pictures' if batch is None else f'{batch} picture' + 's' * (batch > 1)
+    print(f'takes: {number} of {size}')
+    print(f'norms left: {made.norms}')
+    print('largest difference to torch: ' + (
+        ', '.join(f'{kind} {value:.2g}' for kind, value in made.difference.items()) or
+        'unknown, because no object is found in noise; compare the metrics'))
+    print('use it: ' + (f'python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR'
+                        if chosen.name != 'tensorrt' else f'trtexec --loadEngine={made.path}'))
+    return made
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,64 @@
+"""Draws what an exported model sees, on one or many pictures; no model of torch is built."""
+import argparse
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import cv2
+import mmcv
+from tqdm import tqdm
+
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.pictures import drawing_scale, find_images, read_picture
+from mmunorm.deploy.drawing import draw_class, draw_detections
+from mmunorm.deploy.runner import Runner
+from mmunorm.errors import PreflightError
+from mmunorm.files import whole_file
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('file', help='what tools/deploy/export.py has made')
+    parser.add_argument('pictures', help='a picture, or a folder that is searched for pictures')
+    parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
+    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
+    return parser.parse_args(argv)
+
+
+def draw(runner, picture, score_thr):
+    """The picture, enlarged until letters can be read, with what the model sees in it."""
+    scale = drawing_scale(*picture.shape[:2])
+    large = mmcv.imrescale(picture, scale)
+    if not runner.is_detector:
+        return draw_class(large, runner.classify(picture), runner.classes)
+    found = runner.detect(picture, score_thr)
+    found.boxes *= scale
+    if found.masks is not None:
+        found.masks = [cv2.resize(mask.astype('uint8'), large.shape[1::-1]) > 0 for mask in found.masks]
+    return draw_detections(large, found, runner.classes)
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    images = find_images(args.pictures, args.out_dir)
+    runner = Runner(args.file)
+    out_folder(args.out_dir, '--out-dir')
+    unreadable = []
+    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+        picture = read_picture(path)
+        if picture is None:
+            unreadable.append(str(path))
+            continue
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out_file) as part:
+            cv2.imwrite(str(part), draw(runner, picture, args.score_thr))
+    if len(unreadable) == len(images):
+        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
+    if unreadable:
+        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
+    print(f'{len(images) - len(unreadable)} pictures are in {args.out_dir}')
+
+
+if __name__ == '__main__':
+    main()

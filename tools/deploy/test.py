@@ -1,0 +1,36 @@
+"""Tests an exported model with the metrics of a config."""
+import argparse
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, set_dataloader_defaults
+from mmunorm.cli.calibration import test_metrics
+from mmunorm.cli.preflight import check_data
+from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.testing import ExportedModel
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config file, for the data and the metrics')
+    parser.add_argument('file', help='what tools/deploy/export.py has made')
+    parser.add_argument('--threads', type=int, help="threads of the CPU (default: the runtime's choice)")
+    add_config_arguments(parser, norm=False)
+    return parser.parse_args(argv)
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    cfg = load_config(args.config, args.cfg_options)
+    check_data(cfg, ['test'])
+    set_dataloader_defaults(cfg)
+    metrics = test_metrics(cfg, ExportedModel(Runner(args.file, args.threads)), 'testing')
+    for name, value in metrics.items():
+        print(f'{name}: {value:.4f}')
+    return metrics
+
+
+if __name__ == '__main__':
+    main()
