@@ -34,7 +34,7 @@ $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
 	@echo 'Installing into $(VENV), 6 GB: a few minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS))
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS))
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(OPENCV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

@@ -80,9 +80,13 @@ def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bi
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
-        list[NormForm]: in the order of the model. Norms that go into the layer in front of them are not in it.
+        list[NormForm]: in the order of the model. Norms that go into the layer in front of them, or that
+        stand in the residual stream, are not in it.
     """
-    folds = [fold for fold in plan(model) if not fold.obstacle and fold.readers
+    folds = plan(model)
+    # Norms in the residual stream itself fold together, or not at all.
+    carried = {name for fold in folds if fold.stream for name in (fold.norm, *fold.stream.ends)}
+    folds = [fold for fold in folds if not fold.obstacle and fold.readers and fold.norm not in carried
              and not is_channels_first(model.get_submodule(fold.norm))
              and all(reads_single_tokens(model.get_submodule(reader)) for reader in fold.readers)]
     folded = copy.deepcopy(model)

@@ -69,7 +69,7 @@ def give_own_inputs(graph) -> None:
     nodes = []
     for node in graph.node:
         name = node.input[0] if node.op_type in OPERATORS else ''
-        if readers[name] > 1:
+        if name and readers[name] > 1:
             node.input[0] = f'{name}_of_{node.name}'
             nodes.append(helper.make_node('Identity', [name], [node.input[0]], name=f'{node.name}_input'))
         nodes.append(node)

@@ -65,6 +65,18 @@ def test_layer_norms_leave_nothing_to_choose():
     assert choose_forms(models.classifier(norm_cfg=dict(type='LN')), models.samples()) == []
 
 
+def test_norms_in_the_stream_are_folded_as_they_are():
+    model = models.classifier(residual_cfg=dict(type='PostNorm'))
+    images = models.pictures(2).float()
+    with torch.no_grad():
+        before = graph_of(model)(images)
+    forms = choose_forms(model, models.samples())
+    assert not any('blocks' in form.norm for form in forms)
+    assert not apply_forms(model, forms).kept and not list(norm_layers(model))
+    with torch.no_grad():
+        torch.testing.assert_close(graph_of(model)(images), before, rtol=0, atol=1e-5)
+
+
 def test_the_table(forms):
     lines = forms_table(list(forms[100.].values())).splitlines()
     assert lines[2].startswith(f'| `{FIRST}` | ') and lines[2].endswith('| kept |')

@@ -12,10 +12,10 @@ for package in ('nncf', 'onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from mmunorm.deploy import FORMATS, Runner, save, trace
-from mmunorm.deploy.int8.onnx import quantize
+from mmunorm.deploy.int8.onnx import give_own_inputs, quantize
 from mmunorm.deploy.int8.openvino import kernels
 
 from . import models
@@ -93,6 +93,20 @@ def test_onnx(subject, symmetric, tmp_path):
     zeros = [constants[node.input[2]] for node in quantized]
     assert {zero.dtype.name for zero in zeros} == {'int8' if symmetric else 'uint8'}
     assert all((zero == 0).all() for zero in zeros) == symmetric
+
+
+def test_only_linear_layers_with_a_shared_input_get_one_of_their_own():
+    nodes = [helper.make_node('Clip', ['x', '', 'm'], ['c'], name='clip'),  # '' is an input that is left out
+             helper.make_node('Clip', ['c', '', 'm'], ['y'], name='again'),
+             helper.make_node('MatMul', ['y', 'w'], ['z'], name='linear'),
+             helper.make_node('Add', ['y', 'z'], ['s'], name='sum'),
+             helper.make_node('MatMul', ['s', 'w'], ['out'], name='last')]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ('x', 'm', 'w', 'out')]
+    graph = helper.make_graph(nodes, 'g', value[:3], value[3:])
+    give_own_inputs(graph)
+    assert [(node.name, list(node.input)) for node in graph.node] == [
+        ('clip', ['x', '', 'm']), ('again', ['c', '', 'm']), ('linear_input', ['y']), ('linear', ['y_of_linear', 'w']),
+        ('sum', ['y', 'z']), ('last', ['s', 'w'])]
 
 
 @pytest.mark.slow
