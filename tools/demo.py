@@ -1,8 +1,8 @@
 """Runs the whole way on handwritten digits. Started by `make demo`.
 
 It makes the data, trains a classifier, and trains a detector from its backbone. It then tests the detector, draws
-what it finds, folds its norms away, and tests it again. An interrupted demo goes on where it stopped. Finished steps
-are not repeated.
+what it finds, folds its norms away, and tests it again; and it makes the detector one file, which OpenVINO tests. An
+interrupted demo goes on where it stopped. Finished steps are not repeated.
 """
 import json
 import os
@@ -18,6 +18,7 @@ PICTURES = 'work_dirs/demo/pictures'
 SHEET = 'work_dirs/demo/predictions.png'
 FOLDED = 'work_dirs/demo/folded.pth'
 BENCHMARK = 'work_dirs/demo/benchmark'
+EXPORTED = 'work_dirs/demo/detector.xml'
 
 
 def run(title: str, *command: str) -> None:
@@ -51,39 +52,44 @@ def draw_sheet(count: int = 8) -> None:
 
 
 def print_metrics() -> None:
-    """Prints the table of both tests: the folded model is the same function."""
-    print('|      |        |    AP |  AP50 |  AP75 |')
-    print('|------|--------|-------|-------|-------|')
-    for model, folder in (('UN', 'test'), ('folded', 'test_folded')):
+    """Prints the table of all tests: the folded model and the file are the same function."""
+    print('|      |          |    AP |  AP50 |  AP75 |')
+    print('|------|----------|-------|-------|-------|')
+    for model, folder in (('UN', 'test'), ('folded', 'test_folded'), ('OpenVINO', 'test_exported')):
         metrics = newest_metrics(f'work_dirs/demo/{folder}')
         for label, key in (('box', 'bbox'), ('mask', 'segm')):
             values = (metrics[f'coco/{key}_{name}'] for name in ('mAP', 'mAP_50', 'mAP_75'))
-            print(f'| {label:4} | {model:6} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
+            print(f'| {label:4} | {model:8} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
 
 
 def main() -> None:
     start = time.time()
-    run('1/7 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
-    run('2/7 Train a small UN Swin to classify digits', 'tools/train.py',
+    run('1/9 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
+    run('2/9 Train a small UN Swin to classify digits', 'tools/train.py',
         f'configs/digits/{CLASSIFIER}.py', '--resume')
-    run('3/7 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
+    run('3/9 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
         '--resume')
     checkpoint = last_checkpoint(DETECTOR)
-    run('4/7 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+    run('4/9 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
         '--work-dir', 'work_dirs/demo/test')
-    run('5/7 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+    run('5/9 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
         'data/digits/coco/val', '--limit', '24', '--score-thr', '0.5', '--out-dir', PICTURES)
-    run('6/7 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py',
+    run('6/9 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py',
         f'configs/digits/{DETECTOR}.py', checkpoint, '--repeat', '8', '--save', FOLDED, '--out',
         BENCHMARK)
-    run('7/7 Test the folded detector', 'tools/test.py', f'configs/digits/{DETECTOR}.py', FOLDED,
+    run('7/9 Test the folded detector', 'tools/test.py', f'configs/digits/{DETECTOR}.py', FOLDED,
         '--work-dir', 'work_dirs/demo/test_folded')
+    run('8/9 Make it one file for OpenVINO', 'tools/deploy/export.py', f'configs/digits/{DETECTOR}.py', checkpoint,
+        '--format', 'openvino', '--out', EXPORTED)
+    run('9/9 Test that file, without a model of torch', 'tools/deploy/test.py', f'configs/digits/{DETECTOR}.py',
+        EXPORTED, '--work-dir', 'work_dirs/demo/test_exported')
 
     draw_sheet()
     print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
     print_metrics()
     print(f'\nPictures: {PICTURES}, eight of them in {SHEET}')
-    print(f'Folded checkpoint: {FOLDED}\nSpeed and memory: the table above, with a chart in {BENCHMARK}')
+    print(f'Folded checkpoint: {FOLDED}\nFile for OpenVINO: {EXPORTED}, and the .bin beside it')
+    print(f'Speed and memory: the table above, with a chart in {BENCHMARK}')
 
 
 if __name__ == '__main__':

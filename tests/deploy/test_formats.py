@@ -34,7 +34,15 @@ def test_every_missing_package_is_named(monkeypatch):
         formats.find_format('openvino')
 
 
+def test_int8_needs_a_package_more(monkeypatch):
+    monkeypatch.setattr(formats, 'find_spec', lambda name: None if name == 'nncf' else True)
+    with pytest.raises(PreflightError, match='^missing: nncf;'):
+        formats.find_format('openvino', ('int8', ))
+    assert formats.find_format('openvino').name == 'openvino'
+    assert formats.find_format('onnx', ('int8', )).name == 'onnx'
+
+
 def test_the_table():
     lines = formats.table().splitlines()
     assert len(lines) == 1 + len(formats.FORMATS)
-    assert lines[2].split() == ['openvino', '.xml', 'CPU', '--half', '--dynamic']
+    assert lines[2].split() == ['openvino', '.xml', 'CPU', '--half', '--int8', '--dynamic']

@@ -19,7 +19,7 @@ def demo(tmp_path, monkeypatch):
             folder = tmp_path / 'work_dirs' / command[1].rpartition('/')[2].removesuffix('.py')
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
-        if command[0] == 'tools/test.py':
+        if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
             folder = tmp_path / command[command.index('--work-dir') + 1] / '20260101_000000'
             folder.mkdir(parents=True)
             metrics = {f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm')
@@ -49,9 +49,12 @@ def test_steps_and_table(demo, capsys):
     # What was saved folded is tested again.
     saved = demo.commands[5][demo.commands[5].index('--save') + 1]
     assert demo.commands[6][2] == saved
+    # The same checkpoint is exported, and the file that is made is tested.
+    assert demo.commands[7][2] == demo.commands[3][2]
+    assert demo.commands[8][2] == demo.commands[7][demo.commands[7].index('--out') + 1]
     printed = capsys.readouterr().out
-    assert '| mask | UN     | 0.125 | 0.500 | 0.500 |' in printed
-    assert '| mask | folded | 0.125 | 0.500 | 0.500 |' in printed
+    for model in ('UN      ', 'folded  ', 'OpenVINO'):
+        assert f'| mask | {model} | 0.125 | 0.500 | 0.500 |' in printed
     assert 'work_dirs/demo/pictures' in printed
     sheet = cv2.imread(str(demo.ROOT / demo.SHEET))
     assert sheet.shape == (46, 90, 3) and sheet[12, 34, 0] == 25 and sheet[34, 78, 0] == 175

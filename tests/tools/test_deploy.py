@@ -1,4 +1,6 @@
 """tools/deploy on tiny data: from a checkpoint to a file, its metrics and its drawings."""
+import json
+
 import cv2
 import pytest
 import torch
@@ -42,7 +44,9 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert 'norms left: 0' in printed and 'largest difference to torch: scores' in printed
     assert 'takes: 1 picture of 32 x 32 pixels' in printed
     assert f'tools/deploy/infer.py {made.path}' in printed and ' MB, in ' in printed
-    assert tiny_runs.call(TEST, config, made.path) == expected
+    assert tiny_runs.call(TEST, config, made.path, '--work-dir', tmp_path / 'tested') == expected
+    written, = (tmp_path / 'tested').glob('*/*.json')
+    assert json.loads(written.read_text()) == expected
     tiny_runs.call(INFER, made.path, data, '--out-dir', tmp_path / 'drawn')
     drawn = sorted((tmp_path / 'drawn').rglob('*.png'))
     assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (536, 512, 3)

@@ -1,20 +1,25 @@
 """Tests an exported model with the metrics of a config."""
 import argparse
+import json
+import time
+from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, set_dataloader_defaults
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, set_dataloader_defaults
 from mmunorm.cli.calibration import test_metrics
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.testing import ExportedModel
+from mmunorm.files import write_text
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file, for the data and the metrics')
     parser.add_argument('file', help='what tools/deploy/export.py has made')
+    parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
     parser.add_argument('--threads', type=int, help="threads of the CPU (default: the runtime's choice)")
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
@@ -26,9 +31,16 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options)
     check_data(cfg, ['test'])
     set_dataloader_defaults(cfg)
+    if args.work_dir:
+        out_folder(args.work_dir, '--work-dir')
     metrics = test_metrics(cfg, ExportedModel(Runner(args.file, args.threads)), 'testing')
     for name, value in metrics.items():
         print(f'{name}: {value:.4f}')
+    if args.work_dir:
+        stamp = time.strftime('%Y%m%d_%H%M%S')
+        folder = args.work_dir / stamp
+        folder.mkdir(exist_ok=True)
+        write_text(folder / f'{stamp}.json', json.dumps(metrics))
     return metrics
 
 
