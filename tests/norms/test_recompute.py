@@ -172,9 +172,9 @@ def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
     assert_refused(block, lambda x: checkpoint(run, x, use_reentrant=use_reentrant))
 
 
-@pytest.mark.parametrize('backend', ['aot_eager', 'aot_eager_decomp_partition',
-                                     pytest.param('inductor', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('name', ['UN', 'RepBN'])
+@pytest.mark.parametrize('name, backend', [
+    *((name, backend) for name in ('UN', 'RepBN') for backend in ('aot_eager', 'aot_eager_decomp_partition')),
+    pytest.param('UN', 'inductor', marks=pytest.mark.slow)])
 def test_compiled_recomputation_is_refused_or_right(name, backend):
     """`with_cp=True` in a model that is compiled. Older releases recompute nothing there."""
     if not compiles_as_one_graph():
