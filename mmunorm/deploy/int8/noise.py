@@ -7,6 +7,7 @@ from torch import Tensor
 TAILS = (0., 1e-4, 1e-3)  # shares of values beyond each end of a range
 
 
+@torch.no_grad()
 def signal_to_noise(tokens: Tensor, weight: Tensor, bits: int) -> float:
     """Signal to noise of a quantized linear layer's output in dB: its variance over the mean squared error.
 
