@@ -23,9 +23,10 @@ from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.int8.noise import decibels
 from mmunorm.deploy.int8.simulate import simulate
-from mmunorm.deploy.rows import Subject, TorchRunner
+from mmunorm.deploy.rows import Subject
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.testing import ExportedModel
+from mmunorm.deploy.torch_runner import TorchRunner
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,35 +16,11 @@ from ..fusion import fuse_norms
 from .export import Traced, trace
 from .formats import find_format
 from .graphs import graph_of
-from .int8 import NormForm, Samples, apply_forms, choose_forms
+from .int8 import NormForm, Samples, apply_forms, choose_forms, samples_of
 from .runner import Runner
 from .saving import file_size, save
-from .testing import ExportedModel
+from .torch_runner import TorchRunner
 from .windows import with_static_windows
-
-
-class TorchRunner(Runner):
-    """A model of torch as the runner of an exported file.
-
-    Args:
-        graph (nn.Module): what :func:`graph_of` gives.
-        meta (dict): `Traced.meta` of the same model.
-    """
-
-    def __init__(self, graph: nn.Module, meta: dict):
-        self._session = _Torch(graph)
-        self._read(meta)
-
-
-class _Torch:
-
-    def __init__(self, graph: nn.Module):
-        self.graph = graph
-
-    @torch.no_grad()
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        out = self.graph(*map(torch.from_numpy, arrays))
-        return [each.numpy() for each in (out if isinstance(out, tuple) else (out, ))]
 
 
 class Subject:
@@ -94,12 +69,12 @@ class Subject:
     @cached_property
     def samples(self) -> Samples:
         """The pictures as batches."""
-        return Samples(self._pictures, ExportedModel(self.eager()).arrays, self._batch)
+        return samples_of(self._model, self._meta, self._pictures, self._batch)
 
     @cached_property
     def forms(self) -> list[NormForm]:
         """What :func:`choose_forms` measures."""
-        return choose_forms(self._model, self.samples, progress=True)
+        return choose_forms(self._model, samples_of(self._model, self._meta, self._pictures), progress=True)
 
     @cached_property
     def with_chosen_norms(self) -> nn.Module:

@@ -1,18 +1,17 @@
-"""Runs an exported model: numpy, the runtime and the file; no model of torch is built."""
+"""Runs an exported model in its runtime; no model of torch is built."""
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import PreflightError
+from ..errors import PreflightError, describe
+from .formats import need
 from .pictures import paste, prepare, resize
 
 KEY = 'mmunorm'  # of the metadata in the files
-_MISSING = "missing: {}; get it with pip install -e '.[deploy]'"
 
 
 @dataclass
@@ -55,7 +54,14 @@ class Runner:
             raise PreflightError(f'an exported model ends with {" or ".join(_SESSIONS)}, got {path}.')
         if not path.is_file():
             raise PreflightError(f'there is no exported model {path}.')
-        self._session = _SESSIONS[path.suffix](path, threads, precision)
+        if path.suffix == '.xml' and not path.with_suffix('.bin').is_file():
+            raise PreflightError(f'{path} needs its weights beside it, and there is no {path.with_suffix(".bin")}.')
+        try:
+            self._session = _SESSIONS[path.suffix](path, threads, precision)
+        except PreflightError:
+            raise
+        except Exception as error:  # the runtimes have no class of errors in common
+            raise PreflightError(f'{path} cannot be loaded: {describe(error)}') from error
         if not self._session.meta:
             raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
         self._read(json.loads(self._session.meta))
@@ -161,8 +167,7 @@ class _OnnxRuntime:
     def __init__(self, path: Path, threads: int | None, precision: str):
         if precision != 'f32':
             raise PreflightError(f'ONNX Runtime computes in what the file says, and precision is {precision}.')
-        if find_spec('onnxruntime') is None:
-            raise PreflightError(_MISSING.format('onnxruntime'))
+        need('onnxruntime')
         import onnxruntime
         options = onnxruntime.SessionOptions()
         if threads:
@@ -178,8 +183,7 @@ class _OnnxRuntime:
 class _OpenVino:
 
     def __init__(self, path: Path, threads: int | None, precision: str):
-        if find_spec('openvino') is None:
-            raise PreflightError(_MISSING.format('openvino'))
+        need('openvino')
         import openvino
         core = openvino.Core()
         model = core.read_model(path)

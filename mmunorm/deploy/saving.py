@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import whole_file
 from .export import Traced
 from .formats import Format
 from .runner import KEY, Runner
@@ -38,7 +37,8 @@ def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False,
          samples: Sequence[tuple[np.ndarray, ...]] | None = None) -> Exported:
     """Writes a graph as a file for a runtime, runs it there and compares it with torch.
 
-    An engine of TensorRT cannot be run here; the ONNX file that it is made of stays beside it, and is compared.
+    An engine of TensorRT cannot be run here; the ONNX file that it is made of stays beside it, with `.onnx` behind its
+    name, and is compared.
 
     Args:
         traced (Traced): what :func:`trace` gives.
@@ -55,41 +55,43 @@ def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False,
         PreflightError: TensorRT cannot take the model.
     """
     path = Path(path)
-    if chosen.name == 'openvino':
-        _save_openvino(traced, path, half, samples)
-        runnable = path
-    else:
-        runnable = path.with_suffix('.onnx')
-        if chosen.name == 'tensorrt':
-            from .tensorrt_engine import build_engine, check_limits
-            check_limits(traced.program.model)
-        is_engine = chosen.name == 'tensorrt'
-        _save_onnx(traced, runnable, half and not is_engine, samples, symmetric=is_engine)
-        if chosen.name == 'tensorrt':
-            with whole_file(path) as part:
-                part.write_bytes(build_engine(runnable, half))
-    got = Runner(runnable)(*(each.numpy() for each in traced.inputs))
-    return Exported(path, file_size(path), traced.norms, differences(got, traced.expected))
+    is_engine = chosen.name == 'tensorrt'
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        # All files are made and tried in here: a failure leaves those of an earlier export as they are.
+        runnable = Path(folder, f'{path.name}.onnx' if is_engine else path.name)
+        if chosen.name == 'openvino':
+            _save_openvino(traced, runnable, half, samples)
+        else:
+            if is_engine:
+                from .tensorrt_engine import build_engine, check_limits
+                check_limits(traced.program.model)
+            _save_onnx(traced, runnable, half and not is_engine, samples, symmetric=is_engine)
+            if is_engine:
+                Path(folder, path.name).write_bytes(build_engine(runnable, half, samples is not None))
+        found = differences(Runner(runnable)(*(each.numpy() for each in traced.inputs)), traced.expected)
+        for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
+            made.replace(path.parent / made.name)
+    return Exported(path, file_size(path), traced.norms, found)
 
 
 def file_size(path: Path) -> int:
     """Bytes of an exported model on the disk; of OpenVINO's, with its weights."""
-    return sum(file.stat().st_size for file in {path, path.with_suffix('.bin')} if file.exists())
+    files = [path, path.with_suffix('.bin')] if path.suffix == '.xml' else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 def _save_onnx(traced: Traced, path: Path, half: bool, samples: Sequence | None, symmetric: bool) -> None:
     traced.program.model.metadata_props[KEY] = json.dumps(traced.meta)
-    with whole_file(path) as part:
-        traced.program.save(part, external_data=False)
-        if samples is not None:
-            from .int8.onnx import quantize
-            names = [each.name for each in traced.program.model.graph.inputs]
-            quantize(part, part, (dict(zip(names, arrays, strict=True)) for arrays in samples), symmetric)
-        if half:
-            import onnx
-            model = onnx.load(part)
-            store_as_half(model.graph)
-            onnx.save(model, part)
+    traced.program.save(path, external_data=False)
+    if samples is not None:
+        from .int8.onnx import quantize
+        names = [each.name for each in traced.program.model.graph.inputs]
+        quantize(path, path, (dict(zip(names, arrays, strict=True)) for arrays in samples), symmetric)
+    if half:
+        import onnx
+        model = onnx.load(path)
+        store_as_half(model.graph)
+        onnx.save(model, path)
 
 
 def store_as_half(graph) -> None:
@@ -115,46 +117,48 @@ def store_as_half(graph) -> None:
 
 def _save_openvino(traced: Traced, path: Path, half: bool, samples: Sequence | None) -> None:
     import openvino
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        source = Path(folder, 'model.onnx')
-        traced.program.save(source, external_data=False)
-        model = openvino.convert_model(source)
-        if samples is not None:
-            from .int8.openvino import quantize
-            model = quantize(model, samples)
-        model.set_rt_info(json.dumps(traced.meta), [KEY])
-        openvino.save_model(model, Path(folder, path.name), compress_to_fp16=half)
-        # First the weights: without them, the other file is of no use.
-        for suffix in ('.bin', '.xml'):
-            Path(folder, path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
+    source = path.with_suffix('.onnx')
+    traced.program.save(source, external_data=False)
+    model = openvino.convert_model(source)
+    source.unlink()
+    if samples is not None:
+        from .int8.openvino import quantize
+        model = quantize(model, samples)
+    model.set_rt_info(json.dumps(traced.meta), [KEY])
+    openvino.save_model(model, path, compress_to_fp16=half)
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
     """The largest absolute difference by kind of output: `scores`; of a detector also `boxes` and `masks`.
 
-    A detection is compared with the nearest one of its class, because those of equal score have no order. Where
-    there is none, the difference is infinite. Without any detection on both sides, there is nothing to compare, and
-    the dict is empty.
+    Each detection of either side is compared with the nearest one of its class on the other, because those of equal
+    score have no order. Where there is none, the difference is infinite. Without any detection on both sides, there is
+    nothing to compare, and the dict is empty.
     """
     if 'dets' not in expected:
         return dict(scores=float(np.abs(got['scores'] - expected['scores']).max()))
-    found, wanted = ((each['dets'][..., 4] > 0).sum(1) for each in (got, expected))
-    if not (found.any() or wanted.any()):
+    if not any((each['dets'][..., 4] > 0).any() for each in (got, expected)):
         return {}
-    largest = dict.fromkeys(('scores', 'boxes', *(['masks'] if 'masks' in expected else [])), 0.)
+    one_way, other_way = _to_nearest(expected, got), _to_nearest(got, expected)
+    return {kind: max(one_way[kind], other_way[kind]) for kind in one_way}
+
+
+def _to_nearest(each: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest difference of one side's detections to the nearest of the other's."""
+    largest = dict.fromkeys(('scores', 'boxes', *(['masks'] if 'masks' in each else [])), 0.)
 
     def note(kind, value):
         largest[kind] = max(largest[kind], float(value))
 
-    for image, dets in enumerate(expected['dets']):
+    for image, dets in enumerate(each['dets']):
         for index in np.flatnonzero(dets[:, 4] > 0):
-            same = (got['labels'][image] == expected['labels'][image, index]) & (got['dets'][image, :, 4] > 0)
+            same = (others['labels'][image] == each['labels'][image, index]) & (others['dets'][image, :, 4] > 0)
             if not same.any():
                 return dict.fromkeys(largest, float('inf'))
-            distance = np.abs(got['dets'][image] - dets[index])
+            distance = np.abs(others['dets'][image] - dets[index])
             nearest = np.where(same, distance.max(1), np.inf).argmin()
             note('boxes', distance[nearest, :4].max())
             note('scores', distance[nearest, 4])
             if 'masks' in largest:
-                note('masks', np.abs(got['masks'][image, nearest] - expected['masks'][image, index]).max())
+                note('masks', np.abs(others['masks'][image, nearest] - each['masks'][image, index]).max())
     return largest

@@ -62,12 +62,13 @@ def _check_number(number: int, most: int) -> None:
             'model.test_cfg.rcnn.max_per_img.')
 
 
-def build_engine(path: Path, half: bool) -> bytes:
+def build_engine(path: Path, half: bool, int8: bool) -> bytes:
     """The engine of an ONNX file for the GPU of this machine.
 
     Args:
         path (Path): of the file.
         half (bool): compute in float16.
+        int8 (bool): the file has quantizers.
 
     Raises:
         PreflightError: TensorRT does not take it; the message is TensorRT's own.
@@ -82,6 +83,8 @@ def build_engine(path: Path, half: bool) -> bytes:
     config = builder.create_builder_config()
     if half:
         config.set_flag(tensorrt.BuilderFlag.FP16)
+    if int8:
+        config.set_flag(tensorrt.BuilderFlag.INT8)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise PreflightError(f'TensorRT cannot build an engine of {path}; what it logged above says why.')

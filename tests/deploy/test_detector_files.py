@@ -1,5 +1,6 @@
 """A whole Mask R-CNN in ONNX Runtime and OpenVINO, all from one trace, and the tools that use its files."""
 import cv2
+import mmcv
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from .. import tiny_runs
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
+from mmunorm.cli.pictures import drawing_scale
 from mmunorm.deploy import FORMATS, Runner, describe_model, save, trace
 from mmunorm.deploy.tensorrt_engine import check_limits
 
@@ -74,7 +76,8 @@ def test_the_tools(config, report, tmp_path, capsys):
     picture = np.random.default_rng(0).integers(0, 256, (300, 90, 3), np.uint8)  # shrunk to fit
     cv2.imwrite(str(tmp_path / 'b.png'), picture)
     tiny_runs.call(INFER, report.path, tmp_path / 'b.png', '--out-dir', tmp_path / 'drawn', '--score-thr', '0')
-    assert not np.array_equal(cv2.imread(str(tmp_path / 'drawn/b.png')), picture)
+    plain = mmcv.imrescale(picture, drawing_scale(*picture.shape[:2]))
+    assert not np.array_equal(cv2.imread(str(tmp_path / 'drawn/b.png')), plain)
     with pytest.raises(SystemExit):
         tiny_runs.call(TEST, path, report.path, '--cfg-options', *options,
                        'test_dataloader.dataset.pipeline.1.scale=(300,200)')

@@ -1,11 +1,13 @@
 """tools/deploy on tiny data: from a checkpoint to a file, its metrics and its drawings."""
 import json
+from pathlib import Path
 
 import cv2
 import pytest
 import torch
 
 from mmunorm.deploy import Runner
+from mmunorm.errors import PreflightError
 
 from .. import tiny_runs
 
@@ -64,7 +66,7 @@ def test_int8(classifier, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert '| norm | spread | folded, dB | kept, dB | form |' in printed
     stored = Runner(made.path).meta['norms']
-    assert [f"| `{form['norm']}` |" in printed for form in stored] == [True] * len(stored) and stored
+    assert stored and all(f"| `{form['norm']}` |" in printed and form['form'] in printed for form in stored)
     assert 'accuracy/top1' in tiny_runs.call(TEST, config, made.path)
 
 
@@ -81,6 +83,38 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
     (tmp_path / 'a.pth').touch()
     assert '.onnx or .xml' in error_of(capsys, TEST, config, tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('text, expected', [
+    (None, 'runs/epoch_8.xml'), ('runs/v1.2', 'runs/v1.2.xml'), ('runs/v1.xml', 'runs/v1.xml')])
+def test_where_the_file_goes(text, expected):
+    assert EXPORT.out_file(text, Path('runs/epoch_8.pth'), '.xml', False) == Path(expected)
+
+
+def test_what_would_be_overwritten():
+    assert EXPORT.out_file(None, Path('a.pth'), '.onnx', True) == Path('a_int8.onnx')
+    with pytest.raises(PreflightError, match='a.onnx has the suffix of another format: this one has .xml'):
+        EXPORT.out_file('a.onnx', Path('b.pth'), '.xml', False)
+    with pytest.raises(PreflightError, match='overwrite the checkpoint m.bin'):
+        EXPORT.out_file('m', Path('m.bin'), '.xml', False)
+
+
+def test_files_that_do_not_load(classifier, tmp_path, capsys):
+    config, _, _ = classifier
+    (tmp_path / 'cut.onnx').write_bytes(b'onnx')
+    assert 'cut.onnx cannot be loaded: ' in error_of(capsys, TEST, config, tmp_path / 'cut.onnx')
+    (tmp_path / 'alone.xml').write_text('<net/>')
+    assert 'needs its weights beside it' in error_of(capsys, TEST, config, tmp_path / 'alone.xml')
+
+
+@pytest.mark.slow
+def test_a_failed_export_leaves_the_old_file(classifier, tmp_path, monkeypatch):
+    config, checkpoint, _ = classifier
+    monkeypatch.setattr('mmunorm.deploy.saving.differences', lambda *_: 1 / 0)
+    (tmp_path / 'm.onnx').write_text('old')
+    with pytest.raises(ZeroDivisionError):
+        tiny_runs.call(EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path / 'm.onnx')
+    assert [path.name for path in tmp_path.iterdir()] == ['m.onnx'] and (tmp_path / 'm.onnx').read_text() == 'old'
 
 
 def test_a_missing_runtime_is_one_line(classifier, capsys, monkeypatch):

@@ -49,7 +49,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    need('onnx', 'onnxscript', 'onnxruntime', 'openvino')
+    need('onnx', 'onnxscript')
     if args.threads:
         torch.set_num_threads(args.threads)
     pairs = [*([args.baseline] if args.baseline else []), (args.config, args.checkpoint)]

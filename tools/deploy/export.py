@@ -20,12 +20,10 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.calibration import training_pictures
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model, trace
-from mmunorm.deploy.formats import find_format, table
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.int8 import Samples, apply_forms, choose_forms, forms_table
-from mmunorm.deploy.rows import TorchRunner
+from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.int8 import apply_forms, choose_forms, forms_table, samples_of
 from mmunorm.deploy.saving import save
-from mmunorm.deploy.testing import ExportedModel
+from mmunorm.errors import PreflightError
 from mmunorm.fusion import fuse_norms
 
 
@@ -57,14 +55,25 @@ def parse_args(argv=None):
     return args
 
 
+def out_file(text, checkpoint, suffix, int8):
+    """Where the file goes."""
+    if text is None:
+        out = checkpoint.with_name(f'{checkpoint.stem}{"_int8" if int8 else ""}{suffix}')
+    elif (given := Path(text)).suffix in {each.suffix for each in FORMATS.values()} - {suffix}:
+        raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
+    else:
+        out = given if given.suffix == suffix else given.with_name(given.name + suffix)
+    if checkpoint in (out, out.with_suffix('.bin')):
+        raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}: name another --out.')
+    return out
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
     chosen = find_format(args.format, tuple(flag for flag in ('half', 'int8', 'dynamic') if getattr(args, flag)))
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    checkpoint = Path(args.checkpoint)
-    out = Path(args.out or (checkpoint.with_stem(f'{checkpoint.stem}_int8') if args.int8 else checkpoint))
-    out = out.with_suffix(chosen.suffix)
+    out = out_file(args.out, Path(args.checkpoint), chosen.suffix, args.int8)
     out_folder(out.parent)
     if args.int8:
         check_data(cfg, ['train'])
@@ -73,11 +82,14 @@ def main(argv=None):
     samples = None
     if args.int8:
         pictures = training_pictures(cfg, args.num_samples)
-        arrays = ExportedModel(TorchRunner(graph_of(model), meta)).arrays
-        samples = Samples(pictures, arrays, args.batch or 1)
-        forms = choose_forms(model, samples, progress=True)
-        print(f'{forms_table(forms)}\n')
-        meta['norms'] = [asdict(form) for form in forms]
+        samples = samples_of(model, meta, pictures, args.batch or 1)
+        forms = choose_forms(model, samples_of(model, meta, pictures), progress=True)
+        if forms:
+            print(f'{forms_table(forms)}\n')
+        else:
+            warn(f'{args.checkpoint} has no norm that could be folded or kept: it is folded already, or its norms are '
+                 'of a kind that stays')
+        meta['norms'] = [{**asdict(form), 'form': form.form} for form in forms]
         kept = apply_forms(model, forms).kept
     else:
         kept = fuse_norms(model).kept

@@ -7,7 +7,14 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, set_dataloader_defaults
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    set_dataloader_defaults,
+)
 from mmunorm.cli.calibration import test_metrics
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.runner import Runner
@@ -20,7 +27,7 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file, for the data and the metrics')
     parser.add_argument('file', help='what tools/deploy/export.py has made')
     parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
-    parser.add_argument('--threads', type=int, help="threads of the CPU (default: the runtime's choice)")
+    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: the runtime's choice)")
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
 

@@ -24,6 +24,7 @@ from ...norms.layers import is_channels_first
 from ..graphs import graph_of
 from .noise import signal_to_noise
 
+BITS = 8  # of activations and weights
 NUM_TOKENS = 2048  # of each layer's input
 
 
@@ -69,14 +70,13 @@ class NormForm:
 
 
 @torch.no_grad()
-def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bits: int = 8,
+def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]],
                  progress: bool = False) -> list[NormForm]:
-    """Measures both forms of each norm that can be folded into the layers behind it.
+    """Measures both forms of each norm that can be folded into the layers behind it, with 8 bits.
 
     Args:
         model (nn.Module): with its norms, in eval mode; unchanged.
         samples (Sequence[tuple[np.ndarray, ...]]): batches of the inputs of :func:`mmunorm.deploy.graphs.graph_of`.
-        bits (int): of activations and weights. Defaults to 8.
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
@@ -97,7 +97,7 @@ def choose_forms(model: nn.Module, samples: Sequence[tuple[np.ndarray, ...]], bi
               for name, each in forms.items()}
 
     def worst_of(name: str, readers: Sequence[str]) -> float:
-        return min(signal_to_noise(tokens[name][reader], forms[name].get_submodule(reader).weight.flatten(1), bits)
+        return min(signal_to_noise(tokens[name][reader], forms[name].get_submodule(reader).weight.flatten(1), BITS)
                    for reader in readers)
 
     return [NormForm(fold.norm, tuple(fold.readers), worst_of('folded', fold.readers), worst_of('kept', fold.readers),

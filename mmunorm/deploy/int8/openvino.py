@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LINEAR = ('Convolution', 'FullyConnected', 'MatMul')
-
 
 def quantize(model, inputs: Sequence[tuple[np.ndarray, ...]]):
     """An `openvino.Model` in INT8.
@@ -23,7 +21,7 @@ def quantize(model, inputs: Sequence[tuple[np.ndarray, ...]]):
     import nncf
     nncf.set_log_level(logging.ERROR)
     return nncf.quantize(
-        model, nncf.Dataset(list(inputs)), subset_size=len(inputs), model_type=nncf.ModelType.TRANSFORMER,
+        model, nncf.Dataset(inputs), subset_size=len(inputs), model_type=nncf.ModelType.TRANSFORMER,
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             overflow_fix=nncf.OverflowFix.ENABLE,
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1., convolution=-1.)))
@@ -41,11 +39,6 @@ class Kernel:
     kind: str
     precision: str
     nodes: tuple[str, ...]
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is a matrix product or a convolution."""
-        return self.kind in LINEAR
 
     @property
     def is_int8(self) -> bool:

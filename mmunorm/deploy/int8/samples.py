@@ -4,9 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import PreflightError
+from ..graphs import graph_of
+from ..testing import ExportedModel
+from ..torch_runner import TorchRunner
 
 
 class Samples(Sequence):
@@ -36,3 +39,21 @@ class Samples(Sequence):
             raise IndexError(index)
         part = self._pictures[index * self._batch:(index + 1) * self._batch]
         return tuple(array.astype(np.float32) for array in self._arrays(part))
+
+
+def samples_of(model: nn.Module, meta: dict, pictures: Sequence[Tensor], batch: int | None = None) -> Samples:
+    """Pictures as a model's inputs.
+
+    Args:
+        model (nn.Module): what is to be exported.
+        meta (dict): what :func:`describe_model` gives.
+        pictures (Sequence[Tensor]): uint8 `(3, h, w)`, of a data loader.
+        batch (int, optional): pictures at once, all of the file's shape, as the runtimes take them. By default one,
+            of its own shape: a detector's file pads pictures that stand and pictures that lie to one square.
+
+    Raises:
+        PreflightError: there are fewer pictures than a batch.
+    """
+    if batch is None:
+        meta = {**meta, 'shape': [None, 3, None, None]}
+    return Samples(pictures, ExportedModel(TorchRunner(graph_of(model), meta)).arrays, batch or 1)

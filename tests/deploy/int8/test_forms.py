@@ -8,6 +8,7 @@ import torch
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.int8 import Samples, apply_forms, choose_forms, forms_table
 from mmunorm.deploy.int8.forms import ScaleShift
+from mmunorm.deploy.int8.simulate import simulate
 from mmunorm.errors import PreflightError
 from mmunorm.norms.layers import norm_layers
 
@@ -81,6 +82,18 @@ def test_the_table(forms):
     lines = forms_table(list(forms[100.].values())).splitlines()
     assert lines[2].startswith(f'| `{FIRST}` | ') and lines[2].endswith('| kept |')
     assert len(lines) == 2 + len(forms[100.])
+
+
+def test_simulated_bits():
+    """Eight cost little, four much, and the model is left as it is."""
+    model = models.classifier()
+    images = models.pictures(4, seed=1).float()
+    with torch.no_grad():
+        exact = graph_of(model)(images).log()
+        errors = [(graph_of(simulate(model, models.samples(), bits))(images).log() - exact).abs().mean()
+                  for bits in (8, 4)]
+        assert torch.equal(graph_of(model)(images).log(), exact)
+    assert 0 < errors[0] < 0.05 and errors[1] > 5 * errors[0]
 
 
 def test_samples():
