@@ -28,7 +28,8 @@ help:
 install: $(STAMP)
 
 # Two packages that are needed bring one OpenCV each, into one folder; the ordinary one wants libGL, which
-# servers lack. The package comes last and without its dependencies: they are pinned.
+# servers lack. The package comes last and without its dependencies: they are pinned. pip compiles on one core; all cores
+# do it afterwards, and what does not compile in other packages is never imported.
 $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else \
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
@@ -38,6 +39,7 @@ $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(OPENCV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@touch $@
 
 lint: $(STAMP)

@@ -84,7 +84,7 @@ def _stations(names, layers):
             if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
                 return ()
             parts.append([f'{name}.{path}' for path in (residual, _path(layer, sublayer.last), norm, part)])
-    readers = [(part[3], ) for part in parts[1:]] + [()]
+    readers = [*((part[3], ) for part in parts[1:]), ()][:len(parts)]  # a stage may have no block
     return tuple(Station(*part[:3], reader) for part, reader in zip(parts, readers, strict=True))
 
 
