@@ -4,18 +4,15 @@ import argparse
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-import cv2
 import mmcv
 import torch
 from mmengine.device import get_device
-from tqdm import tqdm
 
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
-from mmunorm.cli.pictures import drawing_scale, find_images, picture_problem, read_picture
+from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.config.checkpoints import check_statistics
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.errors import PreflightError
-from mmunorm.files import whole_file
 
 
 def parse_args(argv=None):
@@ -105,29 +102,7 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     match_folded(cfg, args.checkpoint)
     out_folder(args.out_dir, '--out-dir')
-    artist = build_artist(cfg, args)
-    unreadable, refused = [], []
-    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
-        picture = read_picture(path)
-        if picture is None:
-            unreadable.append(str(path))
-            continue
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(out_file) as part:
-            try:
-                artist.draw(path, picture, part)
-            except cv2.error as error:
-                height, width = picture.shape[:2]
-                refused.append(f'{path} ({width} x {height} pixels): {picture_problem(error)}')
-    if len(unreadable) == len(images):
-        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
-    if len(unreadable) + len(refused) == len(images):
-        raise PreflightError(f'no picture could be drawn: {"; ".join(unreadable + refused)}.')
-    if unreadable:
-        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
-    if refused:
-        print(f'skipped, not to be resized or drawn: {"; ".join(refused)}')
-    print(f'{len(images) - len(unreadable) - len(refused)} pictures are in {args.out_dir}')
+    draw_each(images, build_artist(cfg, args).draw, args.out_dir)
 
 
 if __name__ == '__main__':

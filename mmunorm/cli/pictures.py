@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -9,8 +10,10 @@ import mmcv
 import numpy as np
 from mmengine.dataset import Compose
 from mmengine.runner import Runner
+from tqdm import tqdm
 
 from ..errors import LocalError, PreflightError
+from ..files import whole_file
 
 SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 # The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
@@ -92,6 +95,42 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     if not images:
         raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(SUFFIXES))}).')
     return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
+
+
+def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], object],
+              out_dir: str) -> None:
+    """Draws pictures, shows how far it is, and says at the end which ones were skipped and why.
+
+    Args:
+        images: what :func:`find_images` gives.
+        draw: writes the drawing of a picture, from its path, the picture uint8 BGR and the path to write.
+        out_dir: what the user called the folder.
+
+    Raises:
+        PreflightError: none could be read, or none could be drawn.
+    """
+    unreadable, refused = [], []
+    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+        picture = read_picture(path)
+        if picture is None:
+            unreadable.append(str(path))
+            continue
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out_file) as part:
+            try:
+                draw(path, picture, part)
+            except cv2.error as error:
+                height, width = picture.shape[:2]
+                refused.append(f'{path} ({width} x {height} pixels): {picture_problem(error)}')
+    if len(unreadable) == len(images):
+        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
+    if len(unreadable) + len(refused) == len(images):
+        raise PreflightError(f'no picture could be drawn: {"; ".join(unreadable + refused)}.')
+    if unreadable:
+        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
+    if refused:
+        print(f'skipped, not to be resized or drawn: {"; ".join(refused)}')
+    print(f'{len(images) - len(unreadable) - len(refused)} pictures are in {out_dir}')
 
 
 def drawing_scale(height: int, width: int) -> float:

@@ -9,6 +9,7 @@ from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
 from mmunorm.cli.arguments import load_config
+from mmunorm.cli.pictures import read_picture
 
 from .. import tiny_runs
 
@@ -127,7 +128,7 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeyp
         rgb = row.reshape(3, 32, 32).transpose(1, 2, 0)
         cv2.imwrite(str(tmp_path / f'{i}.png'), rgb[..., ::-1])
         path = tmp_path / f'{i}.png'
-        classifier.draw(path, INFER.read_picture(path), tmp_path / 'out.png')
+        classifier.draw(path, read_picture(path), tmp_path / 'out.png')
     for sample, expected in zip(seen, tested, strict=True):
         # Batches of another size round otherwise; blue for red changes scores by more than 0.001.
         torch.testing.assert_close(sample.pred_score, expected['pred_score'], atol=1e-4, rtol=0)

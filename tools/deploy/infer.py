@@ -6,14 +6,11 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import cv2
 import mmcv
-from tqdm import tqdm
 
 from mmunorm.cli.arguments import command, out_folder
-from mmunorm.cli.pictures import drawing_scale, find_images, read_picture
+from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.deploy.drawing import draw_class, draw_detections
 from mmunorm.deploy.runner import Runner
-from mmunorm.errors import PreflightError
-from mmunorm.files import whole_file
 
 
 def parse_args(argv=None):
@@ -44,20 +41,11 @@ def main(argv=None):
     images = find_images(args.pictures, args.out_dir)
     runner = Runner(args.file)
     out_folder(args.out_dir, '--out-dir')
-    unreadable = []
-    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
-        picture = read_picture(path)
-        if picture is None:
-            unreadable.append(str(path))
-            continue
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(out_file) as part:
-            cv2.imwrite(str(part), draw(runner, picture, args.score_thr))
-    if len(unreadable) == len(images):
-        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
-    if unreadable:
-        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
-    print(f'{len(images) - len(unreadable)} pictures are in {args.out_dir}')
+
+    def write(path, picture, part):
+        cv2.imwrite(str(part), draw(runner, picture, args.score_thr))
+
+    draw_each(images, write, args.out_dir)
 
 
 if __name__ == '__main__':
