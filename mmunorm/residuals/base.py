@@ -79,6 +79,7 @@ class Residual(nn.Module):
         super().__init__()
         if self.needs_depth and place.depth is None:
             raise ValueError('depth must be the number of layers of the whole model, got None')
+        self.depth = place.depth
         self.norm = nn.Identity()
         self.drop = place.sublayer.take_drop()
 

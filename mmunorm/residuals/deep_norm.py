@@ -1,7 +1,7 @@
 """DeepNorm (arXiv 2203.00555): PostNorm with a heavier stream and lighter weights, for one stack of N layers."""
 from __future__ import annotations
 
-from .base import RESIDUALS, Place, Scale
+from .base import RESIDUALS, Scale
 from .post_norm import PostNorm
 
 
@@ -18,10 +18,6 @@ class DeepNorm(PostNorm):
         ValueError: the depth of the model is not known.
     """
     needs_depth = True
-
-    def __init__(self, place: Place):
-        super().__init__(place)
-        self.depth = place.depth
 
     def scales(self) -> tuple[Scale, Scale]:
         return (2 * self.depth)**0.25, None

@@ -23,7 +23,6 @@ class SubLN(PreNorm):
 
     def __init__(self, place: Place):
         super().__init__(place)
-        self.depth = place.depth
         place.sublayer.put_before_last('norm', place.build_norm(place.sublayer.last.in_features))
 
     def gains(self) -> dict[str, float]:

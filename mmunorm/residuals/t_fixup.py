@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .base import RESIDUALS, Place
+from .base import RESIDUALS
 from .pre_norm import PreNorm
 
 
@@ -22,10 +22,6 @@ class TFixup(PreNorm):
     """
     without_norm = True
     needs_depth = True
-
-    def __init__(self, place: Place):
-        super().__init__(place)
-        self.depth = place.depth
 
     def gains(self) -> dict[str, float]:
         return dict.fromkeys(('v', 'out', 'fc1', 'fc2'), 0.67 * self.depth**-0.25)

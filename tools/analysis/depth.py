@@ -16,7 +16,7 @@ from mmunorm.analysis.figures import depth_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
-from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.files import write_text
 from mmunorm.recording.layers import FIELDS, read_layers
 
@@ -25,11 +25,8 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('work_dir', nargs='+', help='work directories of training runs')
     parser.add_argument('--out', required=True, help='folder for the picture and the numbers')
-    parser.add_argument('--steps', type=int, default=100, help='how many steps are the start (default 100)')
-    args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f'--steps must be at least 1, got {args.steps}')
-    return args
+    parser.add_argument('--steps', type=positive, default=100, help='how many steps are the start (default 100)')
+    return parser.parse_args(argv)
 
 
 def table_row(run, layers, steps):

@@ -29,7 +29,7 @@ NUM_TOKENS = 2048  # of each layer's input
 
 
 class ScaleShift(nn.Module):
-    """A norm with fixed statistics, as `scale * x + shift`.
+    """A norm with fixed statistics, as `scale * x + shift`; `fuse_norms` would fold a `NoNorm(affine=True)`.
 
     Args:
         scale, shift (Tensor): `(C, )` floating point.

@@ -18,7 +18,7 @@ def signal_to_noise(tokens: Tensor, weight: Tensor, bits: int) -> float:
         weight (Tensor): `(outputs, C)`.
         bits (int): of activations and weights.
     """
-    noise = _error(tokens, weight, best_range(tokens, weight, bits), bits)
+    noise = min(_error(tokens, weight, ends, bits) for ends in _ranges(tokens))
     return decibels((tokens @ weight.T).var(0, correction=0).mean(), noise)
 
 
@@ -32,8 +32,11 @@ def best_range(tokens: Tensor, weight: Tensor, bits: int) -> tuple[float, float]
 
     Arguments are those of :func:`signal_to_noise`.
     """
-    ranges = [value_range(tokens, tail) for tail in TAILS]
-    return min(ranges, key=lambda ends: _error(tokens, weight, ends, bits).item())
+    return min(_ranges(tokens), key=lambda ends: _error(tokens, weight, ends, bits).item())
+
+
+def _ranges(tokens: Tensor) -> list[tuple[float, float]]:
+    return [value_range(tokens, tail) for tail in TAILS]
 
 
 def _error(tokens: Tensor, weight: Tensor, ends: tuple[float, float], bits: int) -> Tensor:
