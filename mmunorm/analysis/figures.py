@@ -206,6 +206,38 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
     return figure
 
 
+def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
+    """A metric against depth, a line for each kind of model: the mean of its seeds, in a band from least to most.
+
+    A kind's name is that of the scheme and that of the norm; a scheme has a colour, a norm a style of line.
+
+    Args:
+        results: by kind and depth, the metric of each seed; None for a run that diverged, which is a cross below.
+        metric: name of the metric.
+    """
+    figure, axes = _figure()
+    schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))
+    for kind, by_depth in results.items():
+        scheme, _, norm = kind.rpartition(' ')
+        colour, line = COLOURS[schemes.index(scheme) % len(COLOURS)], LINES[norms.index(norm) % len(LINES)]
+        found = {depth: [value for value in values if value is not None] for depth, values in by_depth.items()}
+        found = {depth: values for depth, values in found.items() if values}
+        if found:
+            axes.plot(list(found), list(map(np.mean, found.values())), line, color=colour, label=kind, marker='.')
+            axes.fill_between(list(found), list(map(min, found.values())), list(map(max, found.values())), color=colour,
+                              alpha=0.12, linewidth=0)
+        failed = [depth for depth, values in by_depth.items() if None in values]
+        axes.plot(failed, [0.02 + 0.03 * list(results).index(kind)] * len(failed), 'x', color=colour,
+                  transform=axes.get_xaxis_transform(), label=None if found else f'{kind}: diverged')
+    depths = sorted({depth for by_depth in results.values() for depth in by_depth})
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(depths, list(map(str, depths)))
+    axes.minorticks_off()
+    axes.set(xlabel='layers', ylabel=METRICS.get(metric, metric))
+    _finish(figure, [axes], 3.0, 'Quality against depth')
+    return figure
+
+
 def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str,
                name_b: str) -> Figure:
     """Heat map of linear CKA between all layers of two models (Fig. 6); shallow layers are at the lower left."""

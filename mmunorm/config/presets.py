@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmengine.config import Config
@@ -37,24 +38,33 @@ def parse_norm(text: str) -> tuple[str, dict]:
     Raises:
         PreflightError: neither.
     """
+    return parse_preset(text, NORMS, 'norm')
+
+
+def parse_preset(text: str, presets: Mapping[str, dict], what: str) -> tuple[str, dict]:
+    """A name among `presets`, or `NAME=TYPE,argument=value,...`, as a name and a config; `what` is for errors.
+
+    Raises:
+        PreflightError: neither.
+    """
     if '=' not in text:
-        if text not in NORMS:
-            raise PreflightError(f'there is no norm {text!r}: it must be one of {", ".join(NORMS)}, '
+        if text not in presets:
+            raise PreflightError(f'there is no {what} {text!r}: it must be one of {", ".join(presets)}, '
                                  'or NAME=TYPE,argument=value,...')
-        return text, dict(NORMS[text])
+        return text, dict(presets[text])
     name, _, settings = text.partition('=')
     kind, *arguments = re.split(r',(?![^([]*[)\]])', settings)  # at commas outside brackets
     keys = [argument.partition('=')[0] for argument in arguments if '=' in argument]
     if not name or not kind or len(keys) < len(arguments) or not all(map(str.isidentifier, keys)):
-        raise PreflightError(f'a norm of your own is NAME=TYPE,argument=value,..., got {text!r}.')
-    norm_cfg = dict(type=kind)
+        raise PreflightError(f'a {what} of your own is NAME=TYPE,argument=value,..., got {text!r}.')
+    cfg = dict(type=kind)
     for argument in arguments:
         key, _, value = argument.partition('=')
         try:
-            norm_cfg[key] = ast.literal_eval(value)
+            cfg[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            norm_cfg[key] = value
-    return name, norm_cfg
+            cfg[key] = value
+    return name, cfg
 
 
 def slug(name: str) -> str:

@@ -16,31 +16,6 @@ from .. import tiny_runs
 
 COMPARE = tiny_runs.load_tool('analysis/compare_norms')
 
-# Stands in for tools/train.py: what a run leaves behind, in no time. OUTCOMES/NORM decides.
-FAKE_TRAIN = """
-import json, pathlib, sys, time
-config, work_dir = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])
-assert sys.argv[2] == '--work-dir' and sys.argv[4:] == ['--resume']
-with open('{folder}/calls', 'a') as calls:
-    calls.write('/'.join(work_dir.parts[-3:]) + chr(10))
-outcome = pathlib.Path('{folder}/outcomes', work_dir.parent.name)
-outcome = outcome.read_text() if outcome.exists() else 'finishes'
-if outcome == 'sleeps':
-    time.sleep(600)
-if outcome == 'ends early':
-    sys.exit()
-if outcome == 'crashes':
-    sys.exit('Boom')
-if outcome == 'diverges':
-    (work_dir / 'divergence.json').write_text(json.dumps(dict(step=7, message='the run diverged')))
-    sys.exit(3)
-log = work_dir / '1/vis_data/scalars.json'
-log.parent.mkdir(parents=True)
-entries = [dict(lr=1, loss=2.0, step=5), {{'accuracy/top1': 50.0, 'step': 1}}]
-log.write_text(chr(10).join(map(json.dumps, entries)))
-"""
-
-
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -50,27 +25,6 @@ def _in_a_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     return tiny_runs.write_classifier(tmp_path)
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """Decides how the runs of a norm end; `calls()` are the runs that were started since the last time."""
-    (tmp_path / 'outcomes').mkdir()
-    (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
-    monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'train.py')
-
-    class Fake:
-
-        def __call__(self, norm, outcome):
-            (tmp_path / 'outcomes' / norm).write_text(outcome)
-
-        def calls(self):
-            path = tmp_path / 'calls'
-            calls = path.read_text().split() if path.exists() else []
-            path.unlink(missing_ok=True)
-            return calls
-
-    return Fake()
 
 
 def compare(config, *arguments, status=0):
@@ -276,7 +230,7 @@ def reverse(value):
 
 @pytest.mark.parametrize(('arguments', 'text'), [
     (['--norms', 'XN'], "no norm 'XN'"), (['--norms', 'a=XN'], "'XN'"), (['--norms', 'LN', 'LN'], 'twice'),
-    (['--norms', 'a=UN,size=3'], 'size'), (['--norms', 'LN', '--seeds', '0'], '--seeds must be at least 1'),
+    (['--norms', 'a=UN,size=3'], 'size'), (['--norms', 'LN', '--seeds', '0'], '--seeds: must be at least 1'),
     (['--norms', 'LN', '--fail-factor', '0.5'], 'factor must be more than 1'),
     (['--norms', 'LN', '--stress', '--stress-probability', '2'], '--stress-probability'),
     (['--norms', 'LN', '--pretrained', 'a/{nrm}.pth'], '{norm} and {seed}'),

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,7 +17,8 @@ def demo(tmp_path, monkeypatch):
     def run(title, *command):
         commands.append(command)
         if command[0] == 'tools/train.py':
-            folder = tmp_path / 'work_dirs' / command[1].rpartition('/')[2].removesuffix('.py')
+            folder = tmp_path / (command[command.index('--work-dir') + 1] if '--work-dir' in command else
+                                 f"work_dirs/{Path(command[1]).stem}")
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
         if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
@@ -24,7 +26,8 @@ def demo(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             metrics = {f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm')
                        for name in ('mAP', 'mAP_50', 'mAP_75')}
-            (folder / 'log.json').write_text(json.dumps(dict(metrics, **{'coco/segm_mAP': 0.125})))
+            (folder / 'log.json').write_text(
+                json.dumps(dict(metrics, **{'coco/segm_mAP': 0.125, 'accuracy/top1': 80 + ('--fuse' in command)})))
 
         if command[0] == 'tools/infer.py':
             folder = tmp_path / command[command.index('--out-dir') + 1]
@@ -52,7 +55,13 @@ def test_steps_and_table(demo, capsys):
     # The same checkpoint is exported, and the file that is made is tested.
     assert demo.commands[7][2] == demo.commands[3][2]
     assert demo.commands[8][2] == demo.commands[7][demo.commands[7].index('--out') + 1]
+    # What was trained with LayerNorm is tested, converted, the teacher of what was converted, and not overwritten.
+    layer_norm, converted = demo.commands[10][2], demo.commands[11][demo.commands[11].index('--out') + 1]
+    assert layer_norm == demo.commands[11][2] and f'custom_hooks.0.checkpoint={layer_norm}' in demo.commands[12]
+    assert f'load_from={converted}/swin_un_classifier.pth' in demo.commands[12]
+    assert demo.commands[13][2] == f"{demo.ROOT}/{demo.TRAINED_ON}/iter_1.pth" != layer_norm
     printed = capsys.readouterr().out
+    assert 'top-1 80.0 with LayerNorm, 81.0 without a norm' in printed
     for model in ('UN      ', 'folded  ', 'OpenVINO'):
         assert f'| mask | {model} | 0.125 | 0.500 | 0.500 |' in printed
     assert 'work_dirs/demo/pictures' in printed

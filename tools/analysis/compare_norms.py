@@ -12,25 +12,28 @@ cover the norms and seeds that the command names, and no others.
 """
 import argparse
 import shlex
-import signal
 import sys
-from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmengine.config import Config
-from mmengine.registry import HOOKS, MODELS
-
-from mmunorm.cli.arguments import add_config_arguments, command, load_config
-from mmunorm.cli.preflight import check_data, check_norms
-from mmunorm.comparison.processes import missing_weights, train_all
+from mmunorm.cli.arguments import command, load_config
+from mmunorm.cli.comparing import (
+    add_comparison_arguments,
+    check_settings,
+    checked_hook,
+    refuse_other_weights,
+    seeded,
+    train_and_write,
+    with_norm,
+)
+from mmunorm.cli.preflight import check_data
+from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_outputs
-from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun, config_text, differing_keys
+from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
-from mmunorm.config.presets import HELP, count_steps, parse_norm, set_norm, slug
-from mmunorm.errors import PreflightError, RunError
-from mmunorm.norms import Norm
+from mmunorm.config.presets import HELP, count_steps, parse_norm, slug
+from mmunorm.errors import PreflightError
 
 
 def parse_args(argv=None):
@@ -44,19 +47,10 @@ def parse_args(argv=None):
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
         help=HELP)
-    parser.add_argument('--seeds', type=int, default=3,
-                        help='runs of each norm, with seeds 0, 1, ... (default 3)')
-    parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
-    parser.add_argument('--jobs', type=int, default=1,
-                        help='runs at a time (default 1); if there is a GPU, they all share it')
     parser.add_argument(
         '--pretrained', metavar='PATTERN',
         help="path of the backbone weights to start from. {norm} in it is the name of the norm's folder, {seed} "
         'the seed, e.g. "OUT/{norm}/seed_{seed}/epoch_8.pth". Without it, every backbone starts from nothing')
-    parser.add_argument('--fail-factor', type=float, default=3.0,
-                        help='a step is bad if its loss exceeds so many times the starting loss (default 3)')
-    parser.add_argument('--fail-patience', type=int, default=10,
-                        help='number of bad steps in a row that ends a run (default 10)')
     stress = parser.add_argument_group('stress')
     stress.add_argument(
         '--stress', action='store_true',
@@ -68,11 +62,8 @@ def parse_args(argv=None):
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
     stress.add_argument('--stress-lr', type=float, default=1.5,
                         help='factor for the learning rate (default 1.5)')
-    add_config_arguments(parser, norm=False)
+    add_comparison_arguments(parser)
     args = parser.parse_args(argv)
-    for name in ('seeds', 'jobs'):
-        if getattr(args, name) < 1:
-            parser.error(f'--{name} must be at least 1, got {getattr(args, name)}')
     if len(set(args.norms)) < len(args.norms):
         parser.error('--norms names a norm twice')
     return args
@@ -83,7 +74,7 @@ def plan(args):
     base = load_config(args.config, args.cfg_options)
     if 'norm_cfg' not in (base.model.get('backbone') or {}):
         raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to put norms into.')
-    refuse_other_weights(args, base)
+    refuse_other_weights(base, args.config, args.cfg_options)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
     check_data(base, ['train', 'val'])
@@ -102,52 +93,19 @@ def plan(args):
     return configs
 
 
-def with_norm(base, name, norm_cfg, steps):
-    """The recipe with another norm.
-
-    Raises:
-        PreflightError: the norm is wrong, or the run is too short for it.
-    """
-    cfg = Config(base.to_dict())
-    set_norm(cfg, norm_cfg)
-    check_norms(cfg)
-    cls = MODELS.get(norm_cfg['type'])
-    if issubclass(cls, Norm):
-        arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
-        if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
-            raise PreflightError(f'--norms {name}: {problem}')
-    return cfg
-
-
-def refuse_other_weights(args, base):
-    """Raises a PreflightError if a setting names weights that the runs would not load."""
-    for option, value in (args.cfg_options or {}).items():
-        if value is not None and (option == 'pretrained' or option.startswith('model.backbone.init_cfg')):
-            raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
-                                 'to start from with --pretrained.')
-    if base.get('load_from') is not None:
-        raise PreflightError(f'{args.config} has load_from={base.load_from!r}, which these runs would not '
-                             'load: they resume from their own checkpoints. Name backbone weights with '
-                             '--pretrained.')
-
-
 def learning_rate(cfg):
     """The learning rate of a config with one optimizer that sets it, else None."""
     return ((cfg.get('optim_wrapper') or {}).get('optimizer') or {}).get('lr')
 
 
 def make_config(recipe, run, args):
-    cfg = Config(recipe.to_dict())
-    cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': run.seed}
-    hooks = [checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
-                          patience=args.fail_patience, factor=args.fail_factor)]
+    cfg = seeded(recipe, run, args)
     if run.condition == STRESSED:
         # For one seed, every norm gets the same disturbance. Another seed gets another one.
-        hooks.append(checked_hook('--stress-probability and --stress-scale', type='InputStressHook',
-                                  probability=args.stress_probability, scale=tuple(args.stress_scale),
-                                  seed=run.seed))
+        cfg.custom_hooks.append(checked_hook(
+            '--stress-probability and --stress-scale', type='InputStressHook', probability=args.stress_probability,
+            scale=tuple(args.stress_scale), seed=run.seed))
         cfg.optim_wrapper.optimizer.lr *= args.stress_lr
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
     if args.pretrained:
         try:
             path = args.pretrained.format(norm=slug(run.norm), seed=run.seed)
@@ -158,29 +116,6 @@ def make_config(recipe, run, args):
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
     return cfg
-
-
-def checked_hook(options, **cfg):
-    """The config of a hook. Raises a PreflightError if the hook cannot be built from it, before any run starts."""
-    try:
-        HOOKS.build(cfg)
-    except (TypeError, ValueError) as error:
-        raise PreflightError(f'{options}: {error}.') from None
-    return cfg
-
-
-def check_settings(configs):
-    """Raises a PreflightError if the folder of one of these runs has a run with other settings."""
-    for run, cfg in configs.items():
-        if not run.config.exists():
-            continue
-        text = config_text(cfg)
-        if run.config.read_text() == text:
-            continue
-        old = Config.fromfile(run.config).to_dict()
-        if keys := differing_keys(old, Config.fromstring(text, '.py').to_dict()):
-            raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '
-                                 'choose another --out, or remove that folder and the config beside it.')
 
 
 def describe(args, configs):
@@ -218,25 +153,10 @@ def main(argv=None):
                              'run has its weights.')
     header = describe(args, configs)
     name = 'stress' if args.stress else 'comparison'
-    args.out.mkdir(parents=True, exist_ok=True)
-
     def write(errors):
         return write_outputs(args.out, name, list(configs), errors, header, args.config)
 
-    pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
-    if len(pending) < len(configs):
-        print(f'{len(configs) - len(pending)} of {len(configs)} runs are finished already.')
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        errors = train_all(pending, args.jobs, write, args.trust_checkpoint)
-    except KeyboardInterrupt:
-        raise RunError('interrupted; the same command goes on.') from None
-    written = write(errors)
-    print(written[0].read_text())
-    print(f'written: {", ".join(map(str, written))}')
-    if errors:
-        raise RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
-                              'command tries them again.')
+    train_and_write(configs, args, write)
 
 
 if __name__ == '__main__':

@@ -63,6 +63,6 @@ def quantize(x: Tensor, low: float, high: float, bits: int) -> Tensor:
 def quantize_weight(weight: Tensor, bits: int) -> Tensor:
     """A weight `(outputs, ...)` with 2^bits - 1 values for each output, as many below 0 as above."""
     levels = 2**(bits - 1) - 1
-    step = weight.flatten(1).abs().amax(1).clamp(min=torch.finfo(weight.dtype).tiny) / levels
+    step = weight.detach().flatten(1).abs().amax(1).clamp(min=torch.finfo(weight.dtype).tiny) / levels
     zeros = torch.zeros_like(step, dtype=torch.int32)
     return torch.fake_quantize_per_channel_affine(weight, step, zeros, 0, -levels, levels)

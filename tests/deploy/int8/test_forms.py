@@ -8,8 +8,9 @@ import torch
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.int8 import Samples, apply_forms, choose_forms, forms_table
 from mmunorm.deploy.int8.forms import ScaleShift
-from mmunorm.deploy.int8.simulate import simulate
+from mmunorm.deploy.int8.simulate import simulate, trained_weights
 from mmunorm.errors import PreflightError
+from mmunorm.fusion import fuse_norms
 from mmunorm.norms.layers import norm_layers
 
 from . import models
@@ -103,3 +104,23 @@ def test_samples():
     assert batches[1][0].dtype == 'float32'
     with pytest.raises(PreflightError, match='got 7 for --batch 8'):
         Samples(pictures, lambda part: part, 8)
+
+
+def test_a_model_that_learns_its_rounding():
+    model = models.classifier().requires_grad_(True)
+    fuse_norms(model)
+    images = models.pictures(2).float()
+    student = simulate(model, models.samples(), 6, trainable=True)
+    scores = graph_of(student)(images)
+    torch.testing.assert_close(scores, graph_of(simulate(model, models.samples(), 6))(images))
+    (scores - graph_of(model)(images).detach()).square().sum().backward()
+    layer = 'backbone.stages.0.blocks.0.ffn.layers.1'
+    gradient = student.get_submodule(layer).parametrizations.weight.original.grad
+    assert gradient.isfinite().all() and gradient.abs().max() > 0
+
+    with torch.no_grad():
+        student.get_submodule(layer).parametrizations.weight.original += 1
+    weights = trained_weights(student)
+    before = model.state_dict()
+    torch.testing.assert_close(weights.pop(f'{layer}.weight'), before.pop(f'{layer}.weight') + 1)
+    assert weights.keys() == before.keys() and all(torch.equal(weights[name], before[name]) for name in before)

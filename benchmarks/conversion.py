@@ -1,0 +1,317 @@
+"""Compares ways from a trained LayerNorm model to UN: metrics untrained, against steps of fine-tuning, and folded.
+
+    python tools/analysis/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
+    python benchmarks/conversion.py classifier COMPARED --out OUT
+
+COMPARED has the LayerNorm checkpoints of all seeds, and UN trained from scratch. Each way starts from the checkpoint of
+its seed and has the recipe of configs/convert. The same command goes on after an interruption: finished runs are not
+repeated. The results are OUT/conversion.md, .csv and .png.
+"""
+import argparse
+import copy
+import json
+import signal
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import mmunorm  # registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from mmunorm import convert_norms, fuse_norms
+from mmunorm.analysis.curves import curves_figure, read_scalars
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.measures import write_csv
+from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
+from mmunorm.cli.calibration import test_metrics, training_batches
+from mmunorm.comparison.processes import train_all
+from mmunorm.comparison.runs import ComparedRun
+from mmunorm.config.checkpoints import load_weights
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import NORMS, replace_norm_cfgs
+from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
+from mmunorm.deploy.benchmark import main_metrics
+from mmunorm.errors import PreflightError, RunError
+from mmunorm.files import write_text
+from mmunorm.norms import OfflineNorm
+from mmunorm.norms.replace import layer_norms
+
+ROOT = Path(__file__).parent.parent
+TASKS = dict(classifier='classifier', detector='maskrcnn')
+STEPS = dict(classifier=188, detector=174)
+VALIDATIONS = dict(classifier=4, detector=2)
+DISTURBANCES = {
+    'darker': lambda picture, rng: picture * 0.6,
+    'noisier': lambda picture, rng: picture + 25 * torch.randn(picture.shape, generator=rng),
+}
+LARGER = 1.25
+ROBUST = ('LN, trained on', 'affine, sequential, teacher')  # are tested on other pictures, too
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way from LayerNorm to another norm.
+
+    Attributes:
+        start: how the weights of the norms begin: a key of `STARTS`; '' stays LayerNorm, 'faded' fades it.
+        teacher: whether the LayerNorm model teaches.
+        norm: the norm at the end.
+        keep: LayerNorms that stay, as for `convert_norms`.
+        longer: a factor for the steps.
+    """
+    start: str
+    teacher: bool = False
+    norm: str = 'UN'
+    keep: tuple = ()
+    longer: int = 1
+
+
+WAYS = {
+    'LN, trained on': Way(''),
+    'gamma kept': Way('kept'),
+    'affine, at once': Way('at once'),
+    'affine, sequential': Way('sequential'),
+    'affine, sequential, teacher': Way('sequential', teacher=True),
+    'fading': Way('faded'),
+    'fading, teacher': Way('faded', teacher=True),
+    'LN, trained on, teacher': Way('', teacher=True),
+    'UN+, sequential, teacher': Way('sequential', teacher=True, norm='UN+'),
+    'patch embedding kept, teacher': Way('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
+    'sequential, teacher, 2 x steps': Way('sequential', teacher=True, longer=2),
+}
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('task', choices=TASKS)
+    parser.add_argument('compared', type=Path, help='folder that compare_norms.py wrote, with LN and UN')
+    parser.add_argument('--ways', nargs='+', choices=WAYS, default=list(WAYS), metavar='WAY',
+                        help=f'default: all of {"; ".join(WAYS)}')
+    parser.add_argument('--seeds', type=positive, default=3)
+    parser.add_argument('--jobs', type=positive, default=1, help='runs at a time')
+    parser.add_argument('--num-samples', type=positive, default=512, help='training pictures for the statistics')
+    parser.add_argument('--out', type=Path, required=True)
+    return parser.parse_args(argv)
+
+
+def trained(folder):
+    """The last checkpoint of a finished run."""
+    try:
+        return folder / Path((folder / 'last_checkpoint').read_text().strip()).name
+    except OSError:
+        raise PreflightError(f'there is no finished run in {folder}: train it with compare_norms.py.') from None
+
+
+def without_layer_norm(model, batches, kept):
+    """Gives each LayerNorm a map of its own, measured on the LayerNorm model; `kept` leaves gamma and beta."""
+    norms = layer_norms(model)
+    sums = {name: torch.zeros(NUM_SUMS, norm.normalized_shape[0], dtype=torch.float64) for name, norm in norms.items()}
+
+    def measure(norm, args, name):
+        sums[name] += token_sums(args[0].detach().flatten(0, -2).double(), norm.eps)
+
+    handles = [norm.register_forward_pre_hook(partial(measure, name=name)) for name, norm in norms.items()]
+    for batch in batches:
+        model(**model.data_preprocessor(batch, False), mode='tensor')
+    for handle in handles:
+        handle.remove()
+    mmunorm.replace_norms(model, NORMS['UN'])
+    for name, norm in norms.items():
+        gamma, beta = scale_and_shift(norm)
+        mean, square = mean_and_square(sums[name])
+        goal = model.get_submodule(name)
+        a, b = (gamma / (square + goal.eps).sqrt(), beta) if kept else nearest_affine(
+            sums[name], gamma, beta, torch.finfo(torch.float32).eps)
+        goal.set_affine(a, b, mean, square)
+
+
+STARTS = {
+    'kept': partial(without_layer_norm, kept=True),
+    'at once': partial(without_layer_norm, kept=False),
+    'sequential': None,  # convert_norms
+}
+
+
+def layer_norm_model(args, checkpoint):
+    cfg = load_config(str(ROOT / f'configs/digits/swin_ln_{TASKS[args.task]}.py'))
+    cfg.model.backbone.init_cfg = None
+    set_dataloader_defaults(cfg)
+    model = build_model(cfg)
+    load_weights(model, str(checkpoint))
+    return cfg, model.eval()
+
+
+@torch.no_grad()
+def start_weights(args, way, seed, teacher):
+    """The weights that a run starts from, and the metrics of the model with them."""
+    start = f'{way.start}_{way.norm}{"_kept" * bool(way.keep)}' if way.start in STARTS else 'LN'
+    path = args.out / 'starts' / f'{start}_{seed}.pth'
+    measured = path.with_suffix('.json')
+    if not measured.exists():
+        cfg, model = layer_norm_model(args, teacher)
+        if way.start in STARTS:
+            batches = training_batches(cfg, args.num_samples)
+            if way.start == 'sequential':
+                convert_norms(model, batches, NORMS[way.norm], way.keep, progress=True)
+            else:
+                STARTS[way.start](model, batches)
+        metrics = main_metrics(test_metrics(cfg, model.eval(), f'testing {way.start or "LN"}'))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if way.start in STARTS:
+            torch.save(dict(state_dict=model.state_dict()), path)
+        write_text(measured, json.dumps(metrics))
+    return (path if way.start in STARTS else teacher), json.loads(measured.read_text())
+
+
+def recipe(args, way, seed, teacher, weights):
+    """The config of a run."""
+    name = 'faded' if way.start == 'faded' else 'converted'
+    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_{name}.py'))
+    steps = STEPS[args.task] * way.longer
+    cfg.load_from = str(weights.resolve())
+    for hook in cfg.custom_hooks:
+        if hook.type == 'DistillationHook':
+            hook.checkpoint = str(teacher.resolve())
+    if not way.teacher:
+        cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook.type != 'DistillationHook']
+    if not way.start:
+        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
+    elif way.norm != 'UN':
+        inherited = {key: cfg.model.backbone.norm_cfg[key] for key in ('window', 'warmup_iters')}
+        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, {**NORMS[way.norm], **inherited})
+    if way.keep:
+        plain = layer_norm_model(args, teacher)[1]
+        wanted = [name for name in layer_norms(plain) if name not in way.keep]
+        norm_cfg = cfg.model.backbone.norm_cfg
+        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
+        cfg.model = dict(cfg.model, type='ConvertedModel', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
+    cfg.randomness = dict(seed=seed)
+    # The same loop for both tasks, with the metric in between.
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // VALIDATIONS[args.task])
+    cfg.log_processor = dict(by_epoch=False, window_size=20)
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=steps, max_keep_ckpts=1)
+    cfg.param_scheduler[-1].end = steps
+    return Config(cfg.to_dict())
+
+
+class Disturbed:
+    """A model that sees other pictures."""
+
+    def __init__(self, model, change):
+        self.model, self.change, self.rng = model, change, torch.Generator().manual_seed(0)
+
+    def test_step(self, batch):
+        pictures = [self.change(picture.float(), self.rng).clamp(0, 255).round().to(picture.dtype)
+                    for picture in batch['inputs']]
+        return self.model.test_step({**batch, 'inputs': pictures})
+
+
+def larger(cfg):
+    """The config with larger pictures for the test."""
+    cfg = copy.deepcopy(cfg)
+    for transform in cfg.test_dataloader.dataset.pipeline:
+        if transform.type == 'Resize':
+            scale = transform.scale
+            transform.scale = round(scale * LARGER) if isinstance(scale, int) else tuple(
+                round(side * LARGER) for side in scale)
+    return cfg
+
+
+@torch.no_grad()
+def tested(run):
+    """Metrics of a finished run: folded, and of some unfolded on other pictures; kept in a file beside it."""
+    file = run.work_dir / 'tested.json'
+    if not file.exists():
+        cfg = load_config(str(run.config))
+        set_dataloader_defaults(cfg)
+        model = build_model(cfg)
+        load_weights(model, str(trained(run.work_dir)))
+        model.eval()
+        metrics = {}
+        if run.norm in ROBUST:
+            metrics = {name: main_metrics(test_metrics(cfg, Disturbed(model, change), name))
+                       for name, change in DISTURBANCES.items()}
+            metrics['larger'] = main_metrics(test_metrics(larger(cfg), model, 'larger'))
+        if any(isinstance(module, OfflineNorm) for module in model.modules()):
+            fuse_norms(model)
+            metrics['folded'] = main_metrics(test_metrics(cfg, model, 'folded'))
+            metrics['norms left'] = sum(isinstance(module, (OfflineNorm, nn.LayerNorm)) for module in model.modules())
+        write_text(file, json.dumps(metrics))
+    return json.loads(file.read_text())
+
+
+def cell(values, digits):
+    values = [value for value in values if value is not None]
+    if not values:
+        return '-'
+    spread = f' ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else ''
+    return f'{statistics.mean(values):.{digits}f}{spread} ({", ".join(f"{value:.{digits}f}" for value in values)})'
+
+
+def write_results(args, runs, starts):
+    """The table, the numbers and the picture of all runs that have finished."""
+    rows, curves = [], {}
+    for seed in range(args.seeds):
+        for norm in ('LN', 'UN'):
+            run = ComparedRun(args.compared, norm, seed)
+            rows += [(f'{norm}, from scratch', seed, 'trained', key, value)
+                     for key, value in main_metrics(run.result()['metrics']).items()]
+    for run in runs:
+        rows += [(run.norm, run.seed, 'untrained', *item) for item in starts[run].items()]
+        if not (result := run.result()):
+            continue
+        rows += [(run.norm, run.seed, 'trained', *item) for item in main_metrics(result['metrics']).items()]
+        for condition, metrics in tested(run).items():
+            rows += [(run.norm, run.seed, condition, *item) for item in (
+                metrics.items() if isinstance(metrics, dict) else [('norms', metrics)])]
+        scalars = read_scalars(run.work_dir)
+        curves.setdefault(run.norm, []).append({key: np.vstack([[0, value], scalars[key]])
+                                                for key, value in starts[run].items()})
+    write_csv(args.out / 'conversion.csv', ('way', 'seed', 'condition', 'metric', 'value'), rows)
+    keys = list(dict.fromkeys(row[3] for row in rows if row[3] != 'norms'))
+    conditions = ('untrained', 'trained', 'folded', *DISTURBANCES, 'larger')
+    lines = []
+    for key in keys:
+        digits = 3 if key.startswith('coco/') else 2
+        lines += [f'| {key} | {" | ".join(conditions)} |', '|---' * (1 + len(conditions)) + '|']
+        for way in dict.fromkeys(row[0] for row in rows):
+            cells = (cell([row[4] for row in rows if row[:1] + row[2:4] == (way, condition, key)], digits)
+                     for condition in conditions)
+            lines.append(f'| {way} | {" | ".join(cells)} |')
+        lines.append('')
+    write_text(args.out / 'conversion.md', '\n'.join(lines))
+    if curves:
+        save(curves_figure({'': curves}, keys, f'From LayerNorm to UN: {args.task}'), args.out / 'conversion.png')
+    return lines
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    out_folder(args.out)
+    configs, starts = {}, {}
+    for seed in range(args.seeds):
+        teacher = trained(ComparedRun(args.compared, 'LN', seed).work_dir)
+        for name in args.ways:
+            run = ComparedRun(args.out, name, seed)
+            weights, starts[run] = start_weights(args, WAYS[name], seed, teacher)
+            configs[run] = recipe(args, WAYS[name], seed, teacher, weights)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
+    try:
+        errors = train_all(pending, args.jobs, lambda errors: None)
+    except KeyboardInterrupt:
+        raise RunError('interrupted; the same command goes on.') from None
+    print('\n'.join(write_results(args, list(configs), starts)))
+    if errors:
+        raise RunError('\n'.join(f'{run}: {error}' for run, error in errors.items()))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,138 @@
+"""What tools that train a recipe many times share: arguments, the config of a run, and the training itself."""
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.registry import HOOKS, MODELS
+
+from ..comparison.processes import train_all
+from ..comparison.runs import ComparedRun, config_text, differing_keys
+from ..config.presets import set_norm
+from ..errors import PreflightError, RunError
+from ..norms import Norm
+from .arguments import add_config_arguments, positive
+from .preflight import check_norms
+
+
+def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that say how often and where a recipe is trained, and when a run has diverged."""
+    parser.add_argument('--seeds', type=positive, default=3, help='runs of each, with seeds 0, 1, ... (default 3)')
+    parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
+    parser.add_argument('--jobs', type=positive, default=1,
+                        help='runs at a time (default 1); if there is a GPU, they all share it')
+    parser.add_argument('--fail-factor', type=float, default=3.0,
+                        help='a step is bad if its loss exceeds so many times the starting loss (default 3)')
+    parser.add_argument('--fail-patience', type=int, default=10,
+                        help='number of bad steps in a row that ends a run (default 10)')
+    add_config_arguments(parser, norm=False)
+
+
+def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> None:
+    """Raises a PreflightError if a setting names weights that the runs would not load.
+
+    Args:
+        cfg (Config): the recipe.
+        path (str): its file.
+        options (Mapping, optional): `--cfg-options`.
+    """
+    for option, value in (options or {}).items():
+        if value is not None and (option == 'pretrained' or option.startswith('model.backbone.init_cfg')):
+            raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
+                                 'to start from with --pretrained.')
+    if cfg.get('load_from') is not None:
+        raise PreflightError(f'{path} has load_from={cfg.load_from!r}, which these runs would not '
+                             'load: they resume from their own checkpoints. Name backbone weights with '
+                             '--pretrained.')
+
+
+def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
+    """The recipe with another norm; `base` is unchanged.
+
+    Args:
+        base (Config): the recipe.
+        name (str): of the norm, for the error.
+        norm_cfg (dict): the norm.
+        steps (int): of the run.
+
+    Raises:
+        PreflightError: the norm is wrong, or the run is too short for it.
+    """
+    cfg = Config(base.to_dict())
+    set_norm(cfg, norm_cfg)
+    check_norms(cfg)
+    cls = MODELS.get(norm_cfg['type'])
+    if issubclass(cls, Norm):
+        arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
+        if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
+            raise PreflightError(f'--norms {name}: {problem}')
+    return cfg
+
+
+def seeded(recipe: Config, run: ComparedRun, args: argparse.Namespace) -> Config:
+    """The config of a run: the recipe with its seed, and a hook that stops it when it has diverged.
+
+    Raises:
+        PreflightError: `--fail-factor` or `--fail-patience` is wrong.
+    """
+    cfg = Config(recipe.to_dict())
+    cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': run.seed}
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []),
+                        checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
+                                     patience=args.fail_patience, factor=args.fail_factor)]
+    return cfg
+
+
+def checked_hook(options: str, **cfg) -> dict:
+    """The config of a hook. Raises a PreflightError if the hook cannot be built from it, before any run starts."""
+    try:
+        HOOKS.build(cfg)
+    except (TypeError, ValueError) as error:
+        raise PreflightError(f'{options}: {error}.') from None
+    return cfg
+
+
+def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
+    """Raises a PreflightError if the folder of one of these runs has a run with other settings."""
+    for run, cfg in configs.items():
+        if not run.config.exists():
+            continue
+        text = config_text(cfg)
+        if run.config.read_text() == text:
+            continue
+        old = Config.fromfile(run.config).to_dict()
+        if keys := differing_keys(old, Config.fromstring(text, '.py').to_dict()):
+            raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '
+                                 'choose another --out, or remove that folder and the config beside it.')
+
+
+def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namespace,
+                    write: Callable[[dict[ComparedRun, str]], list[Path]]) -> None:
+    """Trains the runs that have not finished, and prints the results of all.
+
+    Args:
+        configs: of each run, in the order of running.
+        args: those of :func:`add_comparison_arguments`.
+        write: writes the results so far, given what went wrong by run; returns the files, the table first.
+
+    Raises:
+        RunError: the user interrupted the training, or a run crashed.
+    """
+    args.out.mkdir(parents=True, exist_ok=True)
+    pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
+    if len(pending) < len(configs):
+        print(f'{len(configs) - len(pending)} of {len(configs)} runs are finished already.')
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        errors = train_all(pending, args.jobs, write, args.trust_checkpoint)
+    except KeyboardInterrupt:
+        raise RunError('interrupted; the same command goes on.') from None
+    written = write(errors)
+    print(written[0].read_text())
+    print(f'written: {", ".join(map(str, written))}')
+    if errors:
+        raise RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
+                       'command tries them again.')

@@ -1,0 +1,73 @@
+import os
+from pathlib import Path
+
+import cv2
+import pytest
+from mmengine.config import Config
+
+from .. import tiny_runs
+
+TOOL = tiny_runs.load_tool('analysis/compare_depths')
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(tiny_runs.write_classifier(tmp_path))
+    path.write_text(path.read_text() + """
+model['backbone'] = dict(
+    type='UNVisionTransformer', arch=dict(embed_dims=8, num_layers=2, num_heads=2, feedforward_channels=8),
+    img_size=32, patch_size=16, norm_cfg=dict(type='UN', warmup_iters=1), residual_cfg=dict(type='PreNorm'))
+model['neck'] = None
+model['head'] = dict(type='VisionTransformerClsHead', num_classes=2, in_channels=8)
+""")
+    return str(path)
+
+
+def compare(config, *arguments, status=0):
+    arguments = (config, '--out', 'out', '--seeds', 2, *arguments)
+    if not status:
+        return tiny_runs.call(TOOL, *arguments)
+    with pytest.raises(SystemExit) as stop:
+        tiny_runs.call(TOOL, *arguments)
+    assert stop.value.code == status
+    return None
+
+
+def test_every_scheme_norm_and_depth_is_trained_once(config, fake, capsys):
+    fake('postnorm_ln_3', 'diverges')
+    arguments = ('--residuals', 'PreNorm', 'PostNorm', 'Slow=BranchNorm,warmup_iters=1', '--norms', 'LN', 'UN',
+                 '--depths', 2, 3)
+    compare(config, *arguments)
+    assert len(fake.calls()) == 2 * 3 * 2 * 2
+    lines = [line for line in Path('out/depths.md').read_text().splitlines() if line.startswith('|')]
+    assert lines[2] == '| PreNorm | LN | 50.00 ± 0.00 | 50.00 ± 0.00 |'
+    assert '| PostNorm | LN | 50.00 ± 0.00 | FAIL at step 7, 7 |' in lines and len(lines) == 8
+    backbone = Config.fromfile('out/slow_un_3/seed_1.py').model.backbone
+    assert backbone.arch.num_layers == 3 and backbone.residual_cfg == dict(type='BranchNorm', warmup_iters=1)
+    assert backbone.norm_cfg.type == 'UN'
+    assert Config.fromfile('out/prenorm_ln_2/seed_0.py').model.backbone.norm_cfg.type == 'LN'
+    assert len(Path('out/depths.csv').read_text().splitlines()) == 25
+    assert cv2.imread('out/depths.png') is not None
+    capsys.readouterr()
+    compare(config, *arguments)
+    assert fake.calls() == [] and '24 of 24 runs are finished' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('arguments', 'text'), [
+    (['--residuals', 'PreNrm'], "no scheme 'PreNrm'"),
+    (['--residuals', 'ReZero'], 'scheme without norms'),
+    (['--residuals', 'A=BranchNorm,warmup_iters=-1'], 'warmup_iters'),
+    (['--residuals', 'PreNorm', 'PreNorm'], '--residuals names one twice'),
+    (['--residuals', 'PreNorm', '--depths', '0'], '--depths: must be at least 1'),
+    (['--residuals', 'PreNorm', '--norms', 'XN'], "no norm 'XN'")])
+def test_what_is_refused(config, fake, arguments, text, capsys):
+    compare(config, *arguments, status=2)
+    assert text in capsys.readouterr().err
+    assert fake.calls() == [] and not os.path.exists('out')
+
+
+def test_a_config_without_layers_to_count_is_refused(tmp_path, fake, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compare(tiny_runs.write_classifier(tmp_path), '--residuals', 'PreNorm', status=2)
+    assert 'num_layers' in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and a picture.
+
+The same command goes on after an interruption: finished runs are not repeated, others resume from their
+last checkpoint. FAIL marks a run that diverged, as for compare_norms.py. The results are OUT/depths.md, .csv and .png.
+"""
+import argparse
+import shlex
+import sys
+from functools import partial
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.config import Config
+
+from mmunorm.analysis.figures import quality_figure
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.measures import write_csv
+from mmunorm.cli.arguments import command, load_config, positive
+from mmunorm.cli.comparing import (
+    add_comparison_arguments,
+    check_settings,
+    refuse_other_weights,
+    seeded,
+    train_and_write,
+    with_norm,
+)
+from mmunorm.cli.preflight import check_data
+from mmunorm.comparison.results import summary
+from mmunorm.comparison.runs import FAIL, ComparedRun
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, count_steps, parse_norm, parse_preset
+from mmunorm.errors import PreflightError
+from mmunorm.files import write_text
+from mmunorm.residuals import RESIDUALS
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config of a Vision Transformer with UN; its norm_cfg, residual_cfg and '
+                        'number of layers are replaced')
+    parser.add_argument('--residuals', nargs='+', required=True, metavar='SCHEME',
+                        help=f'{", ".join(sorted(RESIDUALS.module_dict))}, or NAME=TYPE,argument=value,...')
+    parser.add_argument('--norms', nargs='+', default=['LN', 'UN'], metavar='NORM', help=f'default: LN UN; {HELP}')
+    parser.add_argument('--depths', nargs='+', type=positive, default=[12, 24, 48, 96], metavar='LAYERS',
+                        help='default: 12 24 48 96')
+    add_comparison_arguments(parser)
+    args = parser.parse_args(argv)
+    for name in ('residuals', 'norms', 'depths'):
+        if len(set(getattr(args, name))) < len(getattr(args, name)):
+            parser.error(f'--{name} names one twice')
+    return args
+
+
+def label(scheme, norm, depth):
+    return f'{scheme} {norm} {depth}'
+
+
+def plan(args):
+    """The config of every run: seed by seed, so that a table fills evenly, and shallow models first."""
+    base = load_config(args.config, args.cfg_options)
+    arch = (base.model.get('backbone') or {}).get('arch')
+    if not isinstance(arch, dict) or 'num_layers' not in arch or 'residual_cfg' not in base.model.backbone:
+        raise PreflightError(f'{args.config} has no model.backbone.arch.num_layers and model.backbone.residual_cfg to '
+                             'replace; take a recipe such as configs/digits/vit_un_classifier.py.')
+    refuse_other_weights(base, args.config, args.cfg_options)
+    check_data(base, ['train', 'val'])
+    known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
+    schemes = dict(parse_preset(text, known, 'scheme') for text in args.residuals)
+    steps = count_steps(base)
+    recipes = {}
+    for norm, norm_cfg in map(parse_norm, args.norms):
+        with_its_norm = with_norm(base, norm, norm_cfg, steps)
+        for scheme, residual_cfg in schemes.items():
+            recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())
+            cfg.model.backbone.residual_cfg = residual_cfg
+            cfg.model.backbone.arch.num_layers = min(args.depths)
+            build_model(cfg)  # a combination that does not fit is an error before the first run
+    configs = {}
+    for seed in range(args.seeds):
+        for depth in args.depths:
+            for (scheme, norm), recipe in recipes.items():
+                run = ComparedRun(args.out, label(scheme, norm, depth), seed)
+                configs[run] = seeded(recipe, run, args)
+                configs[run].model.backbone.arch.num_layers = depth
+    return configs, list(recipes)
+
+
+def write(errors, args, runs, kinds):
+    """The table, the numbers and the picture of the runs so far."""
+    results = {run: run.result() for run in runs}
+    metrics = list(dict.fromkeys(name for result in results.values() if result for name in result['metrics']))
+    metric = metrics[0] if metrics else ''
+    cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]
+                    for depth in args.depths} for kind in kinds}
+    lines = [f'# Depths compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
+             f'{metric} of the last validation; {args.seeds} seed(s); std is the sample standard deviation.', '',
+             f'| scheme | norm | {" | ".join(f"{depth} layers" for depth in args.depths)} |',
+             '|---' * (2 + len(args.depths)) + '|']
+    for kind, by_depth in cells.items():
+        lines.append(f'| {" | ".join(kind)} | '
+                     + ' | '.join(summary(each, metric) + _steps_of(each) for each in by_depth.values()) + ' |')
+    lines += ['', *(f'- error in {run}: {error}' for run, error in errors.items())]
+    table, numbers, picture = (args.out / f'depths.{suffix}' for suffix in ('md', 'csv', 'png'))
+    write_text(table, '\n'.join(lines) + '\n')
+    write_csv(numbers, ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric),
+              ((*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
+               for kind, by_depth in cells.items() for depth, each in by_depth.items()
+               for seed, result in enumerate(each) if result))
+    values = {' '.join(kind): {depth: [result['metrics'].get(metric) for result in each if result]
+                               for depth, each in by_depth.items() if any(each)} for kind, by_depth in cells.items()}
+    save(quality_figure(values, metric), picture)
+    return [table, numbers, picture]
+
+
+def _steps_of(results):
+    steps = [str(result['step']) for result in results if result and result['status'] == FAIL]
+    return f' at step {", ".join(steps)}' if steps else ''
+
+
+@command
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_args(argv)
+    args.command = ['tools/analysis/compare_depths.py', *argv]
+    configs, kinds = plan(args)
+    check_settings(configs)
+    train_and_write(configs, args, partial(write, args=args, runs=list(configs), kinds=kinds))
+
+
+if __name__ == '__main__':
+    main()
