@@ -72,10 +72,17 @@ def weights_of(path):
     return state
 
 
-def crops_of(folder, number):
+def focus_vit(weights):
+    """The trained ViT, as timm's model that takes normalized pictures."""
+    model = timm.create_model('vit_small_patch14_dinov2', img_size=224, num_classes=0).eval()
+    model.load_state_dict(weights_of(weights))
+    return model
+
+
+def crops_of(folder, number, names=PHOTOGRAPHS, seed=0):
     """Batches `(1, 3, 224, 224)` of crops at random places and scales."""
-    rng = np.random.default_rng(0)
-    for name in PHOTOGRAPHS:
+    rng = np.random.default_rng(seed)
+    for name in names:
         picture = cv2.imread(str(folder / name))[..., ::-1]
         for _ in range(number):
             side = rng.integers(224, min(picture.shape[:2]) + 1)
@@ -95,8 +102,7 @@ def features(model, crops):
 def main(argv=None):
     args = parse_args(argv)
     forms.graph_of = lambda model: model.forward_features  # timm's model takes normalized pictures
-    ln = timm.create_model('vit_small_patch14_dinov2', img_size=224, num_classes=0).eval()
-    ln.load_state_dict(weights_of(args.weights))
+    ln = focus_vit(args.weights)
     crops = list(crops_of(args.pictures, args.crops))
     calibration, test = crops[::2], crops[1::2]
     samples = [(crop.numpy(), ) for crop in calibration]
