@@ -42,7 +42,7 @@ def parse_args(argv=None):
     parser.add_argument('config')
     parser.add_argument('checkpoints', nargs='+')
     parser.add_argument('--steps', type=positive, default=100)
-    parser.add_argument('--lr', type=float, default=1e-4)
+    parser.add_argument('--lr', type=float, default=1e-5)
     parser.add_argument('--bits', type=positive, nargs='+', default=[8, 6], help='that the fine-tuning simulates')
     parser.add_argument('--num-samples', type=positive, default=100, help='training pictures for the ranges')
     parser.add_argument('--num-pictures', type=positive, default=500, help='test pictures for the signal to noise')
