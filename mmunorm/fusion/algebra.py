@@ -67,7 +67,10 @@ def norm_obstacle(norm: nn.Module) -> str:
 
 
 def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm."""
+    """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm.
+
+    The scale of a norm that mixes channels is a matrix `(C, C)`.
+    """
     if callable(getattr(norm, 'affine', None)):  # torch's BatchNorm has a bool of this name
         return norm.affine()
     scale = (norm.running_var.double() + norm.eps).rsqrt()
@@ -130,7 +133,8 @@ def is_conv(layer: nn.Module) -> bool:
 def absorb_before(reader: nn.Module, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> None:
     """`W' = W diag(scale)`, `b' = b + W shift` for a norm in front of a linear layer or convolution.
 
-    A bias is made where there is none. With a `fill`, the column of its marker undoes the constant channels.
+    With a matrix `W' = W scale`. A bias is made where there is none. With a `fill`, the column of its marker undoes
+    the constant channels.
     """
     weight = reader.weight.double()
     out_channels, in_channels = weight.shape[:2]  # in_channels of one group
@@ -144,7 +148,8 @@ def absorb_before(reader: nn.Module, scale: Tensor, shift: Tensor, fill: Fill | 
 
     extra = (weight * by_output(shift)).flatten(1).sum(1)
     _set_bias(reader, extra if reader.bias is None else reader.bias.double() + extra)
-    folded = weight * by_output(scale)
+    folded = (weight * by_output(scale) if scale.dim() == 1 else
+              torch.einsum('oi...,ij->oj...', weight, scale.to(weight.device)))
     if fill is not None and fill.marker >= 0:
         constant = fill.constant.to(weight.device)
         folded[:, constant] = 0

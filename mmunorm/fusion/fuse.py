@@ -309,19 +309,23 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
     for name in fold.through:
         if obstacle := call_obstacle(modules[name]):
             return f'its output passes through {name}, which {obstacle}'
-    num_features = affine_of(norm)[0].numel()
+    scale, shift = affine_of(norm)
     for layer in layers:
         if layer not in modules:
             return f'its neighbour {layer} does not exist'
         check = source_obstacle if fold.source else reader_obstacle
-        if obstacle := check(modules[layer], num_features):
+        if obstacle := check(modules[layer], shift.numel()):
             return f'its neighbour {layer} {obstacle}'
+        if scale.dim() > 1 and (fold.source or getattr(modules[layer], 'groups', 1) > 1):
+            return f'it mixes channels, which its neighbour {layer} cannot take up'
         if shared := owners.others(layer, modules[layer]):
             return f'its neighbour {layer} is shared with {shared}'
         if num_uses[layer] > 1:
             return f'its neighbour {layer} has two norms beside it'
     if fold.pads and (len(fold.pads) > 1 or len(layers) > 1):
         return 'zeros are padded in between it and several readers'
+    if scale.dim() > 1 and (fold.pads or fold.stream is not None):
+        return 'it mixes channels, and what it reads is padded with zeros, or carried in a stream'
     return ''
 
 

@@ -24,6 +24,7 @@ from ..backbones.performer import PerformerAttention, PerformerLayer
 from ..backbones.swin import ResidualSwinBlock, UNSwinTransformer
 from ..backbones.t2t_vit import ResidualT2TLayer, UNT2TViT
 from ..backbones.vit import ResidualEncoderLayer, UNVisionTransformer
+from ..enhancement.iat import GlobalBranch, LocalBlock, QueryAttention
 from ..residuals.sublayer import Entrance, describe
 from .padding import become
 from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, fold_rule
@@ -251,3 +252,24 @@ def image_classifier(model):
 def detector(model):
     if model.with_neck:
         yield Chain('backbone', 'neck')
+
+
+@fold_rule(LocalBlock)
+def local_block(block):
+    yield Into('norm1', 'conv1')
+    yield Behind('scale1', 'conv2')
+    yield Into('norm2', 'fc1')
+    yield Behind('scale2', 'fc2')
+
+
+@fold_rule(GlobalBranch)
+def global_branch(branch):
+    yield Behind('bn1', 'conv1')
+    yield Behind('bn2', 'conv2')
+    yield Into('norm1', 'attn')
+    yield Into('norm2', 'fc1')
+
+
+@fold_rule(QueryAttention)
+def query_attention(module):
+    yield Reads('k', 'v')
