@@ -1,17 +1,19 @@
-"""Draws what a detector or a classifier sees: boxes and masks, or the class, on one or many pictures."""
+"""Draws what a model sees: boxes and masks, the class, or pictures before and after their enhancement."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+import cv2
 import mmcv
+import numpy as np
 import torch
 from mmengine.device import get_device
 
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.config.checkpoints import check_statistics
-from mmunorm.config.models import clear_build_errors, match_folded
+from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.errors import PreflightError
 
 
@@ -84,15 +86,31 @@ class Classifier:
             rescale_factor=drawing_scale(*picture.shape[:2]), out_file=str(out_file))
 
 
+class Enhancer:
+    """An ImageEnhancer of mmunorm; draws each picture beside what becomes of it."""
+
+    def __init__(self, cfg, checkpoint, device):
+        self.model = load_model(cfg, checkpoint).to(device)
+
+    @torch.no_grad()
+    def draw(self, path, picture, out_file):
+        data = dict(inputs=[torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1)))])
+        enhanced, = self.model(**self.model.data_preprocessor(data))
+        after = (enhanced.flip(0) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+        cv2.imwrite(str(out_file), np.hstack([picture, after]))
+
+
 def build_artist(cfg, args):
     """The model of the config with the visualizer of its library."""
     with clear_build_errors():
+        if cfg.model.get('of', cfg.model.type) == 'ImageEnhancer':
+            return Enhancer(cfg, args.checkpoint, args.device)
         if cfg.get('default_scope') == 'mmdet':
             return Detector(cfg, args.checkpoint, args.device, args.score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
             return Classifier(cfg, args.checkpoint, args.device)
-    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', got "
-                         f"{cfg.get('default_scope')!r}.")
+    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model an "
+                         f"ImageEnhancer; got {cfg.get('default_scope')!r} and {cfg.model.type}.")
 
 
 @command

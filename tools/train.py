@@ -1,4 +1,4 @@
-"""Trains a detector or a classifier."""
+"""Trains a detector, a classifier or an enhancer of pictures."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them

@@ -13,9 +13,8 @@ from mmengine.runner import Runner
 from tqdm import tqdm
 
 from ..errors import LocalError, PreflightError
-from ..files import whole_file
+from ..files import PICTURE_SUFFIXES, whole_file
 
-SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 # The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
 READABLE_SIDE = 512
 
@@ -87,13 +86,13 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     if drawn == Path(os.path.realpath(root)):
         raise PreflightError(f'--out-dir {out_dir} is where the pictures are: they would be overwritten.')
     if source.is_dir():
-        found = (path for path in source.rglob('*') if path.suffix.lower() in SUFFIXES)
+        found = (path for path in source.rglob('*') if path.suffix.lower() in PICTURE_SUFFIXES)
         # An output folder inside the input folder holds the drawings of an earlier run.
         images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
     else:
         images = [source] if source.is_file() else []
     if not images:
-        raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(SUFFIXES))}).')
+        raise PreflightError(f'there is no picture at {source} (looked for {", ".join(sorted(PICTURE_SUFFIXES))}).')
     return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
 
 

@@ -25,6 +25,7 @@ LARGE = 50_000_000
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
+    'coco_dark': 'make it with `python tools/dataset/make_digits.py --dark`, and `--force` over a folder without it',
     'digits': 'make it with `python tools/dataset/make_digits.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
             'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',
@@ -33,6 +34,13 @@ SOURCES = {
                 'to {folder}',
     'cifar10': 'get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in {folder}',
     'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',
+    'lol_v1': 'get LOLdataset.zip from https://daooshee.github.io/BMVC2018website/ and unpack its our485 and eval15 in '
+              '{folder}',
+    'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in {folder}',
+    'exposure': 'get the data of https://github.com/mahmoudnafifi/Exposure_Correction and put training and testing in '
+                '{folder}',
+    'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
+              'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
 }
 
 
@@ -108,16 +116,21 @@ def _norm_cfgs(value, key: str) -> Iterator[tuple[str, dict]]:
 
 
 def check_pretrained(cfg: Config, config_path: str) -> None:
-    """Checks that the backbone's pretrained checkpoint exists, where it is a local file.
+    """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
     Args:
-        cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`.
+        cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`, and `model.enhancer.init_cfg`
+            of an EnhancedModel.
         config_path (str): the path of that config. The config that makes the checkpoint should lie beside it.
 
     Raises:
-        PreflightError: the checkpoint does not exist. The message says how to make it, and how to start without.
+        PreflightError: a checkpoint does not exist. The message says how to make it, and how to start without.
     """
-    path = pretrained_path(cfg)
+    _check_start(pretrained_path(cfg), 'backbone', 'pretrained', config_path)
+    _check_start(pretrained_path(cfg, 'enhancer'), 'enhancer', 'model.enhancer.init_cfg.checkpoint', config_path)
+
+
+def _check_start(path: str | None, part: str, option: str, config_path: str) -> None:
     if path is None or '://' in path or os.path.isfile(path):
         return
     if os.path.isdir(path):
@@ -125,9 +138,10 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
     maker = Path(config_path).parent / f'{Path(path).parent.name}.py'
     make = f'make it with `python tools/train.py {maker}`, ' if maker.is_file() else ''
+    without = option.removesuffix('.checkpoint')
     raise PreflightError(
-        f'the backbone weights to start from are missing: no file {path}; {make}name another with '
-        '`--cfg-options pretrained=PATH`, or start without any with `--cfg-options pretrained=None`.')
+        f'the {part} weights to start from are missing: no file {path}; {make}name another with '
+        f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
 
 
 def _leaf_datasets(dataset) -> Iterator[dict]:

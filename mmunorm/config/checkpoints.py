@@ -92,10 +92,10 @@ def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
             f'model with {kind}, or run this one with its own norm (--norm LN).')
 
 
-def pretrained_path(cfg: Config) -> str | None:
-    """The checkpoint that the backbone of `cfg` starts from, or None."""
+def pretrained_path(cfg: Config, part: str = 'backbone') -> str | None:
+    """The checkpoint that the backbone of `cfg`, or another part of its model, starts from, or None."""
     model = cfg.get('model') or {}  # a Runner's config has none if it was given the model itself
-    init_cfg = (model.get('backbone') or {}).get('init_cfg')
+    init_cfg = (model.get(part) or {}).get('init_cfg')
     if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         return init_cfg.checkpoint
     return None

@@ -1,6 +1,16 @@
-from .digits import CLASSES, make_classification_set, make_detection_set, make_digits
+"""Data sets: makers of small ones, converters, and what mmengine's data loaders read."""
 from .made_folder import FolderError
+from .pairs import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
 
-__all__ = [
-    'CLASSES', 'FolderError', 'make_classification_set', 'make_detection_set', 'make_digits'
-]
+_MAKERS = ('CLASSES', 'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits')
+
+__all__ = ['CLASSES', 'FolderError', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair', 'RandomFlipPair',
+           'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits']
+
+
+def __getattr__(name: str):
+    # The makers need scipy and scikit-learn, which a training run does not.
+    if name in _MAKERS:
+        from . import digits
+        return getattr(digits, name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

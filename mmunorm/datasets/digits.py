@@ -2,9 +2,10 @@
 
 One is a COCO-format set of scenes for detection and instance segmentation. The other is an ImageNet-folder set for
 classification. Its pictures look like the digits in the scenes, so a detector can start from a classifier's weights.
-Both come from data that scikit-learn bundles: nothing is downloaded.
+Both come from data that scikit-learn bundles: nothing is downloaded. The scenes can be had in the dark, too.
 """
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
 from .contact_sheet import draw_contact_sheet
+from .darkness import darken
 from .digit_scenes import SPLITS, compose, draw_scene, draw_single, split_samples
-from .made_folder import is_made, making_folder
+from .made_folder import is_made, making_folder, settings_of
 
 CLASSES = tuple('0123456789')
 
@@ -174,6 +176,24 @@ def make_classification_set(folder,
                   folder / split / CLASSES[sample.label] / name)
 
 
+def make_dark_set(folder, light, seed=0, progress=True):
+    """Write dark versions of the scenes of ``make_detection_set``, under the same names and with the same annotations.
+
+    Args:
+        folder (str | Path): where to write; made if it is missing.
+        light (str | Path): the folder of the scenes.
+        seed (int): decides everything random; scene k does not depend on how many there are.
+        progress (bool): whether to show progress bars.
+    """
+    folder, light = Path(folder), Path(light)
+    shutil.copytree(light / 'annotations', folder / 'annotations')
+    for split in SPLITS:
+        (folder / split).mkdir()
+        for path in tqdm(sorted((light / split).iterdir()), f'dark {split}', mininterval=0.5, disable=not progress):
+            rng = np.random.default_rng([seed, 3, SPLITS.index(split), int(path.stem) - 1])
+            _save(darken(np.asarray(Image.open(path)), rng), folder / split / path.name)
+
+
 def make_digits(out,
                 seed=0,
                 train_scenes=1500,
@@ -182,6 +202,7 @@ def make_digits(out,
                 train_images=6000,
                 val_images=1000,
                 image_size=32,
+                dark=False,
                 force=False,
                 progress=True):
     """Make both sets in one folder, as a whole or not at all.
@@ -191,6 +212,8 @@ def make_digits(out,
 
     Args:
         out (str | Path): the folder.
+        dark (bool): whether it also gets ``coco_dark/`` (``make_dark_set``) and ``preview_dark.png``. A folder that has
+            them keeps them.
         force (bool): whether to overwrite a folder that this function made before. It never touches
             any other folder that holds files.
         Others: as for ``make_detection_set`` and ``make_classification_set``.
@@ -213,6 +236,8 @@ def make_digits(out,
     for name, value in settings.items():
         check_setting(name, value)
     settings['version'] = VERSION
+    if dark or not force and settings_of(out) == {**settings, 'dark': True}:
+        settings['dark'] = True
     if is_made(out, settings, force):
         return None
     with making_folder(out, settings, force) as folder:
@@ -220,6 +245,10 @@ def make_digits(out,
         make_classification_set(folder / 'imagenet', seed, **classification, progress=progress)
         draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val',
                            folder / 'preview.png')
+        if dark:
+            make_dark_set(folder / 'coco_dark', folder / 'coco', seed, progress=progress)
+            draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco_dark/val',
+                               folder / 'preview_dark.png')
     return counts
 
 

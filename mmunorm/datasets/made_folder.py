@@ -97,6 +97,12 @@ def making_folder(folder, settings, force=False):
         shutil.rmtree(workshop, ignore_errors=True)
 
 
+def settings_of(folder):
+    """The settings that a folder was made with; None if it was not made here."""
+    marker = _read_marker(Path(folder))
+    return marker and marker['settings']
+
+
 def _replace(folder, new, old):
     if folder.exists():
         folder.rename(old)

@@ -6,26 +6,31 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.models.heads import ClsHead
 from torch import Tensor, nn
 
+from ..enhancement import EnhancingPreprocessor
 from ..errors import PreflightError
 
 
 class Pixels(nn.Module):
-    """Normalizes pictures as the model's `data_preprocessor` does.
+    """Enhances and normalizes pictures as the model's `data_preprocessor` does.
 
     Args:
-        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor.
+        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor, also behind an
+            enhancer.
     """
 
     def __init__(self, preprocessor: nn.Module):
         super().__init__()
+        self.enhancing = preprocessor if isinstance(preprocessor, EnhancingPreprocessor) else None
         # One name in mmpretrain, the other in mmengine.
         self.flips = bool(getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False)))
         normalizes = preprocessor._enable_normalize
         self.register_buffer('mean', preprocessor.mean.float() if normalizes else torch.zeros(3, 1, 1))
         self.register_buffer('std', preprocessor.std.float() if normalizes else torch.ones(3, 1, 1))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to the same shape."""
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are those of the pictures in them."""
+        if self.enhancing is not None:
+            images = self.enhancing.enhance(images, sizes)
         if self.flips:
             images = images.flip(1)
         return (images - self.mean) / self.std
@@ -74,7 +79,7 @@ class DetectorGraph(nn.Module):
         rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
         columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
         # mmdet pads with zeros behind the normalization.
-        x = torch.where((rows & columns)[:, None], self.pixels(images), 0.)
+        x = torch.where((rows & columns)[:, None], self.pixels(images, sizes), 0.)
         return self.rcnn(self.detector.extract_feat(x), sizes)
 
 

@@ -1,4 +1,7 @@
 """Enhancers of dark pictures: by themselves, and in front of detectors and classifiers."""
 from .iat import IAT
+from .in_front import EnhancingPreprocessor
+from .model import ImageEnhancer, PairDataPreprocessor
+from .quality import ImageQuality
 
-__all__ = ['IAT']
+__all__ = ['IAT', 'EnhancingPreprocessor', 'ImageEnhancer', 'ImageQuality', 'PairDataPreprocessor']

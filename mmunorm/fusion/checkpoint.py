@@ -46,13 +46,14 @@ def folded_model(of: str, folded: Sequence[str], **cfg) -> nn.Module:
 def folded_config(model_cfg: dict, names: Sequence[str]) -> ConfigDict:
     """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
-    Weights to start the backbone from are left out: the folded checkpoint has all.
+    Weights to start the backbone or an enhancer from are left out: the folded checkpoint has all.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.type == FOLDED_TYPE:
         return ConfigDict({**cfg, 'folded': list(names)})
-    if isinstance(cfg.get('backbone'), dict):
-        cfg.backbone.init_cfg = None
+    for part in ('backbone', 'enhancer'):
+        if isinstance(cfg.get(part), dict):
+            cfg[part].init_cfg = None
     return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type, 'folded': list(names)})
 
 

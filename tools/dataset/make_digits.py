@@ -20,6 +20,9 @@ def parse_args(argv=None):
     parser.add_argument('--val-images', type=int, default=1000, help='classification images')
     parser.add_argument('--image-size', type=int, default=32,
                         help='side of a classification image in pixels')
+    parser.add_argument('--dark', action='store_true',
+                        help='also write dark versions of the scenes (OUT/coco_dark): the inputs of pairs for '
+                        'configs/digits/iat_*')
     parser.add_argument('--force', action='store_true',
                         help='overwrite OUT, with everything in it, if this tool made it')
     return parser.parse_args(argv)
@@ -27,11 +30,11 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = vars(parse_args(argv))
-    out, force = args.pop('out'), args.pop('force')
+    out, force, dark = (args.pop(name) for name in ('out', 'force', 'dark'))
     try:
         for name, value in args.items():
             check_setting(name, value, label='--' + name.replace('_', '-'))
-        counts = make_digits(out, **args, force=force)
+        counts = make_digits(out, **args, dark=dark, force=force)
     except (ValueError, FolderError) as error:
         sys.exit(f'make_digits: {error}')
     except OSError as error:
@@ -44,6 +47,8 @@ def main(argv=None):
     size, side = args['scene_size'], args['image_size']
     print(f'{out}/coco      {args["train_scenes"]} train scenes with {counts["train"]} digits, '
           f'{args["val_scenes"]} val scenes with {counts["val"]}, {size}x{size} pixels')
+    if dark:
+        print(f'{out}/coco_dark the same scenes in the dark, under the same names')
     print(f'{out}/imagenet  {args["train_images"]} train and {args["val_images"]} val images, '
           f'{side}x{side} pixels')
     print(f'{out}/preview.png shows val scenes with their boxes and masks.')

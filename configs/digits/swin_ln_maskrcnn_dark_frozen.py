@@ -1,0 +1,11 @@
+# A trained IAT, which stays as it is, in front of the Mask R-CNN on dark scenes.
+_base_ = ['./swin_ln_maskrcnn_dark.py']
+
+model = dict(
+    type='EnhancedModel',
+    task_model='MaskRCNN',
+    enhancer=dict(
+        type='IAT',
+        norm_cfg=dict(type='LN'),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_ln_enhancer/epoch_8.pth', prefix='backbone.')),
+    freeze_enhancer=True)

@@ -1,0 +1,137 @@
+"""Pairs of pictures for image-to-image models: two folders, and the steps of a pipeline on both pictures at once."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import mmcv
+import numpy as np
+import torch
+from mmcv.transforms import BaseTransform
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS, TRANSFORMS
+from mmengine.structures import BaseDataElement
+
+from ..errors import LocalError, PreflightError
+from ..files import PICTURE_SUFFIXES
+
+
+@DATASETS.register_module()
+class PairDataset(BaseDataset):
+    """The pictures of a folder, each with the picture of another folder that it is to become.
+
+    A pair has one name, whatever the suffixes; several pictures may share a target.
+
+    Args:
+        data_prefix (dict): the folders, `dict(img=..., target=...)`, in `data_root`.
+        rename (Sequence[str], optional): a regular expression and its replacement, which make the name of the target
+            of that of a picture, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
+        data_root (str): defaults to ''.
+        pipeline (Sequence): begins with :class:`LoadPair`.
+        **kwargs: the other arguments of mmengine's BaseDataset.
+
+    Raises:
+        PreflightError: a folder does not exist, there is no picture, or one has no target; names it.
+    """
+
+    def __init__(self, data_prefix: dict, rename: Sequence[str] | None = None, data_root: str = '',
+                 pipeline: Sequence = (), **kwargs):
+        self.rename = rename
+        super().__init__(data_root=data_root, data_prefix=data_prefix, pipeline=pipeline, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """`img_path` and `target_path` of each pair, in the order of the names."""
+        sources, targets = (_pictures_in(self.data_prefix[key]) for key in ('img', 'target'))
+        by_name = {path.stem: path for path in targets}
+        pairs = []
+        for path in sources:
+            name = re.sub(*self.rename, path.stem) if self.rename else path.stem
+            if name not in by_name:
+                raise PreflightError(f'{path} has no target: no picture {name} in {self.data_prefix["target"]}.')
+            pairs.append(dict(img_path=str(path), target_path=str(by_name[name])))
+        return pairs
+
+
+def _pictures_in(folder: str) -> list[Path]:
+    paths = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
+    if pictures := [path for path in paths if path.suffix.lower() in PICTURE_SUFFIXES]:
+        return pictures
+    raise PreflightError(f'there is no picture in the folder {folder}.')
+
+
+@TRANSFORMS.register_module()
+class LoadPair(BaseTransform):
+    """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that."""
+
+    def transform(self, results: dict) -> dict:
+        """Adds the two pictures.
+
+        Raises:
+            OSError or AssertionError: the first cannot be read.
+            LocalError: the target cannot be read, or has another size.
+        """
+        results['img'] = _read(results['img_path'])
+        try:
+            results['target'] = _read(results['target_path'])
+        except (AssertionError, OSError, cv2.error) as error:
+            raise LocalError(f'cannot use the picture {results["target_path"]}: it is empty, cut off, or no '
+                             'picture.') from error
+        if results['img'].shape != results['target'].shape:
+            sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
+            raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
+                             f'{sizes[1]}: a pair must have one size.')
+        return results
+
+
+def _read(path: str) -> np.ndarray:
+    picture = mmcv.imfrombytes(Path(path).read_bytes())
+    assert picture is not None, f'failed to load image: {path}'
+    return picture
+
+
+@TRANSFORMS.register_module()
+class RandomCropPair(BaseTransform):
+    """Cuts the same random part out of both pictures; a picture that is smaller stays as it is along that side.
+
+    Args:
+        crop_size (Sequence[int]): height and width.
+    """
+
+    def __init__(self, crop_size: Sequence[int]):
+        self.crop_size = tuple(crop_size)
+
+    def transform(self, results: dict) -> dict:
+        """Cuts `img` and `target`."""
+        shape = results['img'].shape[:2]
+        sides = [min(side, most) for side, most in zip(self.crop_size, shape, strict=True)]
+        top, left = (np.random.randint(most - side + 1) for side, most in zip(sides, shape, strict=True))
+        for key in ('img', 'target'):
+            results[key] = results[key][top:top + sides[0], left:left + sides[1]]
+        return results
+
+
+@TRANSFORMS.register_module()
+class RandomFlipPair(BaseTransform):
+    """Flips both pictures, along each axis in half of the cases."""
+
+    def transform(self, results: dict) -> dict:
+        """Flips `img` and `target`."""
+        for axis in (0, 1):
+            if np.random.rand() < 0.5:
+                for key in ('img', 'target'):
+                    results[key] = np.flip(results[key], axis)
+        return results
+
+
+@TRANSFORMS.register_module()
+class PackPair(BaseTransform):
+    """Gives `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
+
+    def transform(self, results: dict) -> dict:
+        """Packs `img` and `target`."""
+        picture, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
+                           for key in ('img', 'target'))
+        sample = BaseDataElement(target=target, metainfo=dict(img_path=results['img_path']))
+        return dict(inputs=picture, data_samples=sample)

@@ -1,0 +1,56 @@
+"""How near pictures are to their targets: PSNR and SSIM, by torchmetrics."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from mmengine.evaluator import BaseMetric
+from mmengine.registry import METRICS
+
+from ..errors import LocalError, PreflightError
+
+LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
+
+
+@METRICS.register_module()
+class ImageQuality(BaseMetric):
+    """PSNR in dB and SSIM of enhanced pictures, and of the pictures before, as means over all pictures.
+
+    Values are in [0, 1]. SSIM has torchmetrics' Gaussian window of 11 x 11 with sigma 1.5, over RGB.
+
+    Args:
+        collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
+        prefix (str, optional): in front of the names, with a slash. Defaults to None.
+
+    Raises:
+        PreflightError: torchmetrics is not installed.
+    """
+
+    def __init__(self, collect_device: str = 'cpu', prefix: str | None = None):
+        if find_spec('torchmetrics') is None:
+            raise PreflightError("PSNR and SSIM need torchmetrics: `pip install 'mmunorm[enhance]'`, or "
+                                 '`pip install -r requirements/enhance.txt` in the folder of mmunorm.')
+        super().__init__(collect_device, prefix)
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Takes samples with `pred`, `before` and `target`, RGB `(3, h, w)` in [0, 1].
+
+        Raises:
+            LocalError: a picture is too small for SSIM.
+        """
+        from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+        for sample in data_samples:
+            target = sample['target'][None]
+            if min(target.shape[2:]) < LEAST_SIDE:
+                raise LocalError(f'SSIM needs pictures of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, and '
+                                 f'{sample.get("img_path", "one")} has {target.shape[3]} x {target.shape[2]}.')
+            result = {}
+            for suffix, picture in (('', sample['pred']), ('_before', sample['before'])):
+                pair = picture[None].float(), target
+                result[f'PSNR{suffix}'] = peak_signal_noise_ratio(*pair, data_range=1.).item()
+                result[f'SSIM{suffix}'] = structural_similarity_index_measure(*pair, data_range=1.).item()
+            self.results.append(result)
+
+    def compute_metrics(self, results: list[dict]) -> dict[str, float]:
+        """The means."""
+        return {name: sum(result[name] for result in results) / len(results) for name in results[0]}
