@@ -61,25 +61,27 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     model = build(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
     kind = norm_of(name).upper()
-    assert len(norms) > 10 and {type(norm) for norm in norms} == {
+    assert len(norms) >= (2 if 'iat_' in name else 11) and {type(norm) for norm in norms} == {
         MODELS.get(f'Fading{kind}' if name.endswith('_faded') else kind)}
 
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
              for parameter in group['params']}
     assert len(decay) == sum(1 for _ in model.parameters())
-    assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()} == {0.0}
+    assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()
+            if parameter.requires_grad} == {0.0}
     assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay > 0
 
 
 def recipe(cfg):
-    """All but the norm, and the checkpoint that goes with it."""
+    """All but the norms, and the checkpoints that go with them."""
     cfg = cfg.to_dict()
-    cfg.pop('pretrained', None)
-    backbone = cfg['model']['backbone']
-    backbone.pop('norm_cfg')
-    if 'checkpoint' in (backbone.get('init_cfg') or {}):
-        backbone['init_cfg'].pop('checkpoint')
+    for key in ('pretrained', 'load_from'):
+        cfg.pop(key, None)
+    for part in (cfg['model']['backbone'], cfg['model'].get('enhancer', {})):
+        part.pop('norm_cfg', None)
+        if 'checkpoint' in (part.get('init_cfg') or {}):
+            part['init_cfg'].pop('checkpoint')
     return cfg
 
 
@@ -88,10 +90,12 @@ def recipe(cfg):
 def test_a_norm_changes_the_norm_and_nothing_else(name):
     cfg, ln = load(name), load(name.replace(f'_{norm_of(name)}_', '_ln_'))
     assert recipe(cfg) == recipe(ln)
-    if 'pretrained' in cfg:
-        for config, norm in ((cfg, norm_of(name)), (ln, 'ln')):
+    for config, norm in ((cfg, norm_of(name)), (ln, 'ln')):
+        if config.get('pretrained'):
             assert f'_{norm}_' in config.pretrained
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
+        if 'enhancer' in config.model:
+            assert f'_{norm}_' in config.model.enhancer.init_cfg.checkpoint
 
 
 @pytest.mark.parametrize('name', RECORDED)
@@ -327,15 +331,20 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
 
 # One of these configs stands for all: they differ in depth, norm and scheme.
 TRAINED_DEEP = 'deep/deit_s12_un_branch_norm_imagenet'
+# These stand for all of IAT, which differ in data and norm.
+TRAINED_DARK = ('digits/iat_un_enhancer', 'digits/swin_un_maskrcnn_dark_joint')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) in ('ln', 'un')
                                   and not name.endswith('_1x') and not re.search('ln_cifar|vit_ln', name)
                                   and name not in CONVERT
-                                  and (not name.startswith('deep/') or name == TRAINED_DEEP)])
+                                  and (not name.startswith('deep/') or name == TRAINED_DEEP)
+                                  and (not re.search('dark|iat', name) or name in TRAINED_DARK)])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     train, test = tools
+    if 'iat_' in name:
+        pytest.importorskip('torchmetrics')
     monkeypatch.chdir(tmp_path)
     tiny_runs.skip_config_formatting(monkeypatch)
     config, work_dir = FOLDER / f'{name}.py', tmp_path / 'work'
@@ -357,7 +366,7 @@ def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
 
     metrics = tiny_runs.call(test, config, checkpoint, '--work-dir', work_dir, '--cfg-options', *options)
     checkpoint.unlink()
-    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'accuracy/top1'}
+    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'PSNR'} if 'iat_' in name else {'accuracy/top1'}
     if 'maskrcnn' in name:
         wanted.add('coco/segm_mAP')
     assert wanted <= set(metrics)

@@ -149,9 +149,14 @@ def tiny_data(cfg, root, monkeypatch=None):
 
 
 def _tiny_digits(cfg, root):
-    data_makers.make_digits(root)
-    if cfg.train_dataloader.dataset.type == 'CocoDataset':
-        return [*_options(cfg, root / 'coco'), *_coco_options(cfg, root / 'coco', 'instances_val.json')]
+    dataset = cfg.train_dataloader.dataset
+    is_dark = dataset.type == 'PairDataset' or 'coco_dark' in dataset.data_root
+    data_makers.make_digits(root, dark=is_dark)
+    if dataset.type == 'PairDataset':
+        return _options(cfg, root)
+    if dataset.type == 'CocoDataset':
+        root = root / ('coco_dark' if is_dark else 'coco')
+        return [*_options(cfg, root), *_coco_options(cfg, root, 'instances_val.json')]
     return _options(cfg, root / 'imagenet', batch_size=10)
 
 
@@ -166,6 +171,7 @@ def _options(cfg, root, batch_size=2):
     schedulers = cfg.param_scheduler if isinstance(cfg.param_scheduler, list) else []
     options += [f'param_scheduler.{i}.begin=0' for i, scheduler in enumerate(schedulers)
                 if scheduler.get('begin', 0) > 0]
+    options += ['model.enhancer.init_cfg=None'] * ('enhancer' in cfg.model)
     return options + ['pretrained=None'] * ('pretrained' in cfg)
 
 

@@ -36,7 +36,8 @@ SOURCES = {
     'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',
     'lol_v1': 'get LOLdataset.zip from https://daooshee.github.io/BMVC2018website/ and unpack its our485 and eval15 in '
               '{folder}',
-    'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in {folder}',
+    'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in '
+              '{folder}',
     'exposure': 'get the data of https://github.com/mahmoudnafifi/Exposure_Correction and put training and testing in '
                 '{folder}',
     'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
@@ -121,7 +122,8 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     Args:
         cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`, and `model.enhancer.init_cfg`
             of an EnhancedModel.
-        config_path (str): the path of that config. The config that makes the checkpoint should lie beside it.
+        config_path (str): the path of that config. The config that makes the checkpoint should lie beside it,
+            or in a folder beside its own.
 
     Raises:
         PreflightError: a checkpoint does not exist. The message says how to make it, and how to start without.
@@ -136,8 +138,9 @@ def _check_start(path: str | None, part: str, option: str, config_path: str) -> 
     if os.path.isdir(path):
         check_checkpoint(path)  # its error says what to do about a folder
     # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
-    maker = Path(config_path).parent / f'{Path(path).parent.name}.py'
-    make = f'make it with `python tools/train.py {maker}`, ' if maker.is_file() else ''
+    folder, name = Path(config_path).parent, f'{Path(path).parent.name}.py'
+    makers = [maker for maker in (folder / name, *folder.parent.glob(f'*/{name}')) if maker.is_file()]
+    make = f'make it with `python tools/train.py {makers[0]}`, ' if makers else ''
     without = option.removesuffix('.checkpoint')
     raise PreflightError(
         f'the {part} weights to start from are missing: no file {path}; {make}name another with '

@@ -1,0 +1,69 @@
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from mmunorm.datasets.exdark import CLASSES, convert_exdark
+
+from .. import tiny_runs
+
+HEADER = '% bbGt version=3\n'
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Three pictures, one a split, of Bicycle, Cat and Table."""
+    lines = ['Name | Class | Light | In/Out | Train/Val/Test']
+    for split, (label, name) in enumerate((('Bicycle', '2015_00001.png'), ('Cat', '2015_00002.JPG'),
+                                           ('Table', '2015_00003.jpeg')), start=1):
+        for folder in ('ExDark', 'ExDark_Annno'):
+            (tmp_path / folder / label).mkdir(parents=True)
+        on_disk = name.replace('JPG', 'jpg')
+        cv2.imwrite(str(tmp_path / 'ExDark' / label / on_disk), np.zeros((40, 60, 3), np.uint8))
+        (tmp_path / f'ExDark_Annno/{label}/{name}.txt').write_text(
+            f'{HEADER}{label} 4 8 20 16 0 0 0 0 0 0 0\nPeople -5 30 90 20 0 0 0 0 0 0 0\n')
+        lines.append(f'{name} {CLASSES.index(label) + 1} 2 1 {split}')
+    (tmp_path / 'imageclasslist.txt').write_text('\n'.join(lines) + '\n')
+    return tmp_path
+
+
+def test_a_split_is_a_file_of_the_coco_format(root):
+    assert convert_exdark(root) == dict(train=(1, 2), val=(1, 2), test=(1, 2))
+    content = json.loads((root / 'annotations/val.json').read_text())
+    assert content['images'] == [dict(id=1, file_name='Cat/2015_00002.jpg', width=60, height=40)]
+    assert [(each['category_id'], each['bbox'], each['area']) for each in content['annotations']] == [
+        (6, [4, 8, 20, 16], 320), (11, [0, 30, 60, 10], 600)]
+    assert [category['name'] for category in content['categories']] == list(CLASSES)
+
+
+def damage_list(root):
+    (root / 'imageclasslist.txt').write_text('a.png 13 1 1 1\n')
+
+
+def damage_box(root):
+    (root / 'ExDark_Annno/Cat/2015_00002.JPG.txt').write_text(f'{HEADER}Cow 1 2 3 4\n')
+
+
+def damage_picture(root):
+    (root / 'ExDark/Cat/2015_00002.jpg').write_text('')
+
+
+@pytest.mark.parametrize('damage, message', [
+    (damage_list, r"imageclasslist.txt, line 1: .* got 'a.png 13 1 1 1'"),
+    (damage_box, r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
+    (damage_picture, 'is no picture, or cut off'),
+    (lambda root: (root / 'imageclasslist.txt').unlink(), 'there is no .*imageclasslist.txt'),
+    (lambda root: (root / 'ExDark/Cat/2015_00002.jpg').unlink(), 'there is no picture .*2015_00002.JPG'),
+])
+def test_what_is_wrong_is_one_line_and_nothing_is_written(root, damage, message):
+    damage(root)
+    with pytest.raises(SystemExit, match=message) as stop:
+        tiny_runs.load_tool('dataset/exdark_to_coco').main([str(root)])
+    assert '\n' not in str(stop.value)
+    assert not (root / 'annotations').exists()
+
+
+def test_the_tool_says_what_it_wrote(root, capsys):
+    tiny_runs.load_tool('dataset/exdark_to_coco').main([str(root)])
+    assert 'annotations/test.json: 1 pictures with 2 boxes' in capsys.readouterr().out

@@ -1,0 +1,181 @@
+import copy
+
+import pytest
+import torch
+from mmdet.structures import DetDataSample
+from mmengine.registry import MODELS
+from mmpretrain.structures import DataSample
+from torch import nn
+
+from mmunorm import fuse_norms
+from mmunorm.deploy.graphs import ClassifierGraph, Pixels
+from mmunorm.enhancement import EnhancingPreprocessor, ImageEnhancer
+from mmunorm.fusion import folded_config
+from mmunorm.norms import Norm
+
+MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+
+
+class Spy(nn.Module):
+    """An enhancer that changes nothing, and remembers what it was given."""
+
+    def forward(self, x, sizes=None):
+        self.seen, self.sizes = x, sizes
+        return x
+
+
+def classifier_cfg(**settings):
+    return dict(
+        type='EnhancedModel', task_model='mmpretrain.ImageClassifier', enhancer=dict(type='IAT'),
+        data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD, to_rgb=True),
+        backbone=dict(type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[1], num_heads=[1]), img_size=32,
+                      window_size=4, out_indices=(0, ), norm_cfg=dict(type='UN')),
+        neck=dict(type='mmpretrain.GlobalAveragePooling'),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=2, in_channels=12), **settings)
+
+
+def classifier(**settings):
+    return MODELS.build(classifier_cfg(**settings))
+
+
+def spread(model):
+    """Weights that are not those of the start."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.03 * torch.randn_like(parameter))
+    return model
+
+
+def batch(*sizes, dtype=torch.uint8):
+    pictures = [torch.randint(0, 256, (3, *size), dtype=dtype) for size in sizes]
+    return dict(inputs=pictures, data_samples=[DataSample().set_gt_label(1) for _ in sizes])
+
+
+def det_batch(*sizes):
+    return dict(batch(*sizes), data_samples=[DetDataSample(metainfo=dict(img_shape=size)) for size in sizes])
+
+
+PREPROCESSORS = [
+    (dict(type='mmdet.DetDataPreprocessor', mean=MEAN, std=STD, bgr_to_rgb=True, pad_size_divisor=32), False),
+    (dict(type='mmdet.DetDataPreprocessor', mean=[0., 0., 0.], std=[255., 255., 255.], bgr_to_rgb=True), False),
+    (dict(type='mmdet.DetDataPreprocessor', mean=[103., 116., 123.], std=[1., 1., 1.]), False),
+    (dict(type='mmdet.DetDataPreprocessor', mean=MEAN, std=STD), True),
+    (dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD, to_rgb=True), False),
+    (dict(type='mmpretrain.ClsDataPreprocessor'), True),
+]
+
+
+@pytest.mark.parametrize('cfg, takes_rgb', PREPROCESSORS)
+def test_the_enhancer_gets_rgb_in_0_to_1_and_the_model_what_it_got_without_one(cfg, takes_rgb):
+    plain, spy = MODELS.build(cfg), Spy()
+    enhancing = EnhancingPreprocessor(MODELS.build(cfg), spy, frozen=False, takes_rgb=takes_rgb)
+    make = det_batch if 'Det' in cfg['type'] else batch
+    data = make((24, 32), (24, 32))
+    expected = plain(copy.deepcopy(data))
+    found = enhancing(copy.deepcopy(data))
+    rgb = torch.stack(data['inputs'] if takes_rgb else [picture.flip(0) for picture in data['inputs']])
+    torch.testing.assert_close(spy.seen, rgb / 255.)
+    torch.testing.assert_close(found['inputs'], expected['inputs'], atol=1e-4, rtol=1e-5)
+    if 'Det' in cfg['type']:
+        assert found['data_samples'][0].batch_input_shape == expected['data_samples'][0].batch_input_shape
+    assert enhancing.pad_size_divisor == plain.pad_size_divisor  # the inner one's attributes are its own
+
+
+def test_no_padding_is_enhanced():
+    cfg, _ = PREPROCESSORS[0]
+    spy = Spy()
+    enhancing = EnhancingPreprocessor(MODELS.build(cfg), spy, frozen=False, takes_rgb=False)
+    data = det_batch((24, 32), (30, 20))
+    expected = MODELS.build(cfg)(copy.deepcopy(data))['inputs']
+    found = enhancing(data)['inputs']
+    assert spy.sizes.tolist() == [[24, 32], [30, 20]]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    assert (found[1, :, 30:] == 0).all()
+
+
+def test_distorted_pictures_may_leave_0_to_255():
+    model = classifier().eval()
+    pictures = [torch.randn(3, 32, 32) * 300]
+    assert model.data_preprocessor(dict(inputs=pictures))['inputs'].isfinite().all()
+
+
+def test_wrong_pictures_are_one_line():
+    preprocessor = classifier().data_preprocessor
+    with pytest.raises(TypeError, match=r'must be pictures \(3, h, w\), got \[\(1, 8, 8\)\]'):
+        preprocessor(dict(inputs=[torch.zeros(1, 8, 8)]))
+    with pytest.raises(TypeError, match='must be pictures'):
+        preprocessor(dict(inputs=dict(weak=[torch.zeros(3, 8, 8)])))
+    with pytest.raises(ValueError, match='from nan to nan'):
+        preprocessor(dict(inputs=[torch.full((3, 8, 8), float('nan'))]))
+
+
+def test_jointly_the_loss_of_the_task_trains_both():
+    model = spread(classifier())
+    losses = model.forward(**model.data_preprocessor(batch((32, 32), (32, 32)), True), mode='loss')
+    losses['loss'].backward()
+    enhancer = model.data_preprocessor.enhancer
+    assert enhancer.training
+    assert all(parameter.grad.abs().sum() > 0 for name, parameter in enhancer.named_parameters()
+               if not name.endswith('attn.queries'))
+    assert model.backbone.patch_embed.projection.weight.grad.abs().sum() > 0
+
+
+def test_frozen_it_stays_as_it_is():
+    model = spread(classifier(freeze_enhancer=True)).train()
+    enhancer = model.data_preprocessor.enhancer
+    before = copy.deepcopy(enhancer.state_dict())
+    assert model.training and not any(module.training for module in enhancer.modules())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    data = model.data_preprocessor(batch((32, 32)), True)
+    assert not data['inputs'].requires_grad
+    model.forward(**data, mode='loss')['loss'].backward()
+    optimizer.step()
+    assert all(parameter.grad is None for parameter in enhancer.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in enhancer.state_dict().items())
+
+
+def test_the_class_and_the_names_of_parameters_are_the_models_own():
+    model, stock = classifier(), classifier_cfg()
+    stock = MODELS.build({key: value for key, value in stock.items() if key not in ('task_model', 'enhancer')}
+                         | dict(type='mmpretrain.ImageClassifier'))
+    assert type(model) is type(stock)
+    extra = {name for name in model.state_dict() if name not in stock.state_dict()}
+    assert set(stock.state_dict()) <= set(model.state_dict())
+    assert all(name.startswith('data_preprocessor.enhancer.') for name in extra)
+
+
+def test_it_starts_from_the_checkpoint_of_an_image_enhancer(tmp_path):
+    trained = spread(ImageEnhancer(dict(type='IAT')))
+    torch.save(dict(state_dict=trained.state_dict()), tmp_path / 'a.pth')
+    cfg = classifier_cfg()
+    cfg['enhancer']['init_cfg'] = dict(type='Pretrained', checkpoint=str(tmp_path / 'a.pth'), prefix='backbone.')
+    model = MODELS.build(cfg)
+    model.init_weights()
+    state = model.data_preprocessor.enhancer.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in trained.backbone.state_dict().items())
+
+
+def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
+    model = spread(classifier()).eval()
+    data = batch((32, 32))
+    expected = model.test_step(copy.deepcopy(data))[0].pred_score
+    report = fuse_norms(model, strict=True)
+    assert not any(isinstance(module, Norm) for module in model.modules())
+    torch.testing.assert_close(model.test_step(copy.deepcopy(data))[0].pred_score, expected, atol=1e-5, rtol=1e-4)
+    again = MODELS.build(folded_config(classifier_cfg(), [fold.norm for fold in report.folded])).eval()
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_exported_model_has_the_enhancer_in_it():
+    model = spread(classifier()).eval()
+    data = batch((32, 32), (32, 32))
+    images = torch.stack(data['inputs']).float()
+    scores = torch.stack([sample.pred_score for sample in model.test_step(data)])
+    torch.testing.assert_close(ClassifierGraph(model)(images), scores, atol=1e-5, rtol=1e-4)
+    # A detector's picture does not fill the input of its file.
+    pixels = Pixels(model.data_preprocessor)
+    picture = torch.randint(0, 256, (3, 20, 28), dtype=torch.uint8)
+    alone = model.data_preprocessor(dict(inputs=[picture]))['inputs']
+    filled = nn.functional.pad(picture.float(), (0, 4, 0, 12), value=77.)[None]
+    torch.testing.assert_close(pixels(filled, torch.tensor([[20., 28.]]))[..., :20, :28], alone, atol=1e-4, rtol=1e-4)
