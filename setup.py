@@ -32,6 +32,7 @@ setup(
     ],
     extras_require={
         'deploy': read_requirements('deploy.txt'),
+        'enhance': read_requirements('enhance.txt'),
         'onedl': read_requirements('onedl.txt'),
         'test': read_requirements('test.txt'),
     },

@@ -67,7 +67,7 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
              for parameter in group['params']}
-    assert len(decay) == sum(1 for _ in model.parameters())
+    assert len(decay) == sum(parameter.requires_grad for parameter in model.parameters())
     assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()
             if parameter.requires_grad} == {0.0}
     assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay > 0

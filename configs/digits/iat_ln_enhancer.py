@@ -16,7 +16,7 @@ train_dataloader = dict(
 val_dataloader = dict(dataset=dict(data_root=data_root, data_prefix=dict(img='coco_dark/val', target='coco/val')))
 test_dataloader = val_dataloader
 
-train_cfg = dict(max_epochs=8, val_interval=4)
+train_cfg = dict(max_epochs=4, val_interval=4)
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 default_hooks = dict(checkpoint=dict(interval=4))
 randomness = dict(seed=0)

@@ -7,5 +7,5 @@ model = dict(
     enhancer=dict(
         type='IAT',
         norm_cfg=dict(type='LN'),
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_ln_enhancer/epoch_8.pth', prefix='backbone.')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_ln_enhancer/epoch_4.pth', prefix='backbone.')),
     freeze_enhancer=True)

@@ -6,6 +6,6 @@ pretrained = 'work_dirs/swin_un_classifier/epoch_8.pth'
 model = dict(
     enhancer=dict(
         norm_cfg=dict(type='UN', window=4, warmup_iters=100),
-        init_cfg=dict(checkpoint='work_dirs/iat_un_enhancer/epoch_8.pth')),
+        init_cfg=dict(checkpoint='work_dirs/iat_un_enhancer/epoch_4.pth')),
     backbone=dict(
         norm_cfg=dict(type='UN', window=4, warmup_iters=100), init_cfg=dict(checkpoint=pretrained)))

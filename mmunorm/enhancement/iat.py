@@ -10,6 +10,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..compat import is_compiling
 from ..norms.base import Norm, check_norm_cfg
 
 LOCAL_CHANNELS = 16
@@ -270,7 +271,7 @@ class IAT(BaseModule):
             if x.dtype == torch.float32:
                 mul, add, gamma, matrix = (value.float() for value in (mul, add, gamma, matrix))
             y = (matrix @ (x * mul + add).flatten(2)).unflatten(2, x.shape[2:])
-            return y.clamp(DARKEST, 1) ** gamma[:, None, None, None]
+            return y.clamp(DARKEST, 1.) ** gamma[:, None, None, None]
 
     def light(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gamma `(N,)` and the colour matrix `(N, 3, 3)` for pictures as :meth:`forward` takes them."""
@@ -285,7 +286,7 @@ class IAT(BaseModule):
         if not x.is_floating_point():
             raise TypeError(f'IAT: x must be floating RGB in [0, 1], got {x.dtype}: divide by its largest value, 255 '
                             'for 8 bits')
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         low, high = (value.item() for value in x.detach().aminmax())
         if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):

@@ -77,7 +77,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
 
     def _to_rgb(self, images: Tensor, channels: int) -> Tensor:
         # Distortions in training leave 0 to 255.
-        images = images.float().clamp(0, 255) / 255
+        images = images.float().clamp(0., 255.) / 255
         return images if self.takes_rgb else images.flip(channels)
 
     def _from_rgb(self, images: Tensor, channels: int) -> Tensor:

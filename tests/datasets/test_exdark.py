@@ -3,6 +3,8 @@ import json
 import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
 
 from mmunorm.datasets.exdark import CLASSES, convert_exdark
 
@@ -35,6 +37,19 @@ def test_a_split_is_a_file_of_the_coco_format(root):
     assert [(each['category_id'], each['bbox'], each['area']) for each in content['annotations']] == [
         (6, [4, 8, 20, 16], 320), (11, [0, 30, 60, 10], 600)]
     assert [category['name'] for category in content['categories']] == list(CLASSES)
+
+
+def test_the_recipe_reads_it(root):
+    convert_exdark(root)
+    cfg = Config.fromfile(tiny_runs.ROOT / 'configs/exdark/yolov3_iat_un_exdark.py')
+    init_default_scope(cfg.default_scope)
+    for dataset in cfg.train_dataloader.dataset.datasets:
+        dataset.data_root = str(root)
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    assert len(dataset) == 2 and dataset.metainfo['classes'] == CLASSES
+    assert dataset[0]['inputs'].shape[0] == 3 and dataset[0]['data_samples'].gt_instances.labels[0] == 0
+    cfg.test_dataloader.dataset.data_root = str(root)
+    assert DATASETS.build(cfg.test_dataloader.dataset)[0]['data_samples'].gt_instances.labels.tolist() == [11, 10]
 
 
 def damage_list(root):

@@ -8,8 +8,11 @@ from mmengine.config import Config
 from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
+from mmunorm import fuse_norms
 from mmunorm.cli.arguments import load_config
 from mmunorm.cli.pictures import read_picture
+from mmunorm.config.models import load_model
+from mmunorm.fusion import save_folded
 
 from .. import tiny_runs
 
@@ -69,6 +72,46 @@ def test_a_class_is_written_on_an_enlarged_picture(classifier, tmp_path):
     assert drawn.shape == (512, 768, 3)
     # Red stays red, and only the corner is written on.
     assert (drawn[256:] == [0, 0, 255]).all() and not (drawn[:64, :256] == [0, 0, 255]).all()
+
+
+@pytest.fixture(scope='module')
+def enhancer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('enhancer')
+    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
+    checkpoint = tiny_runs.save_weights(Config.fromfile(config), folder / 'a.pth', ())
+    rng = np.random.default_rng(0)
+    pictures = {'grey.png': rng.integers(0, 60, (12, 17), np.uint8),
+                '16_bit.png': rng.integers(0, 2**14, (12, 17, 3)).astype(np.uint16),
+                'alpha.png': rng.integers(0, 60, (12, 17, 4), np.uint8),
+                'one.png': np.full((1, 1, 3), 30, np.uint8)}
+    (folder / 'in').mkdir()
+    for name, picture in pictures.items():
+        cv2.imwrite(str(folder / 'in' / name), picture)
+    return config, checkpoint, folder / 'in'
+
+
+def test_an_enhancer_draws_before_and_after_of_any_picture(enhancer, tmp_path):
+    config, checkpoint, data = enhancer
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
+    assert len(list((tmp_path / 'out').iterdir())) == 4
+    for path in data.iterdir():
+        before, drawn = read(path), read(tmp_path / 'out' / path.name)
+        height, width = before.shape[:2]
+        assert drawn.shape == (height, 2 * width, 3)
+        np.testing.assert_array_equal(drawn[:, :width], before)
+        # Untrained weights, too, make another picture.
+        assert not np.array_equal(drawn[:, width:], before)
+
+
+def test_a_folded_enhancer_draws_the_same(enhancer, tmp_path):
+    config, checkpoint, data = enhancer
+    cfg = load_config(str(config))
+    model = load_model(cfg, str(checkpoint))
+    save_folded(model, fuse_norms(model, strict=True), cfg, tmp_path / 'folded.pth')
+    for name, weights in (('a', checkpoint), ('b', tmp_path / 'folded.pth')):
+        infer(config, weights, data / 'grey.png', '--out-dir', tmp_path / name)
+    difference = read(tmp_path / 'a/grey.png').astype(int) - read(tmp_path / 'b/grey.png')
+    assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.slow

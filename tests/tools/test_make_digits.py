@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / 'tools/dataset/make_digits.py'
@@ -46,6 +48,31 @@ def test_makes_it_says_so_and_makes_it_only_once(main, tmp_path, capsys):
     assert str(out) in error and 'seed 0 instead of 1' in error and '--force' in error
     main(['--out', str(out), *TINY, '--seed', '1', '--force'])
     assert (out / 'preview.png').stat().st_mtime_ns != stamp
+
+
+def test_dark_scenes_are_the_same_scenes_and_stay_there(main, tmp_path, capsys):
+    out = tmp_path / 'digits'
+    main(['--out', str(out), *TINY, '--dark'])
+    assert 'coco_dark' in capsys.readouterr().out and (out / 'preview_dark.png').is_file()
+    light, dark = out / 'coco', out / 'coco_dark'
+    names = [{path.relative_to(folder) for path in folder.rglob('*') if path.is_file()} for folder in (light, dark)]
+    assert names[0] == names[1] and len(names[0]) == 6
+    for name in names[0]:
+        same = (light / name).read_bytes() == (dark / name).read_bytes()
+        assert same == (name.suffix == '.json')
+        if not same:
+            means = [np.asarray(Image.open(folder / name)).mean() for folder in (light, dark)]
+            assert means[1] < 0.5 * means[0]
+    main(['--out', str(out), *TINY])
+    assert 'already there' in capsys.readouterr().out and dark.is_dir()
+
+
+def test_dark_scenes_do_not_change_the_light_ones(main, tmp_path):
+    for name, dark in (('a', ()), ('b', ('--dark', ))):
+        main(['--out', str(tmp_path / name), *TINY, *dark])
+    light = [{path.name: path.read_bytes() for path in (tmp_path / name / 'coco/train').iterdir()} for name in 'ab']
+    assert light[0] == light[1]
+    assert 'dark None instead of True' in error_of(main, '--out', tmp_path / 'a', *TINY, '--dark')
 
 
 @pytest.mark.parametrize('arguments', [(), ('--force',)])

@@ -1,0 +1,61 @@
+"""Draws what an IAT does to pictures: before, after, the gamma and the colour matrix that it gives each."""
+import argparse
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import numpy as np
+import torch
+from mmengine.device import get_device
+
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.light import Light, light_figure
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
+from mmunorm.cli.pictures import find_images, read_picture
+from mmunorm.config.models import load_model
+from mmunorm.enhancement import IAT
+from mmunorm.errors import PreflightError
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='config of an ImageEnhancer, or of an EnhancedModel')
+    parser.add_argument('checkpoint', help='checkpoint file')
+    parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
+    parser.add_argument('--out', required=True, help='folder, which gets light.png')
+    parser.add_argument('--limit', type=positive, default=6, help='at most so many pictures (default: 6)')
+    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_config_arguments(parser)
+    return parser.parse_args(argv)
+
+
+@torch.no_grad()
+def light_of(iat, path, device):
+    """The :class:`Light` of a picture."""
+    picture = read_picture(path)
+    if picture is None:
+        raise PreflightError(f'{path} cannot be read as a picture.')
+    before = np.ascontiguousarray(picture[..., ::-1])
+    x = torch.from_numpy(before).to(device).permute(2, 0, 1)[None] / 255
+    gamma, matrix = iat.light(x)
+    after = (iat(x)[0] * 255).round().byte().permute(1, 2, 0)
+    return Light(path.name, before, after.cpu().numpy(), gamma.item(), matrix[0].cpu().numpy())
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    images = find_images(args.images, args.out, args.limit)
+    cfg = load_config(args.config, args.cfg_options, args.norm)
+    model = load_model(cfg, args.checkpoint).to(args.device)
+    iat = next((module for module in model.modules() if isinstance(module, IAT)), None)
+    if iat is None:
+        raise PreflightError(f'{args.config} has no IAT: its model is a {type(model).__name__}.')
+    out = out_folder(args.out)
+    save(light_figure([light_of(iat, Path(path), args.device) for path, _ in images]), out / 'light.png')
+    print(f'{out / "light.png"} shows {len(images)} pictures.')
+
+
+if __name__ == '__main__':
+    main()
