@@ -145,6 +145,32 @@ def test_pretrained(tmp_path, monkeypatch):
         check_pretrained(Config(dict(model=dict(backbone=backbone))), 'configs/detector.py')
 
 
+def test_an_enhancers_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    enhancer = dict(type='IAT', init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_un/epoch_3.pth'))
+    cfg = Config(dict(model=dict(type='EnhancedModel', enhancer=enhancer)))
+    (tmp_path / 'configs/iat').mkdir(parents=True)
+    (tmp_path / 'configs/iat/iat_un.py').write_text('')
+    with pytest.raises(PreflightError, match='the enhancer weights.*`python tools/train.py configs/iat/iat_un.py`.*'
+                       'model.enhancer.init_cfg.checkpoint=PATH.*model.enhancer.init_cfg=None'):
+        check_pretrained(cfg, 'configs/exdark/detector.py')
+    cfg.model.enhancer.init_cfg = None
+    check_pretrained(cfg, 'configs/exdark/detector.py')
+
+
+@pytest.mark.parametrize('root, img, said', [
+    ('data/lol_v1', 'our485/low', 'LOLdataset.zip'), ('data/lol_v2/Real_captured', 'Train/Low', 'LOL-v2'),
+    ('data/exposure', 'training/INPUT_IMAGES', 'Exposure_Correction'),
+    ('data/digits', 'coco_dark/train', 'make_digits.py --dark')])
+def test_pairs_of_folders(root, img, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / root / 'target').mkdir(parents=True)
+    (tmp_path / root / 'target/1.png').write_text('')
+    dataset = dict(type='PairDataset', data_root=root, data_prefix=dict(img=img, target='target'))
+    with pytest.raises(PreflightError, match=f'no folder {root}/{img}, or it is empty .*{said}'):
+        check_data(config(dataset), ['train'])
+
+
 @pytest.mark.parametrize('init_cfg', [
     None, [dict(type='TruncNormal', layer='Linear')],
     dict(type='Pretrained', checkpoint='https://example.org/a.pth'),

@@ -20,6 +20,7 @@ from mmunorm.deploy import FORMATS, Runner, save, trace
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.saving import store_as_half
 from mmunorm.deploy.tensorrt_engine import check_limits
+from mmunorm.enhancement import IAT, EnhancingPreprocessor
 
 
 def meta_of(model, shape):
@@ -59,14 +60,14 @@ def open_swin():
     return model, trace(model, meta_of(model, (32, 32)), dynamic=True)
 
 
-def assert_runs(model, path, number, size):
+def assert_runs(model, path, number, size, atol=2e-6):
     """The runtime gives what torch gives, for other pictures than the exporter compares."""
     images = torch.rand(number, 3, *size) * 20 + 100
     with torch.no_grad():
         expected = graph_of(model)(images)
     assert expected.std() > 0.01
     got = torch.from_numpy(Runner(path)(images.numpy())['scores'])
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize('name', ['onnx', 'openvino'])
@@ -94,6 +95,17 @@ def test_other_classifiers(tmp_path, name, make, fold):
     assert nodes.count('LayerNormalization') == report.norms == (0 if fold else 5)
     assert_runs(model, report.path, 3, (32, 32))
     check_limits(traced.program.model)
+
+
+@pytest.mark.slow
+def test_an_enhancer_is_in_the_file(tmp_path):
+    model = classifier(lambda: models.classifier(models.swin_backbone(
+        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, )), 8), fold=False)
+    model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, IAT(), frozen=False, takes_rgb=False)
+    fuse_norms(model.eval(), strict=True)
+    report = save(trace(model, meta_of(model, (32, 32))), FORMATS['onnx'], tmp_path / 'm.onnx')
+    assert report.norms == 0 and report.difference['scores'] < 2e-5
+    assert_runs(model, report.path, 3, (32, 32), atol=2e-5)
 
 
 @pytest.mark.parametrize('name', ['onnx', 'openvino'])

@@ -167,6 +167,18 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_test_time_augmentation_enhances_each_picture():
+    cfg = classifier_cfg()
+    model = MODELS.build(dict(type='mmpretrain.AverageClsScoreTTA', module=cfg)).eval()
+    spread(model.module)
+    data = batch((32, 32))
+    alone, = model.module.test_step(copy.deepcopy(data))
+    # A batch of test-time augmentation: for each picture a list of inputs and samples.
+    twice = {key: [copy.deepcopy(value), copy.deepcopy(value)] for key, value in data.items()}
+    together, = model.test_step(twice)
+    torch.testing.assert_close(together.pred_score, alone.pred_score)
+
+
 def test_an_exported_model_has_the_enhancer_in_it():
     model = spread(classifier()).eval()
     data = batch((32, 32), (32, 32))
