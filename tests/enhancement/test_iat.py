@@ -170,6 +170,15 @@ def test_dtypes():
     assert (y.float() - expected).abs().mean() < 0.02
 
 
+def test_training_in_bfloat16():
+    model, x = IAT(dict(type='UN', warmup_iters=0)), pictures(2, 3, 15, 22, dtype=torch.float32)
+    for _ in range(2):
+        with torch.autocast('cpu', torch.bfloat16):
+            y = model(x)
+        nn.functional.l1_loss(y, 0.5 * x).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize('x, error, text', [
     (torch.rand(1, 3, 4, 4) * 255, ValueError, r'in \[0, 1\], got values from .* divided by 255'),
     (torch.randn(1, 3, 4, 4), ValueError, 'not normalized'),
