@@ -9,7 +9,7 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.graphs import ClassifierGraph, Pixels
-from mmunorm.enhancement import EnhancingPreprocessor, ImageEnhancer
+from mmunorm.enhancement import IAT, EnhancingPreprocessor, ImageEnhancer
 from mmunorm.fusion import folded_config
 from mmunorm.norms import Norm
 
@@ -165,6 +165,37 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     again = MODELS.build(folded_config(classifier_cfg(), [fold.norm for fold in report.folded])).eval()
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(torch.library, 'custom_op'), reason='torch is too old for the exporter')
+def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
+    from mmunorm.deploy.graphs import graph_of
+
+    from ..deploy.detectors import rcnn
+    model = rcnn()
+    model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, spread(IAT()), frozen=False,
+                                                    takes_rgb=False)
+    model.eval()
+    sizes = (72, 100), (61, 83)
+    data = batch(*sizes)
+    data['data_samples'] = [DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.)))
+                            for size in sizes]
+
+    def found():
+        return [sample.pred_instances for sample in model.test_step(copy.deepcopy(data))]
+
+    expected = found()
+    assert all(len(each) > 3 for each in expected)
+    fuse_norms(model, strict=True)
+    images = torch.stack([nn.functional.pad(picture.float(), (0, 128 - w, 0, 96 - h), value=77.)
+                          for picture, (h, w) in zip(data['inputs'], sizes, strict=True)])
+    dets, labels, _ = graph_of(model)(images, torch.tensor(sizes).float())
+    for i, (before, folded) in enumerate(zip(expected, found(), strict=True)):
+        assert torch.equal(folded.labels, before.labels) and torch.equal(labels[i][:len(before)], before.labels)
+        torch.testing.assert_close(folded.bboxes, before.bboxes, atol=1e-2, rtol=1e-3)
+        torch.testing.assert_close(folded.scores, before.scores, atol=1e-4, rtol=1e-3)
+        assert (folded.masks == before.masks).float().mean() > 0.999
+        torch.testing.assert_close(dets[i][:len(before), :4], before.bboxes, atol=1e-2, rtol=1e-3)
 
 
 def test_test_time_augmentation_enhances_each_picture():
