@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
+from ..norms.kinds import eps_of, is_rms, takes_maps, with_fused_parts
 from ..norms.layers import input_of, is_channels_first
-from ..norms.replace import build_like, check_replaceable, layer_norms, put
+from ..norms.replace import build_like, call_norms_of_encoder_layers, check_replaceable, layer_norms, put
 from .replay import Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
@@ -44,7 +45,7 @@ def convert_norms(model: nn.Module,
                   norm_cfg: dict = UN_CFG,
                   keep: Sequence[str] = (),
                   progress: bool = False) -> ConversionReport:
-    """Replaces every LayerNorm of a trained model by an offline norm that is as near to it as can be, in place.
+    """Replaces every LayerNorm and RMSNorm of a trained model by an offline norm, as near to it as can be, in place.
 
     An offline norm is one map `a * x + b` a channel. It takes the nearest to LayerNorm, by least squares over the
     tokens of `batches`, with their statistics:
@@ -58,8 +59,8 @@ def convert_norms(model: nn.Module,
     its runs. No weight but those of the norms changes; the model is in eval mode meanwhile.
 
     Args:
-        model (nn.Module): trained, with LayerNorms over the last dimension of `(..., C)`; of mmpretrain, mmdet, timm
-            or any other.
+        model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
+            mmpretrain, mmdet, timm or any other. RMSNorm has `mu = 0`, and its mean square for the variance.
         batches (Iterable): some hundred training pictures, without augmentation, in batches. All are held in
             memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a dict,
             as the data loaders of OpenMMLab give it, and for other models one of keyword arguments. Tensors are
@@ -88,12 +89,14 @@ def convert_norms(model: nn.Module,
     except ValueError as error:
         raise ConversionError(f'{error}; `keep` lets it stay') from error
     goals = {norm: _goal(norm_cfg, norm, model) for norm in wanted.values()}
+    places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
     batches = list(batches)
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
 
     with _eval_mode(model), Replay(model, goals) as replay, tqdm(
             total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
+        changes = call_norms_of_encoder_layers(model, list(wanted))
         try:
             first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
             before = _measure_all(model, batches, first, replay, bar)
@@ -107,9 +110,11 @@ def convert_norms(model: nn.Module,
                 now = _measure(model, batches, name, norm, seen, left, replay, bar)
                 rows.append(_convert(norm, goals[norm], row, seen, now))
                 left.remove(norm)
-                put(model, {alias: goals[norm] for alias in names if names[alias] is norm})
+                put(model, {alias: places[norm] for alias in names if names[alias] is norm})
         except BaseException:
             put(model, names)
+            for module, name, value in changes:
+                setattr(module, name, value)
             raise
     unused = [name for name in _first_names(names) if name not in before]
     rows += [ConvertedNorm(name, kept=kept.get(names[name], 'did not run on these samples')) for name in unused]
@@ -118,7 +123,7 @@ def convert_norms(model: nn.Module,
     return ConversionReport(tuple(rows), sum(map(_num_samples, batches)))
 
 
-def _kept(model: nn.Module, names: dict[str, nn.LayerNorm], keep: Sequence[str]) -> dict[nn.LayerNorm, str]:
+def _kept(model: nn.Module, names: dict[str, nn.Module], keep: Sequence[str]) -> dict[nn.Module, str]:
     """The LayerNorms that stay, with the reason."""
     if not names or '' in names:
         what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
@@ -135,10 +140,13 @@ def _kept(model: nn.Module, names: dict[str, nn.LayerNorm], keep: Sequence[str])
     return kept
 
 
-def _goal(norm_cfg: dict, norm: nn.LayerNorm, model: nn.Module) -> OfflineNorm:
-    goal = build_like(norm_cfg, norm, model).eval()
+def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
+    try:
+        goal = build_like(norm_cfg, norm, model).eval()
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     what = f'norm_cfg={norm_cfg!r}: {type(goal).__name__}'
-    if not isinstance(goal, OfflineNorm) or is_channels_first(goal):
+    if not isinstance(goal, OfflineNorm) or is_channels_first(goal) and not takes_maps(norm):
         raise ConversionError(f'{what} is no offline norm over tokens; take UN, MABN, TokenBN or RepBN')
     if goal.fold_obstacle:
         raise ConversionError(f'{what} {goal.fold_obstacle}; take UN, MABN, TokenBN or RepBN')
@@ -154,10 +162,12 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for name, module in model.named_modules():
+            while name not in modes:  # a part of a norm's successor
+                name = name.rpartition('.')[0]
             module.training = modes[name]
 
 
-def _first_names(names: dict[str, nn.LayerNorm]) -> dict[str, nn.LayerNorm]:
+def _first_names(names: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """Each norm under its first name alone."""
     return {name: norm for name, norm in names.items()
             if next(alias for alias in names if names[alias] is norm) == name}
@@ -166,7 +176,7 @@ def _first_names(names: dict[str, nn.LayerNorm]) -> dict[str, nn.LayerNorm]:
 class _Seen:
     """What one LayerNorm has read."""
 
-    def __init__(self, norm: nn.LayerNorm):
+    def __init__(self, norm: nn.Module):
         self.gamma, self.beta = scale_and_shift(norm)
         self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
@@ -174,15 +184,18 @@ class _Seen:
         self.precision = 0.
         self.calls: dict[int, int] = defaultdict(int)  # by batch
 
-    def add(self, norm: nn.LayerNorm, args: tuple, kwargs: dict, batch: int) -> None:
+    def add(self, norm: nn.Module, args: tuple, kwargs: dict, batch: int) -> None:
         x, pad_mask = input_of(args, kwargs)
         self.calls[batch] += 1
         self.precision = torch.finfo(x.dtype).eps
+        if takes_maps(norm) and kwargs.get('data_format') != 'channel_last':
+            x = x.movedim(1, -1)
+        eps, centered = eps_of(norm, x.dtype), not is_rms(norm)
         tokens = valid_tokens(x, pad_mask)
         if not len(tokens):
             return
-        self.sums += token_sums(tokens, norm.eps)
-        sigma = deviations(tokens, norm.eps)[1]
+        self.sums += token_sums(tokens, eps, centered)
+        sigma = deviations(tokens, eps, centered)[1]
         self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
         self.largest = torch.maximum(self.largest, sigma.max())
 
@@ -197,7 +210,7 @@ class _Seen:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
 
-def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm], replay: Replay,
+def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.Module], replay: Replay,
                  bar: tqdm) -> dict[str, _Seen]:
     """What each norm of the LN model reads, in the order in which they run; norms that do not run are left out."""
     seen: dict[str, _Seen] = {}
@@ -223,7 +236,7 @@ def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.LayerNorm]
     return {name: one for name, one in seen.items() if one.sums[0, 0] > 0}
 
 
-def _measure(model: nn.Module, batches: list, name: str, norm: nn.LayerNorm, before: _Seen, left: set[nn.LayerNorm],
+def _measure(model: nn.Module, batches: list, name: str, norm: nn.Module, before: _Seen, left: set[nn.Module],
              replay: Replay, bar: tqdm) -> _Seen:
     """What one norm reads behind those that are converted; `left` are those that are not, with this one."""
     seen = _Seen(norm)
@@ -258,7 +271,7 @@ def _row(name: str, seen: _Seen, kept: str) -> ConvertedNorm:
                          largest=(seen.largest / mean).item(), kept=kept)
 
 
-def _convert(norm: nn.LayerNorm, goal: OfflineNorm, row: ConvertedNorm, before: _Seen,
+def _convert(norm: nn.Module, goal: OfflineNorm, row: ConvertedNorm, before: _Seen,
              seen: _Seen) -> ConvertedNorm:
     """Gives `goal` the map; the row with its errors."""
     a, b = seen.nearest()

@@ -25,15 +25,21 @@ def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:
     return tokens.double()
 
 
-def deviations(tokens: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """LayerNorm's statistics of tokens `(n, C)`: the mean and `sqrt(variance + eps)` of each, `(n, 1)`."""
+def deviations(tokens: Tensor, eps: float, centered: bool = True) -> tuple[Tensor, Tensor]:
+    """LayerNorm's statistics of tokens `(n, C)`: the mean and `sqrt(variance + eps)` of each, `(n, 1)`.
+
+    RMSNorm's are those about a mean of 0: `centered` is False.
+    """
+    if not centered:
+        square = tokens.square().mean(-1, keepdim=True)
+        return torch.zeros_like(square), (square + eps).sqrt()
     variance, mean = torch.var_mean(tokens, dim=-1, correction=0, keepdim=True)
     return mean, (variance + eps).sqrt()
 
 
-def token_sums(tokens: Tensor, eps: float) -> Tensor:
+def token_sums(tokens: Tensor, eps: float, centered: bool = True) -> Tensor:
     """The sums over tokens `(n, C)` that everything here is computed from: `(6, C)` in the dtype of `tokens`."""
-    mean, sigma = deviations(tokens, eps)
+    mean, sigma = deviations(tokens, eps, centered)
     u = (tokens - mean) / sigma
     count = torch.full_like(tokens[0] if len(tokens) else tokens.sum(0), len(tokens))
     return torch.stack([count, tokens.sum(0), tokens.square().sum(0), u.sum(0), u.square().sum(0),

@@ -1,5 +1,6 @@
 """The offline norms in one framework, and their peers."""
 from .base import Norm
+from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d
 from .dyt import DyT
 from .mabn import MABN
 from .no_norm import NoNorm
@@ -14,6 +15,6 @@ from .token_bn import TokenBN
 from .un import UN, SyncUN, UN2d
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'SyncUN',
-    'TokenBN', 'UN2d', 'convert_sync', 'replace_norms', 'revert_sync'
+    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',
+    'SyncUN', 'SyncUN2d', 'TokenBN', 'TokenBN2d', 'UN2d', 'convert_sync', 'replace_norms', 'revert_sync'
 ]

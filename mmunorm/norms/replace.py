@@ -1,71 +1,79 @@
-"""Norms for a model that is no config: `replace_norms` puts them where its LayerNorms are."""
+"""Norms for a model that is no config: `replace_norms` puts them where its LayerNorms and RMSNorms are."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import nn
 
 from ..compat import forget_compiled_code
 from .base import check_norm_cfg
-from .layers import is_channels_first
+from .channels_first import for_maps
+from .kinds import is_replaceable_kind, leave_fast_path, place_obstacle, takes_maps, with_fused_parts
 
 
 def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
-    """Replaces every LayerNorm of a model, in place; for models of timm, torchvision and the like.
+    """Replaces every LayerNorm and RMSNorm of a model, in place; for models of timm, torchvision and the like.
 
-    Scale and shift of each LayerNorm are kept where the new norm has `weight` and `bias`, and so are
+    They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
+    `(N, C, H, W)`; there the new norm is the form for maps, such as UN2d. A norm of timm with an activation in it
+    becomes a `Sequential` of `norm`, `drop` and `act`. An `nn.TransformerEncoderLayer` leaves torch's fast path, which
+    does not call its norms; a line in the log says so.
+
+    Scale and shift of each old norm are kept where the new norm has `weight` and `bias`, and so are
     device, dtype, training mode and `requires_grad`. This is the way to train from scratch, and no conversion of a
     trained model: an offline norm has no statistics yet, and needs another scale than LayerNorm.
     :func:`mmunorm.convert_norms` measures both.
 
     Args:
-        model (nn.Module): with LayerNorms over the last dimension of `(..., C)`.
+        model (nn.Module): with such norms.
         norm_cfg (dict): config of the new norms, such as `dict(type='UN', window=4)`.
 
     Returns:
-        `model`, or the new norm if `model` is itself a LayerNorm.
+        `model`, or the new norm if `model` is itself such a norm.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ValueError: `model` has no LayerNorm, or one that cannot be replaced: it is not over the last
-            dimension alone, has an activation in it, or belongs to an `nn.TransformerEncoderLayer`. `model`
-            is unchanged.
+        ValueError: `model` has no LayerNorm or RMSNorm, or one that cannot be replaced: it is over several dimensions,
+            holds a module of unknown use, or is over maps, for which the new norm has no form. `model` is unchanged.
     """
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:
-        raise ValueError(f'model: {type(model).__name__} has no LayerNorm to replace')
+        raise ValueError(f'model: {type(model).__name__} has no LayerNorm or RMSNorm to replace')
     check_replaceable(model, old)
     # One new norm for each old one, also where that is used under several names.
-    new = {norm: build_like(norm_cfg, norm, model) for norm in old.values()}
+    new = {norm: with_fused_parts(build_like(norm_cfg, norm, model), norm) for norm in old.values()}
     if '' in old:
         return new[model]
+    call_norms_of_encoder_layers(model, list(old))
     put(model, {name: new[norm] for name, norm in old.items()})
     return model
 
 
-def layer_norms(model: nn.Module) -> dict[str, nn.LayerNorm]:
-    """The LayerNorms of a model by full name, under all names that they have."""
-    return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
-            if isinstance(norm, nn.LayerNorm)}
+def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The LayerNorms and RMSNorms of a model by full name, under all names that they have."""
+    return {name: norm for name, norm in model.named_modules(remove_duplicate=False) if is_replaceable_kind(norm)}
 
 
-def check_replaceable(model: nn.Module, norms: Mapping[str, nn.LayerNorm]) -> None:
-    """Raises a ValueError that names a LayerNorm of `model` whose place no norm over tokens can take."""
+def check_replaceable(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
+    """Raises a ValueError that names a norm of `model` whose place no offline norm can take."""
     for name, norm in norms.items():
-        if len(norm.normalized_shape) != 1 or is_channels_first(norm):
-            raise ValueError(f'model: {name} is a {type(norm).__name__} over {tuple(norm.normalized_shape)}; '
-                             'only LayerNorms over the last dimension of (..., C) can be replaced')
-        if list(norm.children()):
-            parts = ', '.join(part for part, _ in norm.named_children())
-            raise ValueError(f'model: {name} is a {type(norm).__name__}; its {parts} would be lost with it')
-        parent = model.get_submodule(name.rpartition('.')[0])
-        if isinstance(parent, nn.TransformerEncoderLayer):
-            raise ValueError(f'model: {name} is in an nn.TransformerEncoderLayer, which in eval mode does '
-                             'not call its norms: torch computes LayerNorm in their place')
+        if obstacle := place_obstacle(norm):
+            raise ValueError(f'model: {name} {obstacle}')
+
+
+def call_norms_of_encoder_layers(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
+    """:func:`leave_fast_path`, with a line in the log where a layer has left it."""
+    changes = leave_fast_path(model, names)
+    if changes:
+        layers = sum(isinstance(module, nn.TransformerEncoderLayer) for module, *_ in changes)
+        print_log(f"torch's fast path is off for {layers} nn.TransformerEncoderLayer: in eval mode it would compute "
+                  'LayerNorm in place of their norms', 'current')
+    return changes
 
 
 def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
@@ -77,11 +85,17 @@ def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
 
 
 @torch.no_grad()
-def build_like(norm_cfg: dict, old: nn.LayerNorm, model: nn.Module) -> nn.Module:
-    """A norm of a config with scale, shift, device, dtype, mode and `requires_grad` of a LayerNorm of `model`."""
+def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
+    """A norm of a config with scale, shift, device, dtype, mode and `requires_grad` of an old norm of `model`.
+
+    Raises:
+        ValueError: the old norm is over maps `(N, C, H, W)`, and the new one has no form for these.
+    """
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
     new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
+    if takes_maps(old):
+        new = for_maps(new)
     # A LayerNorm without scale and shift has no device or dtype of its own: then the model's.
     like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
     if like is not None:

@@ -79,17 +79,24 @@ class UN(OfflineNorm):
                 f'backward_average={self.backward_average!r}, backward_momentum={self.backward_momentum}')
 
 
-@MODELS.register_module()
-class UN2d(UN):
-    """:class:`UN` for `(N, C, H, W)` maps: every position is a token.
+class ChannelsFirst:
+    """Mixed into a norm over tokens, it makes that one for `(N, C, H, W)` maps: every position is a token.
 
     `pad_mask` is `(N, H, W)`. The output keeps the shape and dtype; its memory may be channels-last.
     """
 
-    def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str = 'channel_first') -> Tensor:
+        """Normalizes `x`; with 'channel_last', as mmpretrain's LN2d can be called, that is `(N, H, W, C)`."""
         if x.dim() != 4:
-            raise ValueError(f'UN2d: x must be (N, C, H, W), got shape {tuple(x.shape)}')
+            raise ValueError(f'{type(self).__name__}: x must be (N, C, H, W), got shape {tuple(x.shape)}')
+        if data_format == 'channel_last':
+            return super().forward(x, pad_mask)
         return super().forward(x.permute(0, 2, 3, 1), pad_mask).permute(0, 3, 1, 2)
+
+
+@MODELS.register_module()
+class UN2d(ChannelsFirst, UN):
+    """:class:`UN` for `(N, C, H, W)` maps."""
 
 
 @MODELS.register_module()

@@ -312,3 +312,49 @@ def test_openmmlab(make, count):
     assert len(report.converted) == count and not report.kept and model.training
     assert all(norm.training for norm in norms_of(model).values())
     assert len(fuse_norms(model.eval(), strict=True).folded) == count
+
+
+def rms_or_layer_norm(x, rms, eps):
+    mean = 0 if rms else x.mean(1, keepdim=True)
+    return (x - mean) / ((x - mean).square().mean(1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.parametrize('name, rms', [('LayerNorm2d', False), ('RmsNorm', True), ('RmsNorm2d', True),
+                                       ('LayerNormAct2d', False)])
+def test_other_kinds_of_norms(name, rms):
+    kind = getattr(timm.layers, name)
+    is_map, act = '2d' in name, 'Act' in name
+    x = tokens(3, 4, 5, 6)
+    norm = kind(6)
+    with torch.no_grad():
+        norm.weight.normal_()
+    eps = norm.eps
+    model = nn.Sequential(norm, nn.Conv2d(6, 2, 1) if is_map else nn.Linear(6, 2))
+    report = convert_norms(model, [x.permute(0, 3, 1, 2) if is_map else x])
+    new = model[0].norm if act else model[0]
+    flat = x.flatten(0, -2).double()
+    gamma, beta = scale_and_shift(norm)
+    u = rms_or_layer_norm(flat, rms, eps)
+    centered = flat - flat.mean(0)
+    a = gamma * (centered * u).mean(0) / centered.square().mean(0)
+    b = beta + gamma * u.mean(0) - a * flat.mean(0)
+    torch.testing.assert_close(new.affine()[0], a, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(new.affine()[1], b, rtol=1e-4, atol=1e-5)
+    error = (gamma * u + beta - a * flat - b).square().sum() / (gamma * u).square().sum()
+    assert report.norms[0].after == pytest.approx(error.item(), rel=1e-3)
+    assert all(module.training for module in model.modules())
+
+
+def test_encoder_layers_are_converted_and_left_as_they_were_after_an_error():
+    def encoder():
+        return nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval()
+
+    x = tokens(5, 4, 6)
+    model = encoder()
+    assert len(convert_norms(model, [x]).converted) == 2 and type(model.norm1) is UN
+    assert not model.activation_relu_or_gelu
+    model = encoder()
+    flag = model.activation_relu_or_gelu
+    with pytest.raises(ConversionError):
+        convert_norms(model, [x * torch.nan])
+    assert flag and model.activation_relu_or_gelu == flag

@@ -1,5 +1,6 @@
 """replace_norms: another norm in every LayerNorm's place, with its scale and shift."""
 import copy
+import importlib
 
 import pytest
 import timm
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from mmunorm import UN, DyT, replace_norms
-from mmunorm.norms import NoNorm
+from mmunorm.norms import NoNorm, UN2d
 
 
 class Net(nn.Module):
@@ -110,23 +111,18 @@ def test_torchvision():
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
 
 
-def with_activation():
-    from timm.layers import LayerNormAct
-    return LayerNormAct(4)
+class WithGate(nn.LayerNorm):
 
-
-def channels_first():
-    from timm.layers import LayerNorm2d
-    return LayerNorm2d(4)
+    def __init__(self):
+        super().__init__(4)
+        self.gate = nn.Linear(4, 4)
 
 
 @pytest.mark.parametrize('make, error', [
-    (lambda: nn.Linear(4, 4), 'model: Sequential has no LayerNorm|^$'),
-    (lambda: nn.LayerNorm((3, 4)), r'model: 1 is a LayerNorm over \(3, 4\); only LayerNorms over the last'),
-    (channels_first, 'model: 1 is a LayerNorm2d over'),
-    (with_activation, 'model: 1 is a LayerNormAct; its .*act would be lost'),
-    (lambda: nn.TransformerEncoderLayer(4, 2), 'model: 1.norm1 is in an nn.TransformerEncoderLayer'),
-], ids=['none', 'two_dims', 'channels_first', 'activation', 'torch_encoder'])
+    (lambda: nn.Linear(4, 4), 'model: Sequential has no LayerNorm or RMSNorm to replace'),
+    (lambda: nn.LayerNorm((3, 4)), r'model: 1 is a LayerNorm over \(3, 4\); only norms over the channels'),
+    (WithGate, 'model: 1 is a WithGate; its gate would be lost with it'),
+], ids=['none', 'two_dims', 'another_part'])
 def test_what_cannot_be_replaced(make, error):
     part = make()
     model = nn.Sequential(nn.LayerNorm(4) if not isinstance(part, nn.Linear) else nn.Identity(), part)
@@ -136,11 +132,80 @@ def test_what_cannot_be_replaced(make, error):
     assert before == [(name, id(module)) for name, module in model.named_modules()]
 
 
-def test_convnext_is_refused_whole():
+def test_a_norm_without_a_form_for_maps_leaves_the_model_as_it_was():
     model = timm.create_model('convnext_atto')
-    with pytest.raises(ValueError, match='stem.1 is a LayerNorm2d'):
-        replace_norms(model, dict(type='UN'))
-    assert not any(isinstance(module, UN) for module in model.modules())
+    with pytest.raises(ValueError, match='norm_cfg: DyT has no form for maps .*; take one of UN, '):
+        replace_norms(model, dict(type='DyT'))
+    assert not any(isinstance(module, DyT) for module in model.modules())
+
+
+KINDS = ['timm.layers.LayerNorm', 'timm.layers.LayerNorm2d', 'timm.layers.LayerNorm2dFp32', 'timm.layers.LayerNormFp32',
+         'timm.layers.RmsNorm', 'timm.layers.RmsNorm2d', 'timm.layers.RmsNormFp32', 'timm.layers.LayerNormAct',
+         'timm.layers.LayerNormAct2d', 'timm.layers.norm_act.RmsNormAct2d', 'timm.layers.norm.LayerNormExp2d',
+         'mmpretrain.models.utils.norm.LayerNorm2d', 'torch.nn.LayerNorm', 'torch.nn.RMSNorm',
+         'timm.models.metaformer.LayerNorm2dNoBias', 'mmpretrain.models.backbones.hornet.HorNetLayerNorm']
+
+
+@pytest.mark.parametrize('name', KINDS)
+def test_every_kind_of_norm(name):
+    """The new norm is over the same axis: with the statistics of one token, it does to that what the old one does."""
+    module, _, cls = name.rpartition('.')
+    kind = getattr(importlib.import_module(module), cls, None)
+    if kind is None:
+        pytest.skip(f'{module} has no {cls}')
+    norm = kind(6).eval()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    new = replace_norms(nn.Sequential(norm), dict(type='UN', centered=True, eps=1e-12)).eval()[0]
+    is_map = '2d' in name.lower()
+    unit = new.norm if isinstance(new, nn.Sequential) else new
+    assert type(unit) is (UN2d if is_map else UN) and torch.equal(unit.weight, norm.weight)
+    x = torch.randn(6)
+    mean = x.mean() * ('Rms' not in name and 'RMS' not in name)
+    with torch.no_grad():
+        unit.running_mean.fill_(mean)
+        unit.running_var.fill_((x - mean).square().mean() + (norm.eps or 1e-7))
+    x = x.view(1, 6, 1, 1) if is_map else x.view(1, 1, 1, 6)
+    torch.testing.assert_close(new(x), norm(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+def test_layer_norm_of_either_format():
+    """mmpretrain's LN2d may be called for tokens, HorNet's norm be built for maps."""
+    from mmpretrain.models.backbones.hornet import HorNetLayerNorm
+    from mmpretrain.models.utils.norm import LayerNorm2d
+    x = torch.randn(2, 4, 3, 3)
+    norm = replace_norms(LayerNorm2d(4), dict(type='UN')).eval()
+    assert torch.equal(norm(x), norm(x.permute(0, 2, 3, 1), data_format='channel_last').permute(0, 3, 1, 2))
+    assert type(replace_norms(HorNetLayerNorm(4, data_format='channels_first'), dict(type='UN'))) is UN2d
+
+
+def test_convnext_of_timm():
+    model = replace_norms(timm.create_model('convnext_atto', depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)), dict(type='UN'))
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(UN2d) + kinds.count(UN) == 9 and not any(issubclass(kind, nn.LayerNorm) for kind in kinds)
+    assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+
+
+def test_encoder_layers_call_their_norms(monkeypatch):
+    lines = []
+    monkeypatch.setattr('mmunorm.norms.replace.print_log', lambda line, logger: lines.append(line))
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = replace_norms(nn.TransformerEncoder(layer, 2), dict(type='UN')).eval()
+    assert len(lines) == 1 and 'fast path is off for 2 nn.TransformerEncoderLayer' in lines[0]
+    called = []
+    for name, module in encoder.named_modules():
+        if isinstance(module, UN):
+            module.register_forward_hook(lambda *_, name=name: called.append(name))
+    with torch.no_grad():
+        encoder(torch.randn(2, 5, 8), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
+    assert called == ['layers.0.norm1', 'layers.0.norm2', 'layers.1.norm1', 'layers.1.norm2']
+    for module in encoder.modules():
+        module._forward_hooks.clear()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        assert torch.equal(encoder(x), encoder.train().eval()(x))
+    assert encoder.layers[0].activation is nn.functional.relu
 
 
 @pytest.mark.parametrize('norm_cfg, error, match', [
