@@ -8,7 +8,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from ..errors import PreflightError, describe
-from ..fusion import folded_config, folded_norms
+from ..fusion import folded_config, folded_made, folded_norms
 from .checkpoints import load_weights, read_checkpoint
 
 
@@ -55,5 +55,6 @@ def match_folded(cfg: Config, checkpoint: str) -> None:
     Raises:
         PreflightError: the checkpoint does not exist, or cannot be read.
     """
-    if names := folded_norms(read_checkpoint(checkpoint)):
-        cfg.model = folded_config(cfg.model, names)
+    content = read_checkpoint(checkpoint)
+    if names := folded_norms(content):
+        cfg.model = folded_config(cfg.model, names, folded_made(content))

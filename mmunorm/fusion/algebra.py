@@ -1,6 +1,8 @@
 """The algebra of folding (Algorithm 1) on single layers, in float64, and what forbids it."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from mmcv.cnn.bricks import wrappers
 from torch import Tensor, nn
@@ -12,8 +14,8 @@ from ..norms import Norm
 from ..norms.layers import ONLINE_NORMS
 from .padding import Fill
 
-_LINEAR = (nn.Linear.forward, wrappers.Linear.forward)
-_CONV = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
+LINEARS = (nn.Linear.forward, wrappers.Linear.forward)
+CONVS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward,
          wrappers.Conv3d.forward)
 _BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
@@ -23,14 +25,19 @@ class FoldedNorm(nn.Identity):
 
     Its buffer marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
     model unseen.
+
+    Args:
+        made: for a norm that was folded by the model's graph, the tensors that the layers beside it have got into the
+            model's state by that. Defaults to None, for one that a rule knows.
     """
 
-    def __init__(self):
+    def __init__(self, made: Sequence[str] | None = None):
         super().__init__()
+        self.made = made
         self.register_buffer('folded', torch.tensor(True))
 
-    def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
-        """Answers `x`; `pad_mask` is taken because the norms take it."""
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
+        """Answers `x`; the other arguments are taken because the norms take them."""
         return x
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
@@ -46,8 +53,27 @@ Norm.refused_state['folded'] = (
     "mmunorm.fuse_norms(model.eval()), or build it from the checkpoint's own config, checkpoint['meta']['cfg'].")
 
 
-def norm_obstacle(norm: nn.Module) -> str:
-    """Why `norm` cannot be folded into anything, half a sentence, or ''."""
+class FoldedNormAct(FoldedNorm):
+    """Where a norm of timm stood that has an activation in it: that is left."""
+
+    def __init__(self, made: Sequence[str] | None, norm: nn.Module):
+        super().__init__(made)
+        self.drop, self.act = norm.drop, norm.act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(x))
+
+
+def has_act(norm: nn.Module) -> bool:
+    """Whether `norm` is timm's BatchNorm with an activation behind it."""
+    return f'{type(norm).__module__}.{type(norm).__qualname__}' == 'timm.layers.norm_act.BatchNormAct2d'
+
+
+def norm_obstacle(norm: nn.Module, allow_act: bool = False) -> str:
+    """Why `norm` cannot be folded into anything, half a sentence, or ''.
+
+    With `allow_act`, it may have an activation behind it: what is in front of it can take it up.
+    """
     if getattr(norm, 'fold_obstacle', ''):
         return f'{type(norm).__name__} {norm.fold_obstacle}'
     if not callable(getattr(norm, 'affine', None)):
@@ -55,7 +81,7 @@ def norm_obstacle(norm: nn.Module) -> str:
             online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
             what = 'computes its statistics at inference' if online else 'has no affine() to fold'
             return f'{type(norm).__name__} {what}'
-        if type(norm).forward not in _BATCH_NORM:
+        if type(norm).forward not in _BATCH_NORM and not (allow_act and has_act(norm)):
             return f'{type(norm).__name__} is no plain BatchNorm: it has a forward of its own'
         if norm.running_var is None:
             return 'keeps no running statistics'
@@ -84,7 +110,7 @@ def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 def layer_obstacle(layer: nn.Module) -> str:
     """Why `layer` cannot take a norm up, in front of it or behind it; half a sentence, or ''."""
-    if type(layer).forward not in _LINEAR + _CONV:
+    if type(layer).forward not in LINEARS + CONVS:
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
     if parametrize.is_parametrized(layer) and not is_ntk(layer):
         return 'has a parametrized weight'
@@ -126,7 +152,7 @@ def num_channels(layer: nn.Module, behind: bool = False) -> int:
 
 
 def is_conv(layer: nn.Module) -> bool:
-    return type(layer).forward in _CONV
+    return type(layer).forward in CONVS
 
 
 @torch.no_grad()

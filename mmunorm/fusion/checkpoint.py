@@ -8,28 +8,53 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
 from ..files import whole_file
+from ..norms import replace_norms
+from .algebra import FoldedNorm
 from .fuse import FusionReport, fold_structure
 
 FOLDED_TYPE = 'FoldedModel'
+TIMM_TYPE = 'TimmModel'
 _MARK = '.folded'  # the buffer of a FoldedNorm
 
 
+@MODELS.register_module(name=TIMM_TYPE)
+def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
+    """A model of timm, for a folded checkpoint to name it.
+
+    Args:
+        name (str): of the architecture, such as 'convnext_atto'.
+        norm_cfg (dict, optional): config of what `replace_norms` puts in the place of its norms. Defaults to None,
+            for its own.
+        **kwargs: for `timm.create_model`.
+
+    Returns:
+        nn.Module: the model.
+    """
+    import timm
+    model = timm.create_model(name, **kwargs)
+    return model if norm_cfg is None else replace_norms(model, norm_cfg)
+
+
 @MODELS.register_module(name=FOLDED_TYPE)
-def folded_model(of: str, folded: Sequence[str], **cfg) -> nn.Module:
+def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str]] | None = None,
+                 **cfg) -> nn.Module:
     """Builds a model without some of its norms, for a folded checkpoint to be loaded into.
 
     Args:
         of (str): the model's own type, such as 'MaskRCNN'.
         folded (Sequence[str]): names of the norms that are folded.
+        made (Mapping[str, Sequence[str]], optional): of those that were folded by the model's graph, the tensors that
+            came into its state by that: no example is needed to load it.
         **cfg: its other settings, unchanged.
 
     Returns:
@@ -39,22 +64,30 @@ def folded_model(of: str, folded: Sequence[str], **cfg) -> nn.Module:
         ValueError: the model has no such norms.
     """
     model = MODELS.build(dict(type=of, **cfg))
-    fold_structure(model, folded)
+    fold_structure(model, folded, made)
     return model
 
 
-def folded_config(model_cfg: dict, names: Sequence[str]) -> ConfigDict:
+def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, Sequence[str]] | None = None) -> ConfigDict:
     """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
-    Weights to start the backbone or an enhancer from are left out: the folded checkpoint has all.
+    Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
+    more = dict(made=dict(made)) if made else {}
     if cfg.type == FOLDED_TYPE:
-        return ConfigDict({**cfg, 'folded': list(names)})
+        return ConfigDict({**cfg, 'folded': list(names), **more})
     for part in ('backbone', 'enhancer'):
         if isinstance(cfg.get(part), dict):
             cfg[part].init_cfg = None
-    return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type, 'folded': list(names)})
+    if cfg.type == TIMM_TYPE:
+        cfg.pop('pretrained', None)
+    return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type, 'folded': list(names), **more})
+
+
+def folded_made(checkpoint: dict) -> dict[str, list[str]]:
+    """Of the norms of a loaded checkpoint that were folded by the model's graph, the tensors that this has made."""
+    return checkpoint.get('meta', {}).get('mmunorm', {}).get('made', {})
 
 
 def folded_norms(checkpoint: dict) -> list[str]:
@@ -70,7 +103,8 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     Args:
         model (nn.Module): folded by `fuse_norms`.
         report (FusionReport): what that returned.
-        cfg (Config): the config of the model, folded or not.
+        cfg (Config): the config of the model, folded or not; for a model of timm one whose `model` is of the type
+            `TimmModel` with the `name` of the architecture and its arguments.
         path: where to write; the file appears whole or not at all.
         meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
 
@@ -82,14 +116,34 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
     cfg = copy.deepcopy(cfg)
-    cfg.model = folded_config(cfg.model, names)
+    made = {name: list(norm.made) for name, norm in model.named_modules()
+            if isinstance(norm, FoldedNorm) and norm.made is not None}
+    cfg.model = folded_config(cfg.model, names, made)
     note = dict(
         what='A model whose norms mmunorm has folded into their neighbours. It is built by the model type '
         f'{FOLDED_TYPE}; the config in this file names it.',
         folded={fold.norm: fold.where for fold in report.folded},
-        kept={fold.norm: fold.where for fold in report.kept})
+        kept={fold.norm: fold.where for fold in report.kept},
+        made=made)
     meta = {**(meta or {}), 'cfg': cfg.pretty_text, 'mmunorm': note}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         save_checkpoint(dict(meta=meta, state_dict=state_dict), str(part))
+
+
+def load_folded(path: str | os.PathLike) -> nn.Module:
+    """The model of a folded checkpoint, in eval mode: its own config builds it.
+
+    Raises:
+        ValueError: the checkpoint is not one that :func:`save_folded` has written.
+    """
+    checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+    meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
+    if 'mmunorm' not in meta:
+        raise ValueError(f'{path}: is no folded checkpoint; mmunorm.fusion.save_folded writes one')
+    cfg = Config.fromstring(meta['cfg'], '.py')
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    model = MODELS.build(cfg.model)
+    model.load_state_dict(checkpoint['state_dict'])
+    return model.eval()

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,15 +14,18 @@ from ..norms.layers import is_norm
 from ..residuals import Residual
 from .algebra import (
     FoldedNorm,
+    FoldedNormAct,
     absorb_before,
     absorb_behind,
     affine_of,
     call_obstacle,
+    has_act,
     norm_obstacle,
     num_channels,
     reader_obstacle,
     source_obstacle,
 )
+from .graph import Site, add_to_state, fold_into, look
 from .padding import zero_token
 from .registry import (
     Averages,
@@ -52,12 +55,16 @@ class Fold:
     pads: list[tuple[str, Pad]] = field(default_factory=list)
     obstacle: str = ''
     stream: Stream | None = None  # that the norm stands in, with full names
+    sites: tuple[Site, ...] = ()  # the layers beside it by the model's graph, where no rule knows them
+    known: bool = True  # whether rules say what reads the norm or is in front of it
 
     @property
     def where(self) -> str:
         """Where the norm went, or why it stays."""
         if self.obstacle:
             return self.obstacle
+        if self.sites:
+            return ('behind ' if self.sites[0].behind else '') + ', '.join(site.layer for site in self.sites)
         if self.source:
             return f'behind {self.source}'
         if self.stream is not None and not self.readers:
@@ -91,12 +98,13 @@ class NotFoldedError(ValueError):
     """Norms cannot be folded, and all had to be."""
 
 
-def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
+def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
     """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
     The folded model computes the same function without any normalization, for every input size. Offline
     norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the
-    rules of :func:`mmunorm.fusion.fold_rule`. What cannot be folded exactly is left as it is. Folding a
+    rules of :func:`mmunorm.fusion.fold_rule`, and where no rule knows a block by the model's graph on `example`.
+    What cannot be folded exactly is left as it is. Folding a
     folded model changes nothing. Linear layers in the NTK parametrization become plain ones, and the
     factors of residual schemes go into the layers beside them.
 
@@ -106,12 +114,18 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     Args:
         model (nn.Module): in eval mode; whole, if its last norms are to go into its head or neck.
         strict (bool): make it an error if any norm stays. Defaults to False.
+        example: what goes into the model: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of
+            such. A copy of the model runs on each, and on a batch of pictures also in two larger sizes if it takes
+            these. What is folded by them alone is right for the way that they take through the model: give one for
+            each. Defaults to None: rules alone.
 
     Returns:
         FusionReport: each norm, where it went, or why it stays.
 
     Raises:
         ValueError: `model` or a part of it is in training mode.
+        TypeError: `example` is of another kind.
+        RuntimeError: the model does not run on `example`.
         NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
     """
@@ -119,7 +133,7 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
         # Without torch.compile's wrapper: in 2.4 its own flag stays, whatever `eval()` says.
         if module.training and '_orig_mod' not in module._modules:
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
-    folds = plan(model)
+    folds = plan(model, example)
     report = FusionReport(tuple(fold for fold in folds if not fold.obstacle),
                           tuple(fold for fold in folds if fold.obstacle))
     if strict and report.kept:
@@ -136,22 +150,29 @@ def fuse_norms(model: nn.Module, strict: bool = False) -> FusionReport:
     return report
 
 
-def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
+def fold_structure(model: nn.Module, names: Iterable[str], made: Mapping[str, Sequence[str]] | None = None) -> None:
     """Gives `model` the structure of a folded one, for folded weights to be loaded into, in place.
 
     Args:
         model (nn.Module): of any weights, statistics and norms: they are lost.
         names: full names of the norms that are folded.
+        made: of those that were folded by the model's graph, the tensors that came into its state by that.
 
     Raises:
         ValueError: `model` has no such norm, or no fold rule covers its place.
     """
     folds = {fold.norm: fold for fold in plan(model)}
     modules = dict(model.named_modules())
+    made = made or {}
     undo_ntk(model)
     for name in names:
         if isinstance(modules.get(name), Residual):
             leave(model, name)
+            continue
+        if name in made and name in folds:
+            for tensor in made[name]:
+                add_to_state(model, tensor)
+            _leave(model, name, tuple(made[name]))
             continue
         fold = folds.get(name)
         layers = [] if fold is None else [fold.source] if fold.source else fold.readers
@@ -167,7 +188,7 @@ def fold_structure(model: nn.Module, names: Iterable[str]) -> None:
             pad(model.get_submodule(name), zero_token(torch.ones_like(scale), torch.zeros_like(shift)))
 
 
-def plan(model: nn.Module) -> list[Fold]:
+def plan(model: nn.Module, example=None) -> list[Fold]:
     """What :func:`fuse_norms` would do with each norm of `model`, in the order of its modules."""
     check_names()
     names = [name for name, module in model.named_modules(remove_duplicate=False) if is_norm(module)]
@@ -195,10 +216,38 @@ def plan(model: nn.Module) -> list[Fold]:
     readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
     for fold in folds:
         fold.kind = kinds[fold.norm]
+        fold.known = bool(fold.obstacle or fold.source or fold.readers or fold.stream)
         if not fold.obstacle:
             fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
     _refuse_streams(model, folds, owners)
+    if example is not None:
+        _look_at_graph(model, folds, example, modules, owners)
     return folds
+
+
+def _look_at_graph(model: nn.Module, folds: list[Fold], example, modules: dict[str, nn.Module],
+                   owners: _Owners) -> None:
+    """Places the norms that no rule knows."""
+    unknown = [fold for fold in folds if not fold.known and not norm_obstacle(modules[fold.norm], allow_act=True)
+               and not owners.others(fold.norm, modules[fold.norm])]
+    if not unknown:
+        return
+    places = look(model, example)
+    # By rules: what is in front of these layers, and what is behind these.
+    before = {reader for fold in folds if not fold.obstacle for reader in fold.readers}
+    behind = {fold.source for fold in folds if not fold.obstacle} | {
+        station.last for stream in _streams(folds) for station in stream.stations}
+    for fold in unknown:
+        place = places[fold.norm]
+        fold.obstacle, fold.sites = place.why, place.sites
+        for site in place.sites:
+            layer = modules[site.layer]
+            if shared := owners.others(site.layer, layer):
+                fold.obstacle = f'its neighbour {site.layer} is shared with {shared}'
+            elif site.layer in (behind if site.behind else before):
+                fold.obstacle = f'its neighbour {site.layer} has two norms beside it'
+        if fold.obstacle:
+            fold.sites = ()
 
 
 def _streams(folds: Iterable[Fold]) -> list[Stream]:
@@ -358,7 +407,10 @@ def _span(parameter: torch.Tensor) -> tuple[int, int]:
 
 
 def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tensor) -> None:
-    if fold.source:
+    made = ()
+    if fold.sites:
+        made = fold_into(model, fold.sites, scale, shift)
+    elif fold.source:
         absorb_behind(model.get_submodule(fold.source), scale, shift)
     else:
         fill = zero_token(scale, shift) if fold.pads else None
@@ -366,6 +418,13 @@ def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tenso
             absorb_before(model.get_submodule(reader), scale, shift, fill)
         for name, pad in fold.pads:
             pad(model.get_submodule(name), fill)
-    folded = FoldedNorm().eval().to(scale.device)
-    parent, _, name = fold.norm.rpartition('.')
-    setattr(model.get_submodule(parent), name, folded)
+    _leave(model, fold.norm, made if fold.sites else None)
+
+
+def _leave(model: nn.Module, name: str, made: Sequence[str] | None) -> None:
+    """Puts a :class:`FoldedNorm` where the norm `name` stands."""
+    norm = model.get_submodule(name)
+    device = next((tensor.device for tensor in (*norm.parameters(), *norm.buffers(), *model.parameters())), None)
+    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made)
+    parent, _, child = name.rpartition('.')
+    setattr(model.get_submodule(parent), child, folded.eval().to(device))
