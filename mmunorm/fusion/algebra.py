@@ -110,7 +110,7 @@ def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 def layer_obstacle(layer: nn.Module) -> str:
     """Why `layer` cannot take a norm up, in front of it or behind it; half a sentence, or ''."""
-    if type(layer).forward not in LINEARS + CONVS:
+    if not is_layer(layer):
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
     if parametrize.is_parametrized(layer) and not is_ntk(layer):
         return 'has a parametrized weight'
@@ -149,6 +149,11 @@ def source_obstacle(source: nn.Module, num_features: int) -> str:
 def num_channels(layer: nn.Module, behind: bool = False) -> int:
     """How many channels a linear layer or convolution reads, or with `behind` gives."""
     return layer.weight.shape[0] if behind else layer.weight.shape[1] * getattr(layer, 'groups', 1)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module is a plain linear layer or convolution."""
+    return type(module).forward in LINEARS + CONVS
 
 
 def is_conv(layer: nn.Module) -> bool:

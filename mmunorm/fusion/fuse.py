@@ -20,6 +20,7 @@ from .algebra import (
     affine_of,
     call_obstacle,
     has_act,
+    is_layer,
     norm_obstacle,
     num_channels,
     reader_obstacle,
@@ -216,7 +217,8 @@ def plan(model: nn.Module, example=None) -> list[Fold]:
     readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
     for fold in folds:
         fold.kind = kinds[fold.norm]
-        fold.known = bool(fold.obstacle or fold.source or fold.readers or fold.stream)
+        fold.known = bool(fold.obstacle or fold.source or fold.stream or fold.readers and all(
+            is_layer(modules[reader]) for reader in fold.readers if reader in modules))
         if not fold.obstacle:
             fold.obstacle = _obstacle(fold, len(claims[fold.norm]), modules, owners, readers)
     _refuse_streams(model, folds, owners)

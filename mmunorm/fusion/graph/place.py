@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...norms.layers import is_norm
-from ..algebra import CONVS, LINEARS, call_obstacle
+from ..algebra import call_obstacle, is_layer
 from .record import Layer, Origin, Record
 from .trace import trace
 
@@ -75,7 +75,7 @@ def _bias_name(owner: nn.Module, weight: str) -> str | None:
     """The name that a new bias beside a weight has in its module; None if the module is of another kind."""
     if isinstance(owner, nn.MultiheadAttention):
         return 'in_proj_bias' if weight.rpartition('.')[2] == 'in_proj_weight' else None
-    return 'bias' if type(owner).forward in LINEARS + CONVS else None
+    return 'bias' if is_layer(owner) else None
 
 
 def _place(name: str, record: Record) -> Place:
@@ -163,7 +163,11 @@ def _make_bias(model: nn.Module, site: Site) -> list[str]:
     if site.bias:
         names = dict.fromkeys(name for name, _ in site.bias)
     else:
-        names = [f'{site.layer}.{_bias_name(model.get_submodule(site.layer), site.weight)}'.lstrip('.')]
+        owner = model.get_submodule(site.layer)
+        names = [_bias_name(owner, site.weight)]
+        if isinstance(owner, nn.MultiheadAttention):  # torch's fast path takes both biases or none
+            names.append('out_proj.bias')
+        names = [f'{site.layer}.{name}'.lstrip('.') for name in names]
     return [name for name in names if add_to_state(model, name)]
 
 

@@ -89,8 +89,10 @@ class Record:
         return seen[:-1].nonzero().flatten()
 
     def why_blocked(self, numbers: Tensor) -> str:
-        """Why one of these channels is blocked, or ''."""
-        return self.reasons[self.blocked[numbers].max()] if len(numbers) else ''
+        """Why one of these channels is blocked, by what was seen first, or ''."""
+        places = self.blocked[numbers]
+        places = places[places > 0]
+        return self.reasons[places.min()] if len(places) else ''
 
     def origins_of(self, numbers: Tensor) -> list[Origin]:
         """The origins of channels, in order."""

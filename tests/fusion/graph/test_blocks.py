@@ -1,0 +1,198 @@
+"""What folds by the graph alone, what stays and why; and that a folded network computes the same."""
+import copy
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from mmunorm import UN, fuse_norms
+from mmunorm.fusion import NotFoldedError
+
+from .. import models
+from .blocks import BLOCKS, DIM, Net
+
+
+def vectors(tokens, seed=0, batch=2):
+    return torch.randn(batch, tokens, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def check(names, pool='mean', gamma='some', seed=0):
+    """Folds a network by one length of 6 tokens and one of 8, and compares it in these and in another."""
+    torch.manual_seed(seed)
+    model = models.randomize(Net(names, pool).double(), seed, gamma)
+    examples = [vectors(tokens) for tokens in (6, 8, 7)]
+    before = [models.outputs(model, x) for x in examples]
+    report = fuse_norms(model, example=[(x, ) for x in examples[:2]])
+    for x, expected in zip(examples, before, strict=True):
+        models.assert_equal(models.outputs(model, x), expected)
+    assert [fold.norm for fold in report.kept] == model.kept(names) == models.norms(model)
+    assert all(fold.where for fold in report.kept)
+    return model, report
+
+
+@pytest.mark.parametrize('name', BLOCKS)
+def test_block(name):
+    check([name])
+
+
+@settings(max_examples=20, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from(sorted(BLOCKS)), max_size=4), pool=st.sampled_from(['mean', 'max', 'first', '']),
+       gamma=st.sampled_from(['some', 'all', 'none']), seed=st.integers(0, 1000))
+def test_random_networks(names, pool, gamma, seed):
+    check(names, pool, gamma, seed)
+
+
+REASONS = {
+    'post': 'its output is read by the norm norm; its input is not that of linear layers alone',
+    'padded_windows': 'its output is read by blocks.0.fc together with other values, such as padding',
+    'token_behind': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
+    'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
+    'in_place': 'its output is read after its input has been changed in place',
+    'relu': 'its output is read by relu_',
+    'two_readers': 'its output is read by blocks.0.fc, which reads something else, too',
+    'weight_read': 'its output is read by blocks.0.fc1, which has a weight that is read by mean, too',
+}
+
+
+@pytest.mark.parametrize('name', REASONS)
+def test_reason(name):
+    _, report = check([name])
+    assert re.search(REASONS[name], report.kept[0].where)
+
+
+def test_where_norms_go():
+    _, report = check(['attention', 'res_post', 'torch_attention'])
+    assert {fold.norm: fold.where for fold in report.folded} == {
+        'embed_norm': 'behind embed', 'blocks.0.norm': 'blocks.0.qkv', 'blocks.0.q_norm': 'behind blocks.0.qkv',
+        'blocks.0.k_norm': 'behind blocks.0.qkv', 'blocks.1.norm': 'behind blocks.1.fc2',
+        'blocks.2.norm': 'blocks.2.attn', 'norm': 'head'}
+
+
+def test_without_an_example_nothing_is_looked_at():
+    model = models.randomize(Net(['pre']))
+    report = fuse_norms(model)
+    assert not report.folded and {fold.where for fold in report.kept} == {'no fold rule covers its place'}
+
+
+def count(module, args):
+    module.calls += 1
+
+
+def test_the_model_is_left_alone():
+    """A norm that stays leaves a strict call without a trace; the copy alone has run."""
+    model = models.randomize(Net(['post', 'pre']))
+    model.register_buffer('calls', torch.zeros(()))
+    model.register_forward_pre_hook(count)
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(NotFoldedError, match='blocks.0.norm .UN.: its output is read by the norm blocks.1.norm'):
+        fuse_norms(model, strict=True, example=vectors(6).float())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any('forward' in vars(module) for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Features(nn.Module):
+    """Gives its features away in a container that nobody knows, or keeps them."""
+
+    def __init__(self, keeps):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
+        self.keeps = keeps
+
+    def forward(self, x):
+        y = self.norm(x)
+        if self.keeps:
+            self.features = [y]
+            return self.fc(y)
+        return type('Result', (), dict(logits=self.fc(y), features={'last': y.transpose(0, 1)}))
+
+
+@pytest.mark.parametrize('keeps', [False, True])
+def test_a_norm_that_is_an_output_stays(keeps):
+    model = models.randomize(Features(keeps))
+    fold, = fuse_norms(model, example=torch.randn(2, 3, DIM)).kept
+    assert fold.where.startswith('its output is an output of the model, or kept by it')
+
+
+class NormOnly(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.idle = UN(DIM), UN(DIM)
+
+    def forward(self, x):
+        self.norm(x)
+        return x + 1
+
+
+def test_norms_that_nothing_reads_or_that_do_not_run():
+    report = fuse_norms(models.randomize(NormOnly()), example=torch.randn(2, 3, DIM))
+    assert [fold.where for fold in report.kept] == [
+        'its output is read by nothing; its input is not that of linear layers alone', 'did not run on the example']
+
+
+class Scripted(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
+        self.part = torch.jit.script(nn.Sequential(nn.Softplus()))
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.fc(y) + self.part(y).mean()
+
+
+def test_compiled_parts_are_seen():
+    fold, = fuse_norms(models.randomize(Scripted()), example=torch.randn(2, 3, DIM)).kept
+    assert fold.where.startswith('its output is read by softplus')
+
+
+class PadsAtSomeSizes(nn.Module):
+
+    def __init__(self, always):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, DIM, 4, 4), UN(DIM), nn.Linear(DIM, 3)
+        self.always = always
+
+    def forward(self, x):
+        y = self.norm(self.conv(x).relu().permute(0, 2, 3, 1))
+        below = -y.shape[1] % 4
+        if below or self.always:
+            y = nn.functional.pad(y, (0, 0, 0, 0, 0, below))
+        return self.fc(y).mean((1, 2))
+
+
+@pytest.mark.parametrize('always, why', [(False, 'together with other values, such as padding'),
+                                         (True, 'padded by nothing at this input size|together with other values')])
+def test_padding_at_other_sizes_is_found(always, why):
+    fold, = fuse_norms(models.randomize(PadsAtSomeSizes(always)), example=torch.randn(1, 3, 32, 32)).kept
+    assert re.search(why, fold.where)
+
+
+@pytest.mark.parametrize('example, error, match', [
+    ('picture', TypeError, 'example: must be a tensor, .* got str'),
+    ([], TypeError, 'example: the list is empty'),
+    (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1'),
+])
+def test_bad_examples(example, error, match):
+    with pytest.raises(error, match=match):
+        fuse_norms(models.randomize(Net(['pre'])), example=example)
+
+
+def test_examples_as_keywords():
+    model = models.randomize(Net(['pre']))
+    assert len(fuse_norms(model, strict=True, example=dict(x=vectors(6).float())).folded) == 3
+
+
+def test_other_dtypes():
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        model = models.randomize(Net(['pre', 'res_post', 'attention']).to(dtype), gamma='none')
+        x = vectors(6).to(dtype)
+        before = models.outputs(model, x)
+        assert len(fuse_norms(model, strict=True, example=x).folded) == 7
+        models.assert_equal(models.outputs(model, x), before, tolerance)
