@@ -56,7 +56,7 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor], of:
     Raises:
         Unclear: it moves or averages, but not so that channels stay what they are.
     """
-    if name in _JOINS:
+    if name in _JOINS and args:
         parts = [torch.full(part.shape, NOTHING, device=part.device) if of(part) is None else of(part)
                  for part in args[0]]
         answers = func(parts, *args[1:], **kwargs)

@@ -59,8 +59,9 @@ class Record:
     norms: dict[str, Call] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
     reasons: list[str] = field(default_factory=lambda: [''])
-    # By channel: why it is blocked (a place in `reasons`); and for a layer's the norm that reads it (a place in
-    # `origins`) with the channel that it is there.
+    # By channel: whose it is (a place in `origins`); why it is blocked (one in `reasons`); and for a layer's the norm
+    # that reads it (a place in `origins`) with the channel that it is there.
+    owner: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     blocked: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     read_by: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     read_as: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -69,7 +70,8 @@ class Record:
         """A new origin."""
         origin = Origin(name, kind, len(self.blocked), size)
         self.origins.append(origin)
-        for attribute, value in (('blocked', 0), ('read_by', NOTHING), ('read_as', NOTHING)):
+        for attribute, value in (('owner', len(self.origins) - 1), ('blocked', 0), ('read_by', NOTHING),
+                                 ('read_as', NOTHING)):
             old = getattr(self, attribute)
             setattr(self, attribute, torch.cat([old, torch.full((size, ), value)]))
         return origin
@@ -96,7 +98,7 @@ class Record:
 
     def origins_of(self, numbers: Tensor) -> list[Origin]:
         """The origins of channels, in order."""
-        return [origin for origin in self.origins if bool(origin.has(numbers).any())]
+        return [self.origins[place] for place in self.owner[numbers].unique().tolist()]
 
     def note_norm(self, call: Call, labels: Labels | None, axis: int) -> None:
         """A norm has read a tensor of these labels, whose dimension `axis` is its channels."""

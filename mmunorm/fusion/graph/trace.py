@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...norms.layers import input_of, is_channels_first, is_norm
@@ -24,6 +25,7 @@ from .record import Call, Layer, Record
 _LINEAR = 'linear'
 _CONVS = {'conv1d': 1, 'conv2d': 2, 'conv3d': 3}
 _HARMLESS = frozenset({'detach_', 'lift_fresh', 'set_grad_enabled'})
+_EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 OUTPUT = 'is an output of the model, or kept by it'
 
 
@@ -94,7 +96,7 @@ class _Tracer(TorchDispatchMode):
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it hides the projection of nn.MultiheadAttention
         try:
-            with self:
+            with self, _Exits(self):
                 if isinstance(example, Tensor):
                     output = self._model(example)
                 elif isinstance(example, tuple):
@@ -191,15 +193,23 @@ class _Tracer(TorchDispatchMode):
             self.record.block(labels, why)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         if self._suspended:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return self._operator(func, args, kwargs or {})
+
+    def leaves_torch(self, tensor, name: str) -> None:
+        """Notes that the values of a tensor go where no operator is seen any more."""
+        if not self._suspended:
+            self._block(self._of(tensor), f'is read by {name}')
+
+    def _operator(self, func, args: tuple, kwargs: dict):
         name = func._schema.name.removeprefix('aten::')
         if name == _LINEAR or name in _CONVS:
             return self._linear(name, func, args, kwargs)
         tensors = [arg for arg in _tensors((args, kwargs)) if id(arg) in self._labels or id(arg) in self._names]
         if name in SHAPE_ONLY or not tensors:
-            self._note_writes(func, args)
+            self._note_writes(func, args, kwargs)
             return func(*args, **kwargs)
         why = f'is read by {name}'
         labelled = [tensor for tensor in tensors if self._of(tensor) is not None]
@@ -227,7 +237,7 @@ class _Tracer(TorchDispatchMode):
             if name not in _HARMLESS:
                 self._block(self._of(tensor), why)
         self._note_matrices(tensors, why)
-        self._note_writes(func, args)
+        self._note_writes(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note_matrices(self, tensors: list[Tensor], why: str) -> None:
@@ -235,13 +245,13 @@ class _Tracer(TorchDispatchMode):
             if id(tensor) in self._names and tensor.dim() != 1:
                 self.record.foreign.setdefault(self._names[id(tensor)], why)
 
-    def _note_writes(self, func, args: tuple) -> None:
+    def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
         if not func._schema.is_mutable:
             return
         self._clock += 1
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _tensors(value):
+                for tensor in _tensors(args[i] if i < len(args) else kwargs.get(argument.name)):
                     self._written[tensor.untyped_storage()._cdata] = self._clock
 
     def _linear(self, name: str, func, args: tuple, kwargs: dict):
@@ -311,6 +321,20 @@ class _Tracer(TorchDispatchMode):
             for tensor, when in self._norm_inputs.get(origin.name, ()) if origin.kind == 'norm' else ():
                 if self._written.get(tensor.untyped_storage()._cdata, -1) > when:
                     self._block(labels, 'is read after its input has been changed in place')
+
+
+class _Exits(TorchFunctionMode):
+    """Sees where values leave torch, which no operator tells."""
+
+    def __init__(self, tracer: _Tracer):
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, '__name__', '')
+        if name in _EXITS and args:
+            self._tracer.leaves_torch(args[0], name)
+        return func(*args, **(kwargs or {}))
 
 
 def _tensors(value) -> Iterator[Tensor]:

@@ -152,6 +152,22 @@ def test_compiled_parts_are_seen():
     assert fold.where.startswith('its output is read by softplus')
 
 
+class LeavesTorch(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.fc(y) + torch.from_numpy(y.numpy()).mean()
+
+
+def test_values_that_leave_torch_are_seen():
+    fold, = fuse_norms(models.randomize(LeavesTorch()), example=torch.randn(2, 3, DIM)).kept
+    assert fold.where.startswith('its output is read by numpy')
+
+
 class PadsAtSomeSizes(nn.Module):
 
     def __init__(self, always):

@@ -1,0 +1,287 @@
+"""Replaces and folds the norms of many Transformers of timm, mmpretrain and mmdet, and writes docs/models.md.
+
+    python benchmarks/model_zoo.py            # all models, about ten minutes on one core
+    python benchmarks/model_zoo.py --only 'swin|convnext' --again
+    python benchmarks/model_zoo.py --speed    # beside that, folded against LN in float32
+
+Each model has random weights, and norms of random statistics whose scales are negative or zero in some channels. It
+runs in float64 before and after `fuse_norms(model, example=...)`. Each finished model is one line in
+benchmarks/results/model_zoo.jsonl; a run goes on where the last one ended.
+"""
+import argparse
+import copy
+import gc
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import mmunorm
+
+# isort: split
+import mmdet
+import mmpretrain
+import timm
+import torch
+from mmdet.structures import DetDataSample
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor
+from tqdm import tqdm
+
+from mmunorm import fuse_norms, replace_norms
+from mmunorm.cli.arguments import command
+from mmunorm.errors import describe
+from mmunorm.norms.layers import is_norm
+from mmunorm.norms.replace import layer_norms
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'
+# Names with the side of the picture, and arguments where the architecture asks for that.
+TIMM = {
+    'swin_tiny_patch4_window7_224': 224, 'swin_s3_tiny_224': 224, 'swinv2_tiny_window8_256': (128, dict(img_size=128)),
+    'swinv2_cr_tiny_ns_224': 224, 'vit_tiny_patch16_224': (64, dict(img_size=64)),
+    'vit_small_patch14_dinov2': (56, dict(img_size=56)), 'vit_relpos_small_patch16_224': 224,
+    'vit_base_patch16_clip_224': (64, dict(img_size=64)),
+    'deit_tiny_patch16_224': (64, dict(img_size=64)), 'deit_tiny_distilled_patch16_224': (64, dict(img_size=64)),
+    'deit3_small_patch16_224': (64, dict(img_size=64)), 'beit_base_patch16_224': (64, dict(img_size=64)),
+    'beitv2_base_patch16_224': (64, dict(img_size=64)), 'eva02_tiny_patch14_224': (56, dict(img_size=56)),
+    'eva02_base_patch14_224': (56, dict(img_size=56)), 'cait_xxs24_224': (64, dict(img_size=64)),
+    'xcit_nano_12_p16_224': 64, 'pvt_v2_b0': 64, 'twins_pcpvt_small': 64, 'twins_svt_small': 64, 'convnext_atto': 64,
+    'convnextv2_atto': 64, 'maxvit_pico_rw_256': (128, dict(img_size=128)), 'coatnet_pico_rw_224': 224,
+    'tiny_vit_5m_224': 224, 'mobilevit_xxs': 64, 'mobilevitv2_050': 64, 'edgenext_xx_small': 64, 'mvitv2_tiny': 64,
+    'davit_tiny': 64, 'caformer_s18': 64, 'levit_128s': 224, 'focalnet_tiny_srf': 64, 'gcvit_xxtiny': 224,
+    'nest_tiny': 224, 'hiera_tiny_224': 224, 'volo_d1_224': 224, 'pit_ti_224': 224, 'convit_tiny': 224,
+    'tnt_s_patch16_224': 224, 'mixer_s32_224': 224, 'crossvit_tiny_240': 240, 'efficientformer_l1': 224,
+}
+MMPRETRAIN = {
+    'swin_transformer/tiny_224': 224, 'swin_transformer_v2/tiny_256': 256, 'vit-base-p32': 224,
+    'deit3/deit3-small-p16-224': 224, 't2t-vit-t-14': 224, 'convnext/convnext-tiny': 64, 'convnext_v2/atto': 64,
+    'hornet/hornet-tiny': 64, 'mvit/mvitv2-tiny': 224, 'davit/davit-tiny': 64, 'conformer/tiny-p16': 224,
+    'edgenext/edgenext-xxsmall': 64, 'mobilevit/mobilevit_xxs': 64, 'tinyvit/tinyvit-5m': 224, 'twins_svt_base': 64,
+    'twins_pcpvt_base': 64, 'tnt_s_patch16_224': 224, 'efficientformer-l1': 224, 'hivit/tiny_224': 224,
+}
+MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco',
+         'cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco', 'atss/atss_r50_fpn_1x_coco', 'detr/detr_r50_8xb2-150e_coco',
+         'conditional_detr/conditional-detr_r50_8xb2-50e_coco', 'dab_detr/dab-detr_r50_8xb2-50e_coco',
+         'deformable_detr/deformable-detr_r50_16xb2-50e_coco', 'dino/dino-4scale_r50_8xb2-12e_coco',
+         'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
+# Where a difference is one: of the largest value.
+EXACT = 1e-8
+HEADER = ('model', 'norms', 'replaced', 'folded', 'kept, and why', 'largest difference')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--only', default='', help='regular expression: models whose name it is found in')
+    parser.add_argument('--again', action='store_true', help='run models that have a result, too')
+    parser.add_argument('--speed', action='store_true', help='measure folded against LN, float32, batch 1')
+    parser.add_argument('--rounds', type=int, default=10, help='of the measured speed')
+    parser.add_argument('--results', type=Path, default=RESULTS, help='the file of finished models')
+    parser.add_argument('--page', type=Path, default=PAGE, help='the page to write')
+    return parser.parse_args(argv)
+
+
+def timm_case(name):
+    side, kwargs = TIMM[name] if isinstance(TIMM[name], tuple) else (TIMM[name], {})
+    return timm.create_model(name, **kwargs), picture(side, side)
+
+
+def mmpretrain_case(name):
+    folder = Path(mmpretrain.__file__).parent / '.mim/configs/_base_/models'
+    cfg = Config.fromfile(folder / f'{name}.py').model
+    cfg.pop('train_cfg', None)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        return MODELS.build(cfg), picture(MMPRETRAIN[name], MMPRETRAIN[name])
+
+
+def mmdet_case(name):
+    cfg = Config.fromfile(Path(mmdet.__file__).parent / '.mim/configs' / f'{name}.py').model
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg)
+    return model, [dict(inputs=picture(*size), data_samples=[sample(*size)]) for size in ((96, 128), (101, 150))]
+
+
+def picture(height, width):
+    return torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def sample(*size):
+    return DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size,
+                                       scale_factor=(1, 1)))
+
+
+def cases():
+    """Names of all models, with what builds them."""
+    for source, names, make in (('timm', TIMM, timm_case), ('mmpretrain', MMPRETRAIN, mmpretrain_case),
+                                ('mmdet', MMDET, mmdet_case)):
+        for name in names:
+            yield f'{source}: {name}', make, name
+
+
+@torch.no_grad()
+def randomize(model):
+    """Draws statistics, scales and shifts of the norms, a tenth of the scales zero, and what is zero elsewhere."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(tensor):
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if name == 'running_var':
+                tensor.copy_(draw(tensor).abs() + 0.5)
+            elif is_norm(module) and name in ('weight', 'bias', 'running_mean'):
+                tensor.copy_(draw(tensor) * (1 if name == 'weight' else 0.2))
+                if name == 'weight':
+                    tensor[::10] = 0
+            elif isinstance(tensor, torch.nn.Parameter) and not tensor.any():
+                tensor.copy_(draw(tensor) * 0.1)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model, example):
+    """All tensors that come out for an example, or for each of several."""
+    if isinstance(example, list):
+        return [tensor for one in example for tensor in outputs(model, one)]
+    return list(tensors(model(**example) if isinstance(example, dict) else model(example)))
+
+
+def tensors(value):
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+
+
+def difference(after, before):
+    """The largest difference of any two outputs, of the largest value of that output."""
+    assert len(after) == len(before) > 0 and all(a.shape == b.shape for a, b in zip(after, before, strict=True))
+    if not all(tensor.isfinite().all() for tensor in before):
+        raise ValueError('the outputs of the unfolded model are not finite')
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-300)).item()
+               for a, b in zip(after, before, strict=True) if b.numel())
+
+
+def short(reason):
+    """A reason without the names of the layers, so that norms can be counted by it."""
+    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution reads it'),
+                           (r'together with other values|padded by nothing', 'it is read with padding or other values'),
+                           (r'is an output of the model', 'it is an output'),
+                           (r'computes? .*at inference', 'computes its statistics at inference'),
+                           (r'read by the norm', 'another norm reads it'),
+                           (r'did not run', 'did not run'),
+                           (r'goes through its activation', 'its activation is behind it'),
+                           (r'bias that is not made of parameters', 'its reader has a computed bias'),
+                           (r'is shared with', 'it or its neighbour is shared'),
+                           (r'read by (\w+?)_?;', r'"\1" reads it')):
+        if match := re.search(pattern, reason):
+            return match.expand(words)
+    return re.sub(r'\S*\d\S*', 'N', reason)
+
+
+def speed(layer_norm, folded, example, rounds):
+    """Median time of LN over that of the folded model; the two take turns."""
+    layer_norm, folded = layer_norm.float().eval(), folded.float().eval()
+    example = example[0] if isinstance(example, list) else example
+    example = ({**example, 'inputs': example['inputs'].float()} if isinstance(example, dict) else example.float())
+    times = {id(model): [] for model in (layer_norm, folded)}
+    for _ in range(rounds + 1):
+        for model in (layer_norm, folded):
+            start = time.perf_counter()
+            outputs(model, example)
+            times[id(model)].append(time.perf_counter() - start)
+    medians = [sorted(each[1:])[rounds // 2] for each in times.values()]
+    return medians[0] / medians[1]
+
+
+def measure(make, name, args):
+    """The row of one model."""
+    torch.manual_seed(0)
+    model, example = make(name)
+    layer_norm = copy.deepcopy(model) if args.speed else None
+    replaced = len(set(layer_norms(model).values()))
+    if replaced:
+        replace_norms(model, dict(type='UN'))
+    randomize(model.double())
+    count = len({module for module in model.modules() if is_norm(module)})
+    before = outputs(model, example)
+    report = fuse_norms(model, example=example)
+    row = dict(norms=count, replaced=replaced, folded=len(report.folded),
+               kept=dict(Counter(short(fold.where) for fold in report.kept)),
+               reasons={fold.norm: fold.where for fold in report.kept},
+               difference=difference(outputs(model, example), before))
+    if args.speed:
+        row['speed'] = speed(layer_norm, model, example, args.rounds)
+    return row
+
+
+def read(path):
+    return {row['model']: row for row in map(json.loads, path.read_text().splitlines())} if path.is_file() else {}
+
+
+def cells(row):
+    if 'error' in row:
+        return row['model'], '', '', '', row['error'].replace('|', '/')[:160], ''
+    kept = '; '.join(f'{count}: {why}' for why, count in sorted(row['kept'].items(), key=lambda item: -item[1]))
+    return row['model'], row['norms'], row['replaced'], row['folded'], kept, f'{row["difference"]:.0e}'
+
+
+def page(rows):
+    """The text of docs/models.md."""
+    good = [row for row in rows if 'error' not in row]
+    norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
+    wrong = [row['model'] for row in good if not row['difference'] <= EXACT]
+    with_speed = any('speed' in row for row in good)
+    header = (*HEADER, *['speed folded / LN'] * with_speed)
+    lines = [(*cells(row), *([f'{row["speed"]:.2f}' if 'speed' in row else ''] if with_speed else [])) for row in rows]
+    table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in (header, ['---'] * len(header), *lines))
+    return f'''# Models whose norms fold
+
+`python benchmarks/model_zoo.py` writes this page. Every LayerNorm and RMSNorm of a model is replaced by UN with random
+statistics; then `fuse_norms(model, example=...)` folds these and the BatchNorms. GroupNorm stays as it is.
+
+- {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
+- {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
+- {len(rows) - len(good)} models do not run here.
+
+The largest difference is that of any output in float64, as a share of the largest value of that output. Pictures are as
+small as the architecture takes; detectors run on two sizes and in the mode `tensor`.
+
+{table}
+
+Most norms that are kept cannot be folded by algebra:
+- What adds to the output of a norm, multiplies it or takes a maximum is no linear layer.
+- A convolution that pads with zeros would need another padding.
+- A norm that computes its statistics at inference is no map of one scale and shift.
+'''
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    rows = read(args.results)
+    chosen = [case for case in cases() if re.search(args.only, case[0])
+              and (args.again or case[0] not in rows or args.speed and 'speed' not in rows[case[0]])]
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    for name, make, key in (bar := tqdm(chosen, unit='model')):
+        bar.set_description(name)
+        try:
+            row = measure(make, key, args)
+        except Exception as error:  # one that does not run is a row of the table, too
+            row = dict(error=describe(error))
+        rows[name] = dict(model=name, versions=dict(mmunorm=mmunorm.__version__, timm=timm.__version__), **row)
+        args.results.write_text(''.join(json.dumps(rows[case[0]]) + '\n' for case in cases() if case[0] in rows))
+        gc.collect()
+    args.page.write_text(page([rows[case[0]] for case in cases() if case[0] in rows]))
+    print(f'written: {args.page}')
+
+
+if __name__ == '__main__':
+    main()
