@@ -63,3 +63,21 @@ def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
     model = overhead.build(overhead.DIGITS, dict(type='UN', warmup_iters=1), classes=10, channels=384)
     overhead.measure(model, 2, 32, 2, 'cpu')
     assert appended == [100]
+
+
+@pytest.mark.slow
+def test_the_model_zoo_goes_on_where_it_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+    zoo = importlib.import_module('model_zoo')
+    monkeypatch.setattr(zoo, 'TIMM', {'convnext_atto': (32, dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))), 'none': 32})
+    paths = ['--results', str(tmp_path / 'rows.jsonl'), '--page', str(tmp_path / 'page.md')]
+    zoo.main(['--only', 'timm', '--speed', '--rounds', '1', *paths])
+    rows = {row['model']: row for row in map(json.loads, (tmp_path / 'rows.jsonl').read_text().splitlines())}
+    row = rows['timm: convnext_atto']
+    assert (row['norms'], row['replaced'], row['folded'], row['kept']) == (9, 9, 9, {})
+    assert row['difference'] < 1e-12 and row['speed'] > 0
+    assert 'Unknown model' in rows['timm: none']['error']
+    monkeypatch.setattr(zoo, 'measure', None)  # all rows are there
+    zoo.main(['--only', 'timm', '--page', str(tmp_path / 'page.md'), *paths[:2]])
+    text = (tmp_path / 'page.md').read_text()
+    assert '1 models with 9 norms: 9 are folded, 0 are kept' in text and '1 models do not run here' in text

@@ -20,7 +20,8 @@ from ..config.presets import replace_norm_cfgs
 from ..errors import PreflightError
 from ..files import whole_file, write_text
 from ..norms import OfflineNorm
-from ..norms.replace import build_like, layer_norms, put
+from ..norms.kinds import with_fused_parts
+from ..norms.replace import build_like, call_norms_of_encoder_layers, layer_norms, put
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'
@@ -52,7 +53,8 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
     norms = layer_norms(model)
     if missing := [name for name in converted if name not in norms]:
         raise ValueError(f'converted: {of} has no LayerNorm {missing[0]!r}')
-    put(model, {name: build_like(norm_cfg, norms[name], model) for name in converted})
+    call_norms_of_encoder_layers(model, list(converted))
+    put(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name]) for name in converted})
     return model
 
 

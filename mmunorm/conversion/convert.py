@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
-from ..norms.kinds import eps_of, is_rms, takes_maps, with_fused_parts
-from ..norms.layers import input_of, is_channels_first
+from ..norms.kinds import eps_of, is_rms, with_fused_parts
+from ..norms.layers import channel_axis, input_of, is_channels_first
 from ..norms.replace import build_like, call_norms_of_encoder_layers, check_replaceable, layer_norms, put
 from .replay import Replay
 from .report import ConversionReport, ConvertedNorm
@@ -146,7 +146,7 @@ def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
     except ValueError as error:
         raise ConversionError(str(error)) from error
     what = f'norm_cfg={norm_cfg!r}: {type(goal).__name__}'
-    if not isinstance(goal, OfflineNorm) or is_channels_first(goal) and not takes_maps(norm):
+    if not isinstance(goal, OfflineNorm) or is_channels_first(goal) and not is_channels_first(norm):
         raise ConversionError(f'{what} is no offline norm over tokens; take UN, MABN, TokenBN or RepBN')
     if goal.fold_obstacle:
         raise ConversionError(f'{what} {goal.fold_obstacle}; take UN, MABN, TokenBN or RepBN')
@@ -188,8 +188,7 @@ class _Seen:
         x, pad_mask = input_of(args, kwargs)
         self.calls[batch] += 1
         self.precision = torch.finfo(x.dtype).eps
-        if takes_maps(norm) and kwargs.get('data_format') != 'channel_last':
-            x = x.movedim(1, -1)
+        x = x.movedim(channel_axis(norm, kwargs), -1)
         eps, centered = eps_of(norm, x.dtype), not is_rms(norm)
         tokens = valid_tokens(x, pad_mask)
         if not len(tokens):

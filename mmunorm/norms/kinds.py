@@ -6,8 +6,6 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from .layers import is_channels_first
-
 # By name, so that nobody has to install what they do not use. RMSNorm of torch is younger than LayerNorm.
 _RMS_NORMS = ('torch.nn.modules.normalization.RMSNorm',
               *(f'timm.layers.norm.{name}' for name in ('RmsNorm', 'RmsNorm2d', 'RmsNormFp32', 'RmsNorm2dFp32')))
@@ -28,12 +26,6 @@ def is_rms(norm: nn.Module) -> bool:
 
 def _is_any(module: nn.Module, names: tuple[str, ...]) -> bool:
     return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
-
-
-def takes_maps(norm: nn.Module) -> bool:
-    """Whether a norm takes `(N, C, H, W)`: by the format that it was built with, or by its class."""
-    data_format = getattr(norm, 'data_format', None)
-    return is_channels_first(norm) if data_format is None else data_format == 'channels_first'
 
 
 def eps_of(norm: nn.Module, dtype: torch.dtype) -> float:

@@ -32,7 +32,10 @@ def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_channels_first(norm: nn.Module) -> bool:
-    """Whether a norm takes maps `(N, C, H, W)`, not tokens `(..., C)`."""
+    """Whether a norm takes maps `(N, C, H, W)`, not tokens `(..., C)`: by what it was built with, or its class."""
+    data_format = getattr(norm, 'data_format', None)
+    if data_format is not None:  # ConvNeXt's and HorNet's
+        return data_format == 'channels_first'
     return isinstance(norm, (nn.GroupNorm, _NormBase)) or '2d' in type(norm).__name__.lower()
 
 
@@ -42,6 +45,11 @@ def num_channels(norm: nn.Module) -> int | None:
     if shape is not None:
         return shape[0] if len(shape) == 1 else None
     return getattr(norm, 'num_channels', getattr(norm, 'num_features', None))
+
+
+def channel_axis(norm: nn.Module, kwargs: dict) -> int:
+    """The dimension of the channels in a call with these keyword arguments: mmpretrain's LN2d takes either format."""
+    return 1 if is_channels_first(norm) and kwargs.get('data_format') != 'channel_last' else -1
 
 
 def input_of(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,8 @@ from torch import nn
 from ..compat import forget_compiled_code
 from .base import check_norm_cfg
 from .channels_first import for_maps
-from .kinds import is_replaceable_kind, leave_fast_path, place_obstacle, takes_maps, with_fused_parts
+from .kinds import is_replaceable_kind, leave_fast_path, place_obstacle, with_fused_parts
+from .layers import is_channels_first
 
 
 def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
@@ -94,7 +95,7 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
     new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
-    if takes_maps(old):
+    if is_channels_first(old):
         new = for_maps(new)
     # A LayerNorm without scale and shift has no device or dtype of its own: then the model's.
     like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)

@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..compat import in_backward_pass
 from ..norms import OfflineNorm
 from ..norms.kernels import second_moment, statistics_dtype, variance_and_mean
-from ..norms.layers import input_of, is_channels_first
+from ..norms.layers import channel_axis, input_of
 from .record import OFFLINE_GRADIENT, ONLINE_GRADIENT
 
 
@@ -35,7 +35,6 @@ class Tap:
         self.block = block
         self.mean = mean
         self.offline = offline
-        self.axis = 1 if is_channels_first(norm) else -1
         self.row = None
         self.handles = []
         self.attach()
@@ -65,9 +64,10 @@ class Tap:
     def _on_forward(self, norm, args, kwargs, output) -> None:
         if self.row is None:
             return
+        axis = channel_axis(norm, kwargs)
         if not self.offline and output.requires_grad:
             row = self.row
-            output.register_hook(lambda dy: self._on_output_gradient(row, dy))
+            output.register_hook(lambda dy: self._on_output_gradient(row, dy.movedim(axis, -1)))
         if in_backward_pass():
             return  # the second forward of activation checkpointing
         x, pad_mask = input_of(args, kwargs)
@@ -75,7 +75,7 @@ class Tap:
             return
         valid = ~pad_mask if isinstance(pad_mask, Tensor) and pad_mask.dtype == torch.bool else None
         with torch.no_grad():
-            x = x.detach().movedim(self.axis, -1)
+            x = x.detach().movedim(axis, -1)
             tokens = x.shape[:-1].numel() if valid is None else valid.sum()
             self._average(self.block[self.row, 0], second_moment(x, valid), self.tokens, tokens)
             if self.row == 0:
@@ -85,7 +85,6 @@ class Tap:
     def _on_output_gradient(self, row: int, dy: Tensor) -> None:
         if row != self.row:
             return
-        dy = dy.movedim(self.axis, -1)
         tokens = dy.shape[:-1].numel()
         self._average(self.block[row, 1], second_moment(dy), self.gradient_tokens, tokens)
         self.gradient_tokens += tokens

@@ -24,7 +24,7 @@ from .record import Call, Layer, Record
 
 _LINEAR = 'linear'
 _CONVS = {'conv1d': 1, 'conv2d': 2, 'conv3d': 3}
-_HARMLESS = frozenset({'detach_', 'lift_fresh', 'set_grad_enabled'})
+_HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 OUTPUT = 'is an output of the model, or kept by it'
 
@@ -76,7 +76,8 @@ class _Tracer(TorchDispatchMode):
         self.record = Record()
         self._model = model
         self._labels: dict[int, tuple[Tensor, Labels]] = {}
-        self._names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        self._tensors = [*model.named_parameters(), *model.named_buffers()]  # kept, so that no other gets an id of theirs
+        self._names = {id(tensor): name for name, tensor in self._tensors}
         self._vectors: dict[str, Labels] = {}
         self._inside: list[str] = []  # the modules that are being called, of those that are watched
         self._suspended = 0
@@ -88,7 +89,7 @@ class _Tracer(TorchDispatchMode):
                 if not norm_obstacle(module, allow_act=True):
                     self.record.norms[name] = Call(self.record.add(name, 'norm', affine_of(module)[0].numel()))
                     module.forward = self._norm_forward(name, module, module.forward)
-            elif any(True for _ in module.parameters(recurse=False)) and not isinstance(module, nn.ModuleList):
+            elif any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
 
     def run(self, example, may_fail: bool = False) -> None:
@@ -133,6 +134,8 @@ class _Tracer(TorchDispatchMode):
         scale, shift = affine_of(norm)
 
         def wrapped(*args, **kwargs):
+            if self._suspended:  # a part of another norm
+                return forward(*args, **kwargs)
             x, _ = input_of(args, kwargs)
             with self._suspend():
                 y = forward(*args, **kwargs)
@@ -211,34 +214,40 @@ class _Tracer(TorchDispatchMode):
         if name in SHAPE_ONLY or not tensors:
             self._note_writes(func, args, kwargs)
             return func(*args, **kwargs)
-        why = f'is read by {name}'
+        reads = why = f'is read by {name}'
         labelled = [tensor for tensor in tensors if self._of(tensor) is not None]
-        if labelled and not func._schema.is_mutable:
+        changes, outputs = func._schema.is_mutable, None
+        if labelled and not changes:
             outputs = func(*args, **kwargs)
-            flat = [outputs] if isinstance(outputs, Tensor) else outputs
             try:
-                if isinstance(flat, (tuple, list)) and all(isinstance(output, Tensor) for output in flat):
-                    carried = carry(name, func, args, kwargs, list(flat), self._of)
-                    if carried is not None:
-                        for output, labels in zip(flat, carried, strict=True):
-                            self._set(output, labels)
-                        self._note_matrices(tensors, why)
-                        return outputs
+                if self._carried(name, func, args, kwargs, outputs):
+                    self._note_matrices(tensors, reads)
+                    return outputs
             except Unclear as unclear:
                 why = str(unclear)
-            except RuntimeError:  # this operator is not made for whole numbers
-                pass
-        if why.startswith('is read by') and not func._schema.is_mutable:
+        if why == reads and not changes:  # perhaps it consists of others that are known
             with self:
-                outputs = func.decompose(*args, **kwargs)
-            if outputs is not NotImplemented:
-                return outputs
-        for tensor in labelled:
-            if name not in _HARMLESS:
-                self._block(self._of(tensor), why)
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        for tensor in labelled if name not in _HARMLESS else ():
+            self._block(self._of(tensor), why)
         self._note_matrices(tensors, why)
         self._note_writes(func, args, kwargs)
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if outputs is None else outputs
+
+    def _carried(self, name: str, func, args: tuple, kwargs: dict, outputs) -> bool:
+        """Labels the outputs of an operator that moves or averages; whether it is one."""
+        flat = [outputs] if isinstance(outputs, Tensor) else outputs
+        if not isinstance(flat, (tuple, list)) or not all(isinstance(output, Tensor) for output in flat):
+            return False
+        try:
+            labels = carry(name, func, args, kwargs, list(flat), self._of)
+        except RuntimeError:  # it is not made for whole numbers
+            return False
+        for output, each in zip(flat, labels or (), strict=labels is not None):
+            self._set(output, each)
+        return labels is not None
 
     def _note_matrices(self, tensors: list[Tensor], why: str) -> None:
         for tensor in tensors:
