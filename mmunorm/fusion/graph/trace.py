@@ -76,7 +76,8 @@ class _Tracer(TorchDispatchMode):
         self.record = Record()
         self._model = model
         self._labels: dict[int, tuple[Tensor, Labels]] = {}
-        self._tensors = [*model.named_parameters(), *model.named_buffers()]  # kept, so that no other gets an id of theirs
+        # Kept, so that no other tensor gets an id of theirs.
+        self._tensors = [*model.named_parameters(), *model.named_buffers()]
         self._names = {id(tensor): name for name, tensor in self._tensors}
         self._vectors: dict[str, Labels] = {}
         self._inside: list[str] = []  # the modules that are being called, of those that are watched
@@ -132,6 +133,7 @@ class _Tracer(TorchDispatchMode):
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
         call = self.record.norms[name]
         scale, shift = affine_of(norm)
+        has_another_output = has_act(norm) and not isinstance(norm.act, nn.Identity)
 
         def wrapped(*args, **kwargs):
             if self._suspended:  # a part of another norm
@@ -139,7 +141,7 @@ class _Tracer(TorchDispatchMode):
             x, _ = input_of(args, kwargs)
             with self._suspend():
                 y = forward(*args, **kwargs)
-                axis = 1 if has_act(norm) else _channel_axis(norm, x, y, scale, shift)
+                axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
             labels = self._of(x)
             if axis is None:
                 call.why_not = 'its output is not its scale times its input plus its shift'
@@ -148,7 +150,7 @@ class _Tracer(TorchDispatchMode):
             self.record.note_norm(call, labels, axis)
             self._norm_inputs.setdefault(name, []).append((x, self._clock))
             numbers = _numbers(call.origin.start, y, axis)
-            if has_act(norm):
+            if has_another_output:
                 self._block(numbers, 'goes through its activation')
             else:
                 self._set(y, numbers)
@@ -288,7 +290,9 @@ class _Tracer(TorchDispatchMode):
             self._block(labels, f'is read by {layer_name}, a {kernel} convolution that pads with zeros')
             columns = None
         elif labels is not None and columns is None:
-            self._block(labels, f'is read by {layer_name} together with other values, such as padding')
+            how = ('together with other values, such as padding' if bool((labels == NOTHING).any())
+                   else 'along another dimension than its channels')
+            self._block(labels, f'is read by {layer_name} {how}')
         if columns is None:
             columns = torch.full((x.shape[axis], ), NOTHING)
         self._note_layer(weight_name, layer_name, weight, columns.cpu(), bias)

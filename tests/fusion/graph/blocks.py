@@ -213,6 +213,17 @@ class Gathered(PreNorm):
         return x + self.fc2(self.fc1(y).relu())
 
 
+class Mixer(nn.Module):
+    """A layer over 6, 7 or 8 tokens, not over channels: the norm stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + F.pad(self.fc(self.norm(x)[:, :6].transpose(1, 2)).transpose(1, 2), (0, 0, 0, x.shape[1] - 6))
+
+
 # The norms that stay, by block.
 BLOCKS = {
     'pre': (PreNorm, []),
@@ -239,6 +250,7 @@ BLOCKS = {
     'two_readers': (TwoReaders, ['norm']),
     'weight_read': (WeightRead, ['norm']),
     'gathered': (Gathered, []),
+    'mixer': (Mixer, ['norm']),
 }
 
 

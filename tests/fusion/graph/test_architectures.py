@@ -78,12 +78,12 @@ def test_batch_norm_with_an_activation():
     """It folds into the convolution in front of it, and leaves its activation."""
     from timm.layers import BatchNormAct2d
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), BatchNormAct2d(4, act_layer=nn.SiLU),
-                          BatchNormAct2d(4), nn.Conv2d(4, 4, 1))
+                          BatchNormAct2d(4), BatchNormAct2d(4, apply_act=False), nn.Conv2d(4, 4, 1))
     models.randomize(model.double())
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     before = models.outputs(model, x)
     report = fuse_norms(model, example=x)
-    assert [fold.norm for fold in report.folded] == ['1'] and isinstance(model[1], FoldedNorm)
+    assert [fold.where for fold in report.folded] == ['behind 0', '4'] and isinstance(model[1], FoldedNorm)
     assert report.kept[0].where.startswith('its output goes through its activation; its input is not that of linear')
     models.assert_equal(models.outputs(model, x), before)
 
