@@ -22,7 +22,6 @@ MODELS = {
     'detector': models.detector,
     'mmdet_swin': lambda: models.detector(backbone=models.mmdet_swin()),
     'timm_swin': lambda: models.timm_model('swin_tiny_patch4_window7_224'),
-    'timm_swin_any_size': lambda: models.timm_model('swin_tiny_patch4_window7_224', strict_img_size=False),
     'timm_vit': lambda: models.timm_model('vit_tiny_patch16_224', scale_attn_norm=True, scale_mlp_norm=True),
     'timm_vit_avg': lambda: models.timm_model('vit_tiny_patch16_224', global_pool='avg', fc_norm=False),
     'timm_vit_max': lambda: models.timm_model('vit_tiny_patch16_224', global_pool='max', fc_norm=False),

@@ -38,7 +38,7 @@ def test_block(name):
     check([name])
 
 
-@settings(max_examples=20, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
+@settings(max_examples=15, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))
 @given(names=st.lists(st.sampled_from(sorted(BLOCKS)), max_size=4), pool=st.sampled_from(['mean', 'max', 'first', '']),
        gamma=st.sampled_from(['some', 'all', 'none']), seed=st.integers(0, 1000))
