@@ -65,7 +65,8 @@ class Fold:
         if self.obstacle:
             return self.obstacle
         if self.sites:
-            return ('behind ' if self.sites[0].behind else '') + ', '.join(site.layer for site in self.sites)
+            layers = dict.fromkeys(site.layer for site in self.sites)
+            return ('behind ' if self.sites[0].behind else '') + ', '.join(layers)
         if self.source:
             return f'behind {self.source}'
         if self.stream is not None and not self.readers:

@@ -21,6 +21,7 @@ class Site:
     Attributes:
         layer: full name of the module that holds the weight.
         weight: full name of the weight.
+        rows: the first of its rows that are the layer's, and the end.
         behind: whether the norm is behind the layer.
         channels: for each channel that the layer reads (`behind`: gives), the norm's channel there, or -1.
         bias: for each channel that the layer gives, the vector that holds its bias and the place in there; empty if the
@@ -28,6 +29,7 @@ class Site:
     """
     layer: str
     weight: str
+    rows: tuple[int, int]
     behind: bool
     channels: tuple[int, ...]
     bias: tuple[tuple[str, int], ...]
@@ -59,6 +61,9 @@ def _problem(layer: Layer, record: Record, model: nn.Module, users: Counter) -> 
     """Why a layer can take no norm up at all, half a sentence, or ''."""
     if layer.weight in record.foreign:
         return f'has a weight that {record.foreign[layer.weight]}, too'
+    if any(other is not layer and other.weight == layer.weight and other.first < layer.first + layer.rows.size
+           and layer.first < other.first + other.rows.size for other in record.layers.values()):
+        return 'has a weight of which another layer uses some rows, too'
     owner = model.get_submodule(layer.owner)
     if obstacle := call_obstacle(owner):
         return obstacle
@@ -126,7 +131,8 @@ def _site(layer: Layer, norm: Origin, owners: Tensor, channels: Tensor, behind: 
         vectors = {origin.start + i: (origin.name, i) for origin in record.origins_of(layer.bias)
                    for i in range(origin.size)}
         bias = tuple(vectors[number] for number in layer.bias.tolist())
-    return Site(layer.owner, layer.weight, behind, tuple(torch.where(mine, places, -1).tolist()), bias)
+    rows = layer.first, layer.first + layer.rows.size
+    return Site(layer.owner, layer.weight, rows, behind, tuple(torch.where(mine, places, -1).tolist()), bias)
 
 
 @torch.no_grad()
@@ -138,7 +144,7 @@ def fold_into(model: nn.Module, sites: Iterable[Site], scale: Tensor, shift: Ten
     """
     made = []
     for site in sites:
-        weight = model.get_parameter(site.weight)
+        weight = model.get_parameter(site.weight)[slice(*site.rows)]
         channels = torch.tensor(site.channels, device=weight.device)
         touched = channels >= 0
         s, t = scale.to(weight.device)[channels], shift.to(weight.device)[channels]
@@ -189,7 +195,7 @@ def _change_bias(model: nn.Module, site: Site, scale: Tensor | None, shift: Tens
     """`b' = scale * b + shift`, wherever the parts of b are kept."""
     if not site.bias:
         owner = model.get_submodule(site.layer)
-        parts = {f'{site.layer}.{_bias_name(owner, site.weight)}'.lstrip('.'): (slice(None), slice(None))}
+        parts = {f'{site.layer}.{_bias_name(owner, site.weight)}'.lstrip('.'): (slice(None), slice(*site.rows))}
     else:
         parts = {}
         for name in dict.fromkeys(name for name, _ in site.bias):

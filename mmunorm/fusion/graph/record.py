@@ -23,9 +23,11 @@ class Origin:
 
 @dataclass(eq=False)
 class Layer:
-    """A linear operator of the trace, known by its weight.
+    """A linear operator of the trace, known by its weight, or by some rows of a weight.
 
     Attributes:
+        weight: full name of the weight.
+        first: the first row of it that is the operator's.
         owner: full name of the module that holds the weight.
         rows: its output's channels.
         columns: `(in_channels,)`, what is read there, the same in each call.
@@ -34,6 +36,7 @@ class Layer:
         problem: why it can take no norm up, half a sentence, or ''.
     """
     weight: str
+    first: int
     owner: str
     rows: Origin
     columns: Labels
@@ -55,7 +58,7 @@ class Call:
 class Record:
     """All that a trace knows. Channels are numbers of one row for all norms, layers and vectors."""
     origins: list[Origin] = field(default_factory=list)
-    layers: dict[str, Layer] = field(default_factory=dict)  # by the name of the weight
+    layers: dict[tuple[str, int, int], Layer] = field(default_factory=dict)  # by weight, first row and end
     norms: dict[str, Call] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
     reasons: list[str] = field(default_factory=lambda: [''])

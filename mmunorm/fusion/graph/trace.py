@@ -24,6 +24,7 @@ from .record import Call, Layer, Record
 
 _LINEAR = 'linear'
 _CONVS = {'conv1d': 1, 'conv2d': 2, 'conv3d': 3}
+_CUTS = frozenset({'chunk', 'narrow', 'slice', 'split', 'split_with_sizes'})
 _HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 OUTPUT = 'is an output of the model, or kept by it'
@@ -80,6 +81,7 @@ class _Tracer(TorchDispatchMode):
         self._tensors = [*model.named_parameters(), *model.named_buffers()]
         self._names = {id(tensor): name for name, tensor in self._tensors}
         self._vectors: dict[str, Labels] = {}
+        self._parts: dict[int, tuple[Tensor, str, int, int]] = {}  # rows of weights: weight, first row and end
         self._inside: list[str] = []  # the modules that are being called, of those that are watched
         self._suspended = 0
         self._clock = 0
@@ -116,6 +118,7 @@ class _Tracer(TorchDispatchMode):
             self._written.clear()
             self._norm_inputs.clear()
             self._vectors.clear()
+            self._parts.clear()
             self._inside.clear()
             self._suspended = 0
 
@@ -212,10 +215,14 @@ class _Tracer(TorchDispatchMode):
         name = func._schema.name.removeprefix('aten::')
         if name == _LINEAR or name in _CONVS:
             return self._linear(name, func, args, kwargs)
-        tensors = [arg for arg in _tensors((args, kwargs)) if id(arg) in self._labels or id(arg) in self._names]
+        tensors = [arg for arg in _tensors((args, kwargs)) if self._is_known(arg)]
         if name in SHAPE_ONLY or not tensors:
             self._note_writes(func, args, kwargs)
             return func(*args, **kwargs)
+        if name in _CUTS and self._part_of(args[0]) is not None:
+            outputs = func(*args, **kwargs)
+            if self._cut(func, args, kwargs, outputs):
+                return outputs
         reads = why = f'is read by {name}'
         labelled = [tensor for tensor in tensors if self._of(tensor) is not None]
         changes, outputs = func._schema.is_mutable, None
@@ -238,6 +245,30 @@ class _Tracer(TorchDispatchMode):
         self._note_writes(func, args, kwargs)
         return func(*args, **kwargs) if outputs is None else outputs
 
+    def _part_of(self, tensor: Tensor) -> tuple[str, int, int] | None:
+        """The name of a weight that a tensor is, or is some rows of, with these rows."""
+        if id(tensor) in self._parts:
+            return self._parts[id(tensor)][1:]
+        name = self._names.get(id(tensor))
+        return None if name is None or tensor.dim() < 2 else (name, 0, len(tensor))
+
+    def _cut(self, func, args: tuple, kwargs: dict, outputs) -> bool:
+        """Notes which rows of a weight the outputs are; whether they are rows."""
+        weight = args[0]
+        name, first, _ = self._part_of(weight)
+        numbers = torch.arange(weight.numel()).view(weight.shape)
+        parts = func(numbers, *args[1:], **kwargs)
+        pairs = [(outputs, parts)] if isinstance(outputs, Tensor) else list(zip(outputs, parts, strict=True))
+        width = weight[0].numel()
+        found = []
+        for output, part in pairs:
+            start = int(part.flatten()[0]) // width if part.numel() else 0
+            if not torch.equal(part, numbers[start:start + len(part)]):
+                return False
+            found.append((output, name, first + start, first + start + len(part)))
+        self._parts.update((id(part[0]), part) for part in found)
+        return True
+
     def _carried(self, name: str, func, args: tuple, kwargs: dict, outputs) -> bool:
         """Labels the outputs of an operator that moves or averages; whether it is one."""
         flat = [outputs] if isinstance(outputs, Tensor) else outputs
@@ -253,8 +284,13 @@ class _Tracer(TorchDispatchMode):
 
     def _note_matrices(self, tensors: list[Tensor], why: str) -> None:
         for tensor in tensors:
-            if id(tensor) in self._names and tensor.dim() != 1:
+            if id(tensor) in self._parts:
+                self.record.foreign.setdefault(self._parts[id(tensor)][1], why)
+            elif id(tensor) in self._names and tensor.dim() != 1:
                 self.record.foreign.setdefault(self._names[id(tensor)], why)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return any(id(tensor) in known for known in (self._labels, self._names, self._parts))
 
     def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
         if not func._schema.is_mutable:
@@ -269,20 +305,20 @@ class _Tracer(TorchDispatchMode):
         x, weight, bias, *_ = *args, None
         y = func(*args, **kwargs)
         self._inputs_unchanged(x)
-        labels, weight_name = self._of(x), self._names.get(id(weight))
-        if weight_name is None:
+        labels, part = self._of(x), self._part_of(weight)
+        if part is None:
             why = 'is read by a layer whose weight is computed'
             for tensor in (x, weight, bias):
                 if isinstance(tensor, Tensor):
                     self._block(self._of(tensor), why)
             self._note_matrices([tensor for tensor in (x, bias) if isinstance(tensor, Tensor)], why)
             return y
-        if id(x) in self._names:
+        if id(x) in self._names or id(x) in self._parts:
             self._block(labels, f'is read by {name}')
             self._note_matrices([x], f'is read by {name}')
             labels = None
         axis = x.dim() - 1 if name == _LINEAR else x.dim() - 1 - _CONVS[name]
-        layer_name = weight_name.rpartition('.')[0]
+        layer_name = part[0].rpartition('.')[0]
         columns = None if labels is None else by_channel(labels, axis)
         pads = name != _LINEAR and _pads(args, kwargs, weight)
         if pads:
@@ -295,12 +331,12 @@ class _Tracer(TorchDispatchMode):
             self._block(labels, f'is read by {layer_name} {how}')
         if columns is None:
             columns = torch.full((x.shape[axis], ), NOTHING)
-        self._note_layer(weight_name, layer_name, weight, columns.cpu(), bias)
-        rows = self.record.layers[weight_name].rows
+        self._note_layer(part, layer_name, columns.cpu(), bias)
+        rows = self.record.layers[part].rows
         self._set(y, _numbers(rows.start, y, axis if name != _LINEAR else y.dim() - 1))
         return y
 
-    def _note_layer(self, name: str, owner: str, weight: Tensor, columns: Labels, bias: Tensor | None) -> None:
+    def _note_layer(self, part: tuple[str, int, int], owner: str, columns: Labels, bias: Tensor | None) -> None:
         own = bool(self._inside) and self._inside[-1] == owner
         problem, numbers = '', None
         if bias is not None:
@@ -309,10 +345,11 @@ class _Tracer(TorchDispatchMode):
                 problem = 'has a bias that is not made of parameters alone'
                 self._note_matrices([bias], 'is read by a bias')
             numbers = None if numbers is None else numbers.cpu()
-        layer = self.record.layers.get(name)
+        layer = self.record.layers.get(part)
         if layer is None:
-            rows = self.record.add(name, 'layer', weight.shape[0])
-            self.record.layers[name] = Layer(name, owner, rows, columns, numbers, own, problem)
+            weight, first, end = part
+            rows = self.record.add(weight, 'layer', end - first)
+            self.record.layers[part] = Layer(weight, first, owner, rows, columns, numbers, own, problem)
             return
         layer.own &= own
         layer.problem = layer.problem or problem

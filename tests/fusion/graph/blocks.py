@@ -82,6 +82,39 @@ class OwnAttention(nn.Module):
         return x + self.attn(y, y, y, need_weights=False)[0]
 
 
+class PartsOfAWeight(OwnAttention):
+    """mmcv's: queries, keys and values are other tensors, and torch cuts the weight in three."""
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attn(y.clone(), y.clone(), y.clone())[0]
+
+
+class OverlappingParts(nn.Module):
+    """Two layers that share rows of one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, x):
+        y, (weight, bias) = self.norm(x), (self.fc.weight, self.fc.bias)
+        one = F.linear(y, weight[:2 * DIM], bias[:2 * DIM])
+        return one[..., :DIM] + F.linear(x, weight[DIM:2 * DIM], bias[DIM:2 * DIM])
+
+
+class PartReadElsewhere(nn.Module):
+    """Something else reads some rows of the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 2 * DIM)
+
+    def forward(self, x):
+        one, two = self.fc.weight.chunk(2)
+        return F.linear(self.norm(x), one, self.fc.bias[:DIM]) + two.mean()
+
+
 class PositionsBehindNorm(OwnAttention):
     """DETR's: queries and keys get positions. The norm stays."""
 
@@ -234,6 +267,10 @@ BLOCKS = {
     'split_bias': (SplitBias, []),
     'torch_attention': (OwnAttention, []),
     'torch_attention_without_bias': (lambda: OwnAttention(bias=False), []),
+    'parts': (PartsOfAWeight, []),
+    'parts_without_bias': (lambda: PartsOfAWeight(bias=False), []),
+    'part_read_elsewhere': (PartReadElsewhere, ['norm']),
+    'overlapping_parts': (OverlappingParts, ['norm']),
     'positions': (PositionsBehindNorm, ['norm']),
     'windows': (Windows, []),
     'padded_windows': (lambda: Windows(padded=True), ['norm']),

@@ -51,6 +51,8 @@ REASONS = {
     'padded_windows': 'its output is read by blocks.0.fc together with other values, such as padding',
     'token_behind': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
     'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
+    'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
+    'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
     'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
     'in_place': 'its output is read after its input has been changed in place',
     'relu': 'its output is read by relu_',
