@@ -106,9 +106,8 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
     The folded model computes the same function without any normalization, for every input size. Offline
     norms are mmunorm's and all others with `affine()`, and torch's BatchNorm. Where they go is told by the
     rules of :func:`mmunorm.fusion.fold_rule`, and where no rule knows a block by the model's graph on `example`.
-    What cannot be folded exactly is left as it is. Folding a
-    folded model changes nothing. Linear layers in the NTK parametrization become plain ones, and the
-    factors of residual schemes go into the layers beside them.
+    What cannot be folded exactly is left as it is. Folding a folded model changes nothing. Linear layers in the NTK
+    parametrization become plain ones, and the factors of residual schemes go into the layers beside them.
 
     What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
     the norm that has gone into the next layer.

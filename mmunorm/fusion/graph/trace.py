@@ -255,6 +255,8 @@ class _Tracer(TorchDispatchMode):
     def _cut(self, func, args: tuple, kwargs: dict, outputs) -> bool:
         """Notes which rows of a weight the outputs are; whether they are rows."""
         weight = args[0]
+        if not weight.numel():
+            return False
         name, first, _ = self._part_of(weight)
         numbers = torch.arange(weight.numel()).view(weight.shape)
         parts = func(numbers, *args[1:], **kwargs)
