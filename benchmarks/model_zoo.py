@@ -194,6 +194,9 @@ def short(reason):
     for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution reads it'),
                            (r'together with other values|padded by nothing', 'it is read with padding or other values'),
                            (r'along another dimension', 'it is read along another dimension'),
+                           (r'which reads something else', 'its reader reads something else, too'),
+                           (r'weight is computed', 'its reader has a computed weight'),
+                           (r'has no affine', 'is no norm of one scale and shift'),
                            (r'is an output of the model', 'it is an output'),
                            (r'computes? .*at inference', 'computes its statistics at inference'),
                            (r'read by the norm', 'another norm reads it'),
@@ -235,8 +238,7 @@ def measure(make, name, args):
     before = outputs(model, example)
     report = fuse_norms(model, example=example)
     row = dict(norms=count, replaced=replaced, folded=len(report.folded),
-               kept=dict(Counter(short(fold.where) for fold in report.kept)),
-               reasons={fold.norm: fold.where for fold in report.kept},
+               kept={fold.norm: fold.where for fold in report.kept},
                difference=difference(outputs(model, example), before))
     if args.speed:
         row['speed'] = speed(layer_norm, model, example, args.rounds)
@@ -250,7 +252,8 @@ def read(path):
 def cells(row):
     if 'error' in row:
         return row['model'], '', '', '', row['error'].replace('|', '/')[:160], ''
-    kept = '; '.join(f'{count}: {why}' for why, count in sorted(row['kept'].items(), key=lambda item: -item[1]))
+    reasons = Counter(map(short, row['kept'].values()))
+    kept = '; '.join(f'{count}: {why}' for why, count in reasons.most_common())
     return row['model'], row['norms'], row['replaced'], row['folded'], kept, f'{row["difference"]:.0e}'
 
 
@@ -259,7 +262,7 @@ def page(rows):
     good = [row for row in rows if 'error' not in row]
     norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
     wrong = [row['model'] for row in good if not row['difference'] <= EXACT]
-    padded = sum(count for row in good for why, count in row['kept'].items() if re.search('padd', why))
+    padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
     with_speed = any('speed' in row for row in good)
     header = (*HEADER, *['speed folded / LN'] * with_speed)
     lines = [(*cells(row), *([f'{row["speed"]:.2f}' if 'speed' in row else ''] if with_speed else [])) for row in rows]
