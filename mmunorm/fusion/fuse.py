@@ -116,9 +116,9 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         model (nn.Module): in eval mode; whole, if its last norms are to go into its head or neck.
         strict (bool): make it an error if any norm stays. Defaults to False.
         example: what goes into the model: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of
-            such. A copy of the model runs on each, and on a batch of pictures also in two larger sizes if it takes
-            these. What is folded by them alone is right for the way that they take through the model: give one for
-            each. Defaults to None: rules alone.
+            such. A copy of the model runs on each, and on a tensor of pictures `(N, C, H, W)` or tokens `(N, L, C)`
+            also in other sizes if it takes these. What is folded by them alone is right for the way that they take
+            through the model: give one for each. Defaults to None: rules alone.
 
     Returns:
         FusionReport: each norm, where it went, or why it stays.

@@ -31,7 +31,7 @@ OUTPUT = 'is an output of the model, or kept by it'
 
 
 def trace(model: nn.Module, example) -> Record:
-    """Runs a copy of `model` on an example, and where that is a batch of pictures on other sizes that it takes.
+    """Runs a copy of `model` on an example, and where that is a tensor of pictures or tokens on other sizes it takes.
 
     To be called in inference mode.
 
@@ -63,11 +63,17 @@ def trace(model: nn.Module, example) -> Record:
 
 
 def _other_sizes(example) -> Iterator[Tensor]:
-    """Pictures of other sizes: what pads by nothing at one size may pad at another."""
-    if isinstance(example, Tensor) and example.dim() == 4 and example.is_floating_point():
+    """Pictures and sequences of other sizes: what pads by nothing at one size may pad at another."""
+    if not isinstance(example, Tensor) or not example.is_floating_point() or not example.numel():
+        return
+    if example.dim() == 4:
         height, width = example.shape[2:]
         for size in ((height + 5, width + 3), (height + 32, width + 64)):
             yield F.interpolate(example, size, mode='nearest')
+    elif example.dim() == 3:
+        length = example.shape[1]
+        for other in (1, length + 1, 2 * length + 3):
+            yield example[:, torch.arange(other, device=example.device) % length]
 
 
 class _Tracer(TorchDispatchMode):
@@ -90,7 +96,7 @@ class _Tracer(TorchDispatchMode):
         for name, module in model.named_modules():
             if is_norm(module):
                 if not norm_obstacle(module, allow_act=True):
-                    self.record.norms[name] = Call(self.record.add(name, 'norm', affine_of(module)[0].numel()))
+                    self.record.norms[name] = Call(self.record.add(name, 'norm', affine_of(module)[1].numel()))
                     module.forward = self._norm_forward(name, module, module.forward)
             elif any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
@@ -142,12 +148,14 @@ class _Tracer(TorchDispatchMode):
             if self._suspended:  # a part of another norm
                 return forward(*args, **kwargs)
             x, _ = input_of(args, kwargs)
+            mixes = scale.dim() > 1
             with self._suspend():
                 y = forward(*args, **kwargs)
-                axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+                axis = None if mixes else 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
             labels = self._of(x)
             if axis is None:
-                call.why_not = 'its output is not its scale times its input plus its shift'
+                call.why_not = 'it mixes channels, which only rules fold' if mixes else (
+                    'its output is not its scale times its input plus its shift')
                 self._block(labels, f'is read by {name}')
                 return y
             self.record.note_norm(call, labels, axis)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmunorm import UN, fuse_norms
+from mmunorm.enhancement.iat import LightNorm2d
 from mmunorm.fusion import NotFoldedError
 
 from .. import models
@@ -215,3 +216,27 @@ def test_other_dtypes():
         before = models.outputs(model, x)
         assert len(fuse_norms(model, strict=True, example=x).folded) == 7
         models.assert_equal(models.outputs(model, x), before, tolerance)
+
+
+class PaddedToFour(nn.Module):
+    """Pads sequences to a multiple of four, and so not the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
+
+    def forward(self, x):
+        y = self.norm(x)
+        missing = -x.shape[1] % 4
+        return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
+
+
+def test_sequences_are_tried_in_other_lengths():
+    report = fuse_norms(models.randomize(PaddedToFour()), example=torch.zeros(1, 8, DIM))
+    assert re.search('read by fc together with other values, such as padding', report.kept[0].where)
+
+
+def test_a_norm_that_mixes_channels_stays():
+    model = nn.Sequential(LightNorm2d(4), nn.Conv2d(4, 2, 1)).double().eval()
+    report = fuse_norms(model, example=torch.zeros(1, 4, 3, 3, dtype=torch.float64))
+    assert report.kept[0].where == 'it mixes channels, which only rules fold'
