@@ -1,9 +1,8 @@
 """Runs the whole way on handwritten digits. Started by `make demo`.
 
-It makes the data, trains a classifier, and trains a detector from its backbone. It then tests the detector, draws
-what it finds, folds its norms away, and tests it again; and it makes the detector one file, which OpenVINO tests. At
-last it takes a classifier with LayerNorm, as one that you have, and turns it into one with UN. An interrupted demo goes
-on where it stopped. Finished steps are not repeated.
+It makes the data, trains a classifier with LayerNorm, as one that you have, and turns it into one with UN. From that
+backbone it trains a detector, tests it, draws what it finds, folds its norms away, and tests it again; and it makes the
+detector one file, which OpenVINO tests. An interrupted demo goes on where it stopped. Finished steps are not repeated.
 """
 import json
 import os
@@ -13,18 +12,15 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CLASSIFIER = 'swin_un_classifier'
+LAYER_NORM = 'swin_ln_classifier'
+CLASSIFIER = 'swin_un_classifier_converted'
 DETECTOR = 'swin_un_maskrcnn'
+CONVERTED = 'work_dirs/converted'  # where configs/convert looks for it
 PICTURES = 'work_dirs/demo/pictures'
 SHEET = 'work_dirs/demo/predictions.png'
 FOLDED = 'work_dirs/demo/folded.pth'
 BENCHMARK = 'work_dirs/demo/benchmark'
 EXPORTED = 'work_dirs/demo/detector.xml'
-LAYER_NORM = 'work_dirs/demo/layer_norm'
-CONVERTED = 'work_dirs/demo/converted'
-TRAINED_ON = 'work_dirs/demo/converted_trained_on'
-LAYER_NORM_CONFIG = 'configs/digits/swin_ln_classifier.py'
-CONVERTED_CONFIG = 'configs/convert/swin_un_classifier_converted.py'
 
 
 def run(title: str, *command: str) -> None:
@@ -39,8 +35,8 @@ def run(title: str, *command: str) -> None:
     print(f'=== done in {time.time() - start:.0f} s', flush=True)
 
 
-def last_checkpoint(work_dir: str) -> str:
-    return Path(ROOT, work_dir, 'last_checkpoint').read_text().strip()
+def last_checkpoint(name: str) -> str:
+    return Path(ROOT, 'work_dirs', name, 'last_checkpoint').read_text().strip()
 
 
 def newest_metrics(work_dir: str) -> dict:
@@ -68,38 +64,40 @@ def print_metrics() -> None:
             print(f'| {label:4} | {model:8} | ' + ' | '.join(f'{value:5.3f}' for value in values) + ' |')
 
 
+def convert() -> str:
+    """The first six steps; returns the checkpoint of a classifier with UN."""
+    config, converted = f'configs/digits/{LAYER_NORM}.py', f'configs/convert/{CLASSIFIER}.py'
+    run('1/13 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
+    run('2/13 Train a small Swin with LayerNorm: it stands for the model that you have', 'tools/train.py', config,
+        '--resume')
+    layer_norm = last_checkpoint(LAYER_NORM)
+    run('3/13 Test it', 'tools/test.py', config, layer_norm, '--work-dir', 'work_dirs/demo/test_layer_norm')
+    run('4/13 Turn its norms into UN, without training', 'tools/convert_norms.py', config, layer_norm, '--out',
+        CONVERTED)
+    run('5/13 Train that on for 188 steps, taught by the model with LayerNorm', 'tools/train.py', converted, '--resume')
+    classifier = last_checkpoint(CLASSIFIER)
+    run('6/13 Fold it and test it: no norm is left', 'tools/test.py', converted, classifier, '--fuse', '--work-dir',
+        'work_dirs/demo/test_converted')
+    return classifier
+
+
 def main() -> None:
     start = time.time()
-    run('1/14 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
-    run('2/14 Train a small UN Swin to classify digits', 'tools/train.py',
-        f'configs/digits/{CLASSIFIER}.py', '--resume')
-    run('3/14 Train a Mask R-CNN from its backbone', 'tools/train.py', f'configs/digits/{DETECTOR}.py',
-        '--resume')
-    checkpoint = last_checkpoint(f'work_dirs/{DETECTOR}')
-    run('4/14 Test it on the val scenes', 'tools/test.py', f'configs/digits/{DETECTOR}.py', checkpoint,
-        '--work-dir', 'work_dirs/demo/test')
-    run('5/14 Draw what it finds', 'tools/infer.py', f'configs/digits/{DETECTOR}.py', checkpoint,
-        'data/digits/coco/val', '--limit', '24', '--score-thr', '0.5', '--out-dir', PICTURES)
-    run('6/14 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py',
-        f'configs/digits/{DETECTOR}.py', checkpoint, '--repeat', '8', '--save', FOLDED, '--out',
-        BENCHMARK)
-    run('7/14 Test the folded detector', 'tools/test.py', f'configs/digits/{DETECTOR}.py', FOLDED,
-        '--work-dir', 'work_dirs/demo/test_folded')
-    run('8/14 Make it one file for OpenVINO', 'tools/deploy/export.py', f'configs/digits/{DETECTOR}.py', checkpoint,
-        '--format', 'openvino', '--out', EXPORTED)
-    run('9/14 Test that file, without a model of torch', 'tools/deploy/test.py', f'configs/digits/{DETECTOR}.py',
-        EXPORTED, '--work-dir', 'work_dirs/demo/test_exported')
-    run('10/14 Train the classifier with LayerNorm: it stands for the model that you have', 'tools/train.py',
-        LAYER_NORM_CONFIG, '--resume', '--work-dir', LAYER_NORM, '--cfg-options', 'train_cfg.max_epochs=4')
-    layer_norm = last_checkpoint(LAYER_NORM)
-    run('11/14 Test it', 'tools/test.py', LAYER_NORM_CONFIG, layer_norm, '--work-dir', 'work_dirs/demo/test_layer_norm')
-    run('12/14 Convert its norms to UN, without training', 'tools/convert_norms.py', LAYER_NORM_CONFIG, layer_norm,
-        '--out', CONVERTED)
-    run('13/14 Train that on for 94 steps, taught by the model with LayerNorm', 'tools/train.py', CONVERTED_CONFIG,
-        '--resume', '--work-dir', TRAINED_ON, '--cfg-options', f'load_from={CONVERTED}/{CLASSIFIER}.pth',
-        f'custom_hooks.0.checkpoint={layer_norm}', 'train_cfg.max_epochs=1', 'param_scheduler.1.end=94')
-    run('14/14 Fold and test it', 'tools/test.py', CONVERTED_CONFIG, last_checkpoint(TRAINED_ON), '--fuse',
-        '--work-dir', 'work_dirs/demo/test_converted')
+    classifier = convert()
+    config = f'configs/digits/{DETECTOR}.py'
+    run('7/13 Train a Mask R-CNN from its backbone', 'tools/train.py', config, '--resume', '--cfg-options',
+        f'pretrained={classifier}')
+    checkpoint = last_checkpoint(DETECTOR)
+    run('8/13 Test it on the val scenes', 'tools/test.py', config, checkpoint, '--work-dir', 'work_dirs/demo/test')
+    run('9/13 Draw what it finds', 'tools/infer.py', config, checkpoint, 'data/digits/coco/val', '--limit', '24',
+        '--score-thr', '0.5', '--out-dir', PICTURES)
+    run('10/13 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py', config,
+        checkpoint, '--repeat', '8', '--save', FOLDED, '--out', BENCHMARK)
+    run('11/13 Test the folded detector', 'tools/test.py', config, FOLDED, '--work-dir', 'work_dirs/demo/test_folded')
+    run('12/13 Make it one file for OpenVINO', 'tools/deploy/export.py', config, checkpoint, '--format', 'openvino',
+        '--out', EXPORTED)
+    run('13/13 Test that file, without a model of torch', 'tools/deploy/test.py', config, EXPORTED, '--work-dir',
+        'work_dirs/demo/test_exported')
 
     draw_sheet()
     print(f'\nMask R-CNN with a UN Swin on 200 val scenes ({(time.time() - start) / 60:.1f} minutes)\n')
@@ -109,7 +107,7 @@ def main() -> None:
     print(f'Speed and memory: the table above, with a chart in {BENCHMARK}')
     before, after = (newest_metrics(f'work_dirs/demo/{folder}')['accuracy/top1']
                      for folder in ('test_layer_norm', 'test_converted'))
-    print(f'The converted classifier: top-1 {before:.1f} with LayerNorm, {after:.1f} without a norm')
+    print(f'The classifier: top-1 {before:.1f} with LayerNorm, {after:.1f} converted, without a norm')
 
 
 if __name__ == '__main__':

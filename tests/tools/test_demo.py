@@ -4,6 +4,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
 
 from ..tiny_runs import ROOT, load_tool
 
@@ -17,8 +18,7 @@ def demo(tmp_path, monkeypatch):
     def run(title, *command):
         commands.append(command)
         if command[0] == 'tools/train.py':
-            folder = tmp_path / (command[command.index('--work-dir') + 1] if '--work-dir' in command else
-                                 f"work_dirs/{Path(command[1]).stem}")
+            folder = tmp_path / 'work_dirs' / Path(command[1]).stem
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
         if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
@@ -46,22 +46,25 @@ def test_steps_and_table(demo, capsys):
     for command in demo.commands:
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
+    commands = demo.commands
+    # What was trained with LayerNorm is tested and converted; what is trained on then is tested and gives the backbone.
+    assert commands[2][2] == commands[3][2] == str(demo.ROOT / 'work_dirs/swin_ln_classifier/iter_1.pth')
+    assert commands[5][2] == str(demo.ROOT / 'work_dirs/swin_un_classifier_converted/iter_1.pth')
+    assert commands[6][-1] == f'pretrained={commands[5][2]}'
+    # The recipe starts from where the conversion goes, and learns from where the model with LayerNorm would be.
+    recipe = Config.fromfile(str(ROOT / commands[4][1]))
+    assert recipe.load_from == f'{commands[3][commands[3].index("--out") + 1]}/swin_un_classifier.pth'
+    assert recipe.teacher.startswith('work_dirs/swin_ln_classifier/')
     # What was trained is what is tested and drawn with.
-    assert demo.commands[3][2] == demo.commands[4][2] == demo.commands[5][2]
-    assert demo.commands[3][2].endswith('swin_un_maskrcnn/iter_1.pth')
+    assert commands[7][2] == commands[8][2] == commands[9][2]
+    assert commands[7][2].endswith('swin_un_maskrcnn/iter_1.pth')
     # What was saved folded is tested again.
-    saved = demo.commands[5][demo.commands[5].index('--save') + 1]
-    assert demo.commands[6][2] == saved
+    assert commands[10][2] == commands[9][commands[9].index('--save') + 1]
     # The same checkpoint is exported, and the file that is made is tested.
-    assert demo.commands[7][2] == demo.commands[3][2]
-    assert demo.commands[8][2] == demo.commands[7][demo.commands[7].index('--out') + 1]
-    # What was trained with LayerNorm is tested, converted, the teacher of what was converted, and not overwritten.
-    layer_norm, converted = demo.commands[10][2], demo.commands[11][demo.commands[11].index('--out') + 1]
-    assert layer_norm == demo.commands[11][2] and f'custom_hooks.0.checkpoint={layer_norm}' in demo.commands[12]
-    assert f'load_from={converted}/swin_un_classifier.pth' in demo.commands[12]
-    assert demo.commands[13][2] == f"{demo.ROOT}/{demo.TRAINED_ON}/iter_1.pth" != layer_norm
+    assert commands[11][2] == commands[7][2]
+    assert commands[12][2] == commands[11][commands[11].index('--out') + 1]
     printed = capsys.readouterr().out
-    assert 'top-1 80.0 with LayerNorm, 81.0 without a norm' in printed
+    assert 'top-1 80.0 with LayerNorm, 81.0 converted' in printed
     for model in ('UN      ', 'folded  ', 'OpenVINO'):
         assert f'| mask | {model} | 0.125 | 0.500 | 0.500 |' in printed
     assert 'work_dirs/demo/pictures' in printed
