@@ -80,9 +80,10 @@ def measure(config, checkpoint, args, folder):
 
 
 def cell(values):
-    """Mean and standard deviation of the seeds."""
-    spread = f' ± {np.std(values, ddof=1):.2f}' if len(values) > 1 else ''
-    return f'{np.mean(values):.2f}{spread}'
+    """Mean and standard deviation of the seeds; an AP, which is at most 1, has three digits."""
+    digits = 3 if max(values) <= 1 else 2
+    spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
+    return f'{np.mean(values):.{digits}f}{spread}'
 
 
 @command
