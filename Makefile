@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance test)
 OPENCV := requirements/opencv.txt
-JOBS ?= 2
+JOBS ?= 3
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 # The last releases of OpenMMLab's own packages, beside a torch of their time.
