@@ -1,10 +1,8 @@
 import json
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from mmengine.config import Config
 
 from ..tiny_runs import ROOT, load_tool
 
@@ -18,7 +16,7 @@ def demo(tmp_path, monkeypatch):
     def run(title, *command):
         commands.append(command)
         if command[0] == 'tools/train.py':
-            folder = tmp_path / 'work_dirs' / Path(command[1]).stem
+            folder = tmp_path / command[command.index('--work-dir') + 1]
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
         if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
@@ -47,17 +45,16 @@ def test_steps_and_table(demo, capsys):
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
     commands = demo.commands
-    # What was trained with LayerNorm is tested and converted; what is trained on then is tested and gives the backbone.
-    assert commands[2][2] == commands[3][2] == str(demo.ROOT / 'work_dirs/swin_ln_classifier/iter_1.pth')
-    assert commands[5][2] == str(demo.ROOT / 'work_dirs/swin_un_classifier_converted/iter_1.pth')
-    assert commands[6][-1] == f'pretrained={commands[5][2]}'
-    # The recipe starts from where the conversion goes, and learns from where the model with LayerNorm would be.
-    recipe = Config.fromfile(str(ROOT / commands[4][1]))
-    assert recipe.load_from == f'{commands[3][commands[3].index("--out") + 1]}/swin_un_classifier.pth'
-    assert recipe.teacher.startswith('work_dirs/swin_ln_classifier/')
+    # What was trained with LayerNorm is tested, converted, and the teacher of what was converted.
+    layer_norm, converted = commands[2][2], commands[3][commands[3].index('--out') + 1]
+    assert layer_norm == commands[3][2] == str(demo.ROOT / demo.LAYER_NORM / 'iter_1.pth')
+    assert f'custom_hooks.0.checkpoint={layer_norm}' in commands[4]
+    assert f'load_from={converted}/swin_un_classifier.pth' in commands[4]
+    # What was trained on is tested, and gives the backbone.
+    assert commands[5][2] == str(demo.ROOT / demo.CLASSIFIER / 'iter_1.pth')
+    assert f'pretrained={commands[5][2]}' in commands[6]
     # What was trained is what is tested and drawn with.
-    assert commands[7][2] == commands[8][2] == commands[9][2]
-    assert commands[7][2].endswith('swin_un_maskrcnn/iter_1.pth')
+    assert commands[7][2] == commands[8][2] == commands[9][2] == str(demo.ROOT / demo.DETECTOR / 'iter_1.pth')
     # What was saved folded is tested again.
     assert commands[10][2] == commands[9][commands[9].index('--save') + 1]
     # The same checkpoint is exported, and the file that is made is tested.
