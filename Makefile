@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance test)
 OPENCV := requirements/opencv.txt
-JOBS ?= 3
+JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 # The last releases of OpenMMLab's own packages, beside a torch of their time.
@@ -19,7 +19,7 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       train, test and export on handwritten digits, about 15 minutes on 2 CPU cores"
-	@echo "make test       lint and all tests, about 16 minutes on 2 CPU cores"
+	@echo "make test       lint and all tests, about 18 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"

@@ -43,7 +43,7 @@ def test_low_light_speed(run):
 @needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):
-    printed, rows = run('train_step', '--batch', '1')
+    printed, rows = run('train_step', '--batch', '1', '--size', '64')
     assert 'eager UN' in printed
     assert [row['norm'] for row in rows] == ['LN', 'UN'] and all(row['to_ln']['value'] > 0 for row in rows)
 

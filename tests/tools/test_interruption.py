@@ -182,11 +182,10 @@ def test_a_detector_killed_and_resumed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
-def test_two_processes_killed_and_resumed(tmp_path, norm):
+def test_two_processes_killed_and_resumed(tmp_path):
     config = write(tmp_path, EPOCHS)
-    options = ['--cfg-options', f'model.backbone.norm_cfg.type={norm}', 'train_dataloader.batch_size=1',
-               'train_cfg.max_epochs=3']  # of two steps
+    options = ['--cfg-options', 'model.backbone.norm_cfg.type=UN', 'train_dataloader.batch_size=1',
+               'train_cfg.max_epochs=3']  # of two steps; SyncUN, whose ranks have the same, is the easier one
     for work_dir, resume in (('whole', []), ('parts', ['--resume'])):
         if resume:
             kill_launched(config, work_dir, 5, *options)
