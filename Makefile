@@ -18,7 +18,7 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 
 help:
 	@echo "make install    create $(VENV) and install everything"
-	@echo "make demo       train, test and export on handwritten digits, about 15 minutes on 2 CPU cores"
+	@echo "make demo       convert, train, test and export on handwritten digits, 14 minutes on 2 CPU cores"
 	@echo "make test       lint and all tests, about 18 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
 	@echo "make test-openmmlab [TORCH=2.4]"
