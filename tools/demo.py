@@ -94,7 +94,7 @@ def main() -> None:
                        'train_cfg.max_iters=350', 'train_cfg.val_interval=350', 'param_scheduler.1.end=350')
     run('8/13 Test it on the val scenes', 'tools/test.py', config, checkpoint, '--work-dir', 'work_dirs/demo/test')
     run('9/13 Draw what it finds', 'tools/infer.py', config, checkpoint, 'data/digits/coco/val', '--limit', '24',
-        '--score-thr', '0.5', '--out-dir', PICTURES)
+        '--score-thr', '0.3', '--out-dir', PICTURES)
     run('10/13 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py', config,
         checkpoint, '--repeat', '4', '--save', FOLDED, '--out', BENCHMARK)
     run('11/13 Test the folded detector', 'tools/test.py', config, FOLDED, '--work-dir', 'work_dirs/demo/test_folded')
