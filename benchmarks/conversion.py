@@ -59,7 +59,7 @@ class Way:
     """A way from LayerNorm to another norm.
 
     Attributes:
-        start: how the weights of the norms begin: a key of `STARTS`; '' stays LayerNorm, 'faded' fades it.
+        start: how the weights of the norms begin: one of `STARTS`; '' stays LayerNorm, 'faded' fades it.
         teacher: whether the LayerNorm model teaches.
         norm: the norm at the end.
         keep: LayerNorms that stay, as for `convert_norms`.
@@ -108,8 +108,8 @@ def trained(folder):
         raise PreflightError(f'there is no finished run in {folder}: train it with compare_norms.py.') from None
 
 
-def without_layer_norm(model, batches, kept):
-    """Gives each LayerNorm a map of its own, measured on the LayerNorm model; `kept` leaves gamma and beta."""
+def without_layer_norm(model, run, norm_cfg, kept):
+    """Gives each LayerNorm a map of its own, measured on what it reads in `run()`; `kept` leaves gamma and beta."""
     norms = layer_norms(model)
     sums = {name: torch.zeros(NUM_SUMS, norm.normalized_shape[0], dtype=torch.float64) for name, norm in norms.items()}
 
@@ -117,11 +117,10 @@ def without_layer_norm(model, batches, kept):
         sums[name] += token_sums(args[0].detach().flatten(0, -2).double(), norm.eps)
 
     handles = [norm.register_forward_pre_hook(partial(measure, name=name)) for name, norm in norms.items()]
-    for batch in batches:
-        model(**model.data_preprocessor(batch, False), mode='tensor')
+    run()
     for handle in handles:
         handle.remove()
-    mmunorm.replace_norms(model, NORMS['UN'])
+    mmunorm.replace_norms(model, norm_cfg)
     for name, norm in norms.items():
         gamma, beta = scale_and_shift(norm)
         mean, square = mean_and_square(sums[name])
@@ -131,11 +130,7 @@ def without_layer_norm(model, batches, kept):
         goal.set_affine(a, b, mean, square)
 
 
-STARTS = {
-    'kept': partial(without_layer_norm, kept=True),
-    'at once': partial(without_layer_norm, kept=False),
-    'sequential': None,  # convert_norms
-}
+STARTS = ('kept', 'at once', 'sequential')
 
 
 def layer_norm_model(args, checkpoint):
@@ -160,7 +155,8 @@ def start_weights(args, way, seed, teacher):
             if way.start == 'sequential':
                 convert_norms(model, batches, NORMS[way.norm], way.keep, progress=True)
             else:
-                STARTS[way.start](model, batches)
+                without_layer_norm(model, lambda: [model(**model.data_preprocessor(batch, False), mode='tensor')
+                                                   for batch in batches], NORMS[way.norm], way.start == 'kept')
         metrics = main_metrics(test_metrics(cfg, model.eval(), f'testing {way.start or "LN"}'))
         path.parent.mkdir(parents=True, exist_ok=True)
         if way.start in STARTS:

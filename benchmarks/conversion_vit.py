@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from mmunorm import convert_norms, fuse_norms, replace_norms
+from mmunorm import convert_norms, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.cli.arguments import command, positive
 from mmunorm.engine.distillation import feature_distance
 
 # isort: split
+from conversion import without_layer_norm
 from int8_vit import PHOTOGRAPHS, crops_of, features, focus_vit
 
 HELD_OUT = ('chelsea.png', 'coffee.png', 'rocket.jpg')
@@ -43,21 +44,8 @@ def parse_args(argv=None):
 def kept_gamma(ln, crops):
     """Gamma as it is, and the statistics of what each norm reads in the model with LayerNorm."""
     un = copy.deepcopy(ln)
-    sums = {}
-
-    def measure(name):
-        def hook(norm, args):
-            sums[name] = sums.get(name, 0) + args[0].flatten(0, -2).double().square().mean(0) / len(crops)
-        return hook
-
-    handles = [module.register_forward_pre_hook(measure(name)) for name, module in un.named_modules()
-               if isinstance(module, torch.nn.LayerNorm)]
-    features(un, crops)
-    for handle in handles:
-        handle.remove()
-    replace_norms(un, NORM_CFG)
-    for name, square in sums.items():
-        un.get_submodule(name).running_var.copy_(square)
+    with torch.no_grad():
+        without_layer_norm(un, lambda: features(un, crops), NORM_CFG, kept=True)
     return un
 
 

@@ -55,10 +55,14 @@ def runners(subject, samples):
         yield f'6 bits simulated, {name}', TorchRunner(graph_of(simulate(model, samples, 6)), subject.traced.meta)
 
 
-def logits(runner, arrays):
-    """Of a classifier, up to a number that all classes of a picture share."""
-    scores = torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log()
+def centred(scores):
+    """Logits up to a number that all classes of a picture share."""
     return scores - scores.mean(1, keepdim=True)
+
+
+def logits(runner, arrays):
+    """Of a classifier, :func:`centred`."""
+    return centred(torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log())
 
 
 def measure(config, checkpoint, args, folder):

@@ -34,7 +34,7 @@ from mmunorm.deploy.torch_runner import TorchRunner
 from mmunorm.engine.repeatable import seed_everything
 
 # isort: split
-from int8 import ROOT, cell, logits
+from int8 import ROOT, cell, centred, logits
 
 
 def parse_args(argv=None):
@@ -49,11 +49,6 @@ def parse_args(argv=None):
     parser.add_argument('--batch', type=positive, default=10)
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
-
-
-def centred(scores):
-    """Logits up to a number that all classes of a picture share."""
-    return scores - scores.mean(1, keepdim=True)
 
 
 def fine_tuned(model, cfg, samples, bits, args):

@@ -153,6 +153,7 @@ def main(argv=None):
                              'run has its weights.')
     header = describe(args, configs)
     name = 'stress' if args.stress else 'comparison'
+
     def write(errors):
         return write_outputs(args.out, name, list(configs), errors, header, args.config)
 

@@ -8,7 +8,7 @@ for its weights add up to 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor], of:
             return None
         answers = [labels.reshape(output.shape) for output in outputs]
     elif name in _MOVES:
-        if any(isinstance(arg, Tensor) and of(arg) is not None for arg in _flat((*args[1:], *kwargs.values()))):
+        if any(of(tensor) is not None for tensor in tensors_in((args[1:], kwargs))):
             return None
         labels = of(args[0])
         answers = func(labels.contiguous() if name == 'unflatten' else labels, *args[1:], **kwargs)
@@ -90,12 +90,15 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor], of:
     return answers
 
 
-def _flat(values):
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(value)
-        else:
-            yield value
+def tensors_in(value) -> Iterator[Tensor]:
+    """The tensors of an argument, or of several."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
 
 
 def _argument(func, args: tuple, kwargs: dict, name: str):

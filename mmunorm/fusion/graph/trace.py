@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...norms.layers import input_of, is_channels_first, is_norm
 from ..algebra import affine_of, has_act, norm_obstacle
-from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry
+from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
 from .record import Call, Layer, Record
 
 _LINEAR = 'linear'
@@ -223,7 +223,7 @@ class _Tracer(TorchDispatchMode):
         name = func._schema.name.removeprefix('aten::')
         if name == _LINEAR or name in _CONVS:
             return self._linear(name, func, args, kwargs)
-        tensors = [arg for arg in _tensors((args, kwargs)) if self._is_known(arg)]
+        tensors = [arg for arg in tensors_in((args, kwargs)) if self._is_known(arg)]
         if name in SHAPE_ONLY or not tensors:
             self._note_writes(func, args, kwargs)
             return func(*args, **kwargs)
@@ -308,7 +308,7 @@ class _Tracer(TorchDispatchMode):
         self._clock += 1
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _tensors(args[i] if i < len(args) else kwargs.get(argument.name)):
+                for tensor in tensors_in(args[i] if i < len(args) else kwargs.get(argument.name)):
                     self._written[tensor.untyped_storage()._cdata] = self._clock
 
     def _linear(self, name: str, func, args: tuple, kwargs: dict):
@@ -395,16 +395,6 @@ class _Exits(TorchFunctionMode):
         if name in _EXITS and args:
             self._tracer.leaves_torch(args[0], name)
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(value) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _numbers(start: int, tensor: Tensor, axis: int) -> Labels:
