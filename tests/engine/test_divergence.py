@@ -2,8 +2,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from mmunorm.engine.divergence import LAST_GOOD, RECORD
 from mmunorm.norms import UN, OfflineNorm, TokenBN
 from mmunorm.norms.layers import norm_layers
 
-from .. import tiny_runs
+from .. import processes, tiny_runs
 from ..norms.cases import NORMS, OFFLINE, NoSync
 from ..versions import compiles_as_one_graph, needs_float16_autocast
 
@@ -569,44 +567,31 @@ def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsy
     assert not list(work_dir.glob('epoch_7.pth' if patience is None else 'epoch_[3-7].pth'))
 
 
-RANK = """
-import sys
-import torch
-from types import SimpleNamespace
-from mmengine.logging import MessageHub
-from torch import nn
-from mmunorm.engine import DivergenceError, DivergenceHook
-
-rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
-runner = SimpleNamespace(
-    model=nn.Sequential(nn.LayerNorm(2)), work_dir=folder, iter=0, max_iters=99, hooks=[],
-    message_hub=MessageHub('hub'), optim_wrapper=None, logger=SimpleNamespace(error=print))
-hook = DivergenceHook(patience=2, interval=5)
-hook.before_train(runner)
-try:
-    for runner.iter in range(20):
-        runner.model(torch.ones(1, 2))
-        if runner.iter == 3:
-            checkpoint = f'{folder}/iter_3.pth'
-            if rank == 0:
-                open(checkpoint, 'w').close()
-            runner.message_hub.update_info('last_ckpt', checkpoint)
-        bad = rank == 1 and runner.iter >= 6
-        hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(float('nan') if bad else 1.0)))
-except DivergenceError as error:
-    print(f'stopped at {runner.iter}', error)
-"""
+def diverge(rank, folder):
+    """A loop whose loss is bad in the second process alone; what it ends with."""
+    runner = SimpleNamespace(
+        model=nn.Sequential(nn.LayerNorm(2)), work_dir=folder, iter=0, max_iters=99, hooks=[],
+        message_hub=MessageHub('hub'), optim_wrapper=None, logger=SimpleNamespace(error=print))
+    hook = DivergenceHook(patience=2, interval=5)
+    hook.before_train(runner)
+    try:
+        for runner.iter in range(20):
+            runner.model(torch.ones(1, 2))
+            if runner.iter == 3:
+                checkpoint = folder / 'iter_3.pth'
+                if rank == 0:
+                    checkpoint.touch()
+                runner.message_hub.update_info('last_ckpt', str(checkpoint))
+            bad = rank == 1 and runner.iter >= 6
+            hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(float('nan') if bad else 1.0)))
+    except DivergenceError as error:
+        return f'stopped at {runner.iter} {error}'
 
 
 @pytest.mark.slow
 def test_all_processes_stop_at_the_same_step(tmp_path):
     """Also those whose own loss is fine: they would wait for the others for ever."""
-    (tmp_path / 'rank.py').write_text(RANK)
-    env = {**os.environ, 'PYTHONPATH': str(tiny_runs.ROOT)}
-    processes = [subprocess.Popen([sys.executable, tmp_path / 'rank.py', str(rank), tmp_path],
-                                  env=env, text=True, stdout=subprocess.PIPE) for rank in range(2)]
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert 'stopped at 9 the run diverged at step 7' in printed[0] and LAST_GOOD in printed[0]
-    assert printed[1] == printed[0]  # though the first process alone looks at files
+    ended = processes.run(diverge, tmp_path)
+    assert 'stopped at 9 the run diverged at step 7' in ended[0] and LAST_GOOD in ended[0]
+    assert ended[1] == ended[0]  # though the first process alone looks at files
     assert json.loads((tmp_path / RECORD).read_text())['step'] == 7

@@ -3,8 +3,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import mmunorm
 from mmunorm.analysis.normality import pnac
 from mmunorm.cli import training
 from mmunorm.engine import DivergenceError, NormStatisticsHook
@@ -24,6 +21,8 @@ from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 from mmunorm.recording.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
+
+from ..processes import FORKSERVER
 
 
 class Model(BaseModel):
@@ -336,34 +335,27 @@ def test_a_hook_that_cannot_write_does_not_hide_the_error(tmp_path, monkeypatch)
               default_hooks=dict(checkpoint=None))
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-from pathlib import Path
-from mmengine.hooks import Hook
-from tests.engine.test_recording import Model, UN, train
-
 class Kill(Hook):
+
     def after_train_iter(self, runner, *args, **kwargs):
         if runner.iter + 1 == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-import mmengine.runner
-original = mmengine.runner.Runner.train
-def patched(self):
-    self.register_hook(Kill(), priority='LOWEST')
-    return original(self)
-mmengine.runner.Runner.train = patched
-train(Path({work_dir!r}), Model(UN(6, warmup_iters=2)), steps=9)
-"""
+
+def train_killed(work_dir):
+    def with_kill(runner):
+        runner.register_hook(Kill(), priority='LOWEST')
+        training.train(runner)
+
+    train(work_dir, Model(UN(6, warmup_iters=2)), steps=9, run=with_kill)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path):
-    root = str(mmunorm.__path__[0]).rpartition(os.sep)[0]
-    code = KILLED.format(root=root, work_dir=str(tmp_path / 'w'))
-    process = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    process = FORKSERVER.Process(target=train_killed, args=(tmp_path / 'w', ))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
     record = Record(tmp_path / 'w/norm_statistics')
     assert record.steps.tolist() == [1, 2, 3]  # as far as the checkpoint
     record = train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=9, resume=True)

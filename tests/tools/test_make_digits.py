@@ -1,7 +1,4 @@
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +93,3 @@ def test_bad_option_is_named(main, tmp_path, option, value):
 def test_a_place_that_cannot_be_written(main, tmp_path):
     (tmp_path / 'file').write_text('')
     assert 'cannot write' in error_of(main, '--out', tmp_path / 'file' / 'digits', *TINY)
-
-
-@pytest.mark.slow
-def test_run_as_a_script_an_error_is_one_line(tmp_path):
-    (tmp_path / 'dear.txt').write_text('dear')
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    result = subprocess.run([sys.executable, str(TOOL), '--out', str(tmp_path)],
-                            capture_output=True, text=True, timeout=300,
-                            env={**os.environ, 'PYTHONPATH': path})
-    assert result.returncode == 1 and not result.stdout
-    assert 'Traceback' not in result.stderr
-    assert 'not made by this tool' in result.stderr.splitlines()[-1]
