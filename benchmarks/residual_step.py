@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
@@ -20,7 +19,8 @@ from mmunorm.benchmark.environment import environment
 from mmunorm.residuals import count_updates
 
 # isort: split
-from norm_layers import ROOT, result_file
+from norm_layers import result_file
+from train_step import add_step_arguments
 
 SCHEMES = dict(PostNorm={}, DeepNorm={}, BranchNorm=dict(warmup_iters=10**6), PreNorm={})
 NORMS = dict(LN=dict(type='LN', eps=1e-6), UN=dict(type='UN', warmup_iters=0))
@@ -38,14 +38,7 @@ def parse_args(argv=None):
     parser.add_argument('--models', nargs='+', choices=MODELS, default=list(MODELS), metavar='MODEL',
                         help=f'default: all of {"; ".join(MODELS)}')
     parser.add_argument('--norms', nargs='+', choices=NORMS, default=list(NORMS))
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
-    parser.add_argument('--batch', type=int, default=4)
-    parser.add_argument('--rounds', type=int, default=15)
-    parser.add_argument('--threads', type=int, help='threads of a CPU')
-    parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
-                        help='cpu counts the time of this process. Use it with --threads 1 on a CPU that others '
-                        'use too')
-    parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
+    add_step_arguments(parser)
     return parser.parse_args(argv)
 
 

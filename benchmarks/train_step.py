@@ -31,23 +31,29 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='tiny', help="mmpretrain's name of a Swin")
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
-    parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
     parser.add_argument('--amp', choices=['fp16', 'bf16'], help='autocast; no gradient scaler')
+    add_step_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_step_arguments(parser):
+    """What every benchmark of training steps takes."""
+    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--threads', type=int, help='threads of a CPU')
     parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
                         help='cpu counts the time of this process. Use it with --threads 1 on a CPU that others '
                         'use too')
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
-    return parser.parse_args(argv)
 
 
 def make_step(norm_cfg, images, mode, args):
     """A function without arguments that does one training step."""
     torch.manual_seed(0)
-    model = UNSwinTransformer(args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0)
+    model = UNSwinTransformer(
+        args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0, pad_small_map=True)
     model.to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model, dynamic=False) if mode == 'compiled' else model

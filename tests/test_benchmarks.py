@@ -34,6 +34,15 @@ def test_norm_layers(run):
     assert all(row['to_ln']['value'] > 0 and row['peak_memory_to_ln'] > 0 for row in rows)
 
 
+@needs_fused_adamw
+@pytest.mark.slow
+def test_residual_step(run):
+    printed, rows = run('residual_step', '--models', 'digits, 48 layers', '--norms', 'LN', '--batch', '1')
+    assert 'LN, BranchNorm' in printed
+    assert [row['scheme'] for row in rows] == ['PostNorm', 'DeepNorm', 'BranchNorm', 'PreNorm']
+    assert all(row['to_post_norm']['value'] > 0 for row in rows)
+
+
 def test_low_light_speed(run):
     printed, rows = run('low_light_speed', '--sizes', '12', '17')
     assert '12 x 17' in printed and [row['norm'] for row in rows] == ['LN', 'LN, folded', 'UN', 'UN, folded']
