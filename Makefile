@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance test)
+REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance translate test)
 OPENCV := requirements/opencv.txt
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
@@ -52,12 +52,12 @@ test: lint
 	$(BIN)/python $(PYTEST)
 
 # mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
-$(OPENMMLAB)/.installed: setup.py requirements/openmmlab.txt requirements/enhance.txt requirements/test.txt
+$(OPENMMLAB)/.installed: setup.py $(addprefix requirements/,openmmlab.txt enhance.txt translate.txt test.txt)
 	@test -n "$(TORCH_PACKAGES_$(TORCH))" || { echo "TORCH must be 2.1 or 2.4, not $(TORCH)"; exit 2; }
 	$(PYTHON) -m venv $(OPENMMLAB)
 	$(OPENMMLAB)/bin/python -m pip install --quiet 'setuptools<70' wheel $(TORCH_PACKAGES_$(TORCH)) 'numpy<2'
 	MMCV_WITH_OPS=0 $(OPENMMLAB)/bin/python -m pip install --quiet --no-build-isolation -r requirements/openmmlab.txt \
-	  -r requirements/enhance.txt -r requirements/test.txt
+	  -r requirements/enhance.txt -r requirements/translate.txt -r requirements/test.txt
 	$(OPENMMLAB)/bin/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
 	$(OPENMMLAB)/bin/python -m pip install --quiet --no-deps $$(grep opencv requirements/openmmlab.txt)
 	$(OPENMMLAB)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .

@@ -35,6 +35,7 @@ setup(
         'enhance': read_requirements('enhance.txt'),
         'onedl': read_requirements('onedl.txt'),
         'test': read_requirements('test.txt'),
+        'translate': read_requirements('translate.txt'),
     },
     classifiers=[
         'Programming Language :: Python :: 3.10',

@@ -1,0 +1,88 @@
+"""BLEU and chrF of a test run."""
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from mmengine.dist import get_world_size
+from mmengine.evaluator import BaseMetric
+from mmengine.logging import print_log
+from mmengine.registry import METRICS
+
+from ...errors import RunError
+from ...files import write_text
+from .lines import check_equally_many, read_lines, spread
+from .packages import check_installed
+from .scores import Score, corpus_scores
+from .subwords import Subwords
+
+
+@METRICS.register_module()
+class TranslationScore(BaseMetric):
+    """BLEU and chrF of translations in percent, by sacrebleu. Logs their signatures and a few translations.
+
+    The first hypothesis of each sentence counts. Sentences that several processes have translated count once.
+
+    Args:
+        subwords (str | os.PathLike): subword model that makes text of ids.
+        reference (str | os.PathLike): the right translations, as plain text.
+        source (str | os.PathLike): what they are translations of, shown beside them.
+        out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
+        examples (int): so many translations are logged, at even distances. Defaults to 3.
+        collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
+        prefix (str, optional): in front of the names, with a slash. Defaults to None.
+
+    Attributes:
+        scores (dict[str, Score]): the last scores with their signatures.
+
+    Raises:
+        PreflightError: sacrebleu or sentencepiece is not installed, or a file cannot be used.
+    """
+
+    def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
+                 out_file: str | os.PathLike | None = None, examples: int = 3, collect_device: str = 'cpu',
+                 prefix: str | None = None):
+        check_installed('sacrebleu', 'BLEU and chrF')
+        super().__init__(collect_device, prefix)
+        self.subwords = Subwords(subwords)
+        self.references, self.sources = list(read_lines(reference)), list(read_lines(source))
+        check_equally_many([(source, len(self.sources)), (reference, len(self.references))])
+        self.out_file, self.examples = out_file, examples
+        self.scores: dict[str, Score] = {}
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Takes samples with `index` and `hypotheses`, the best first: ids without bos, eos and pad."""
+        for sample in data_samples:
+            self.results.append((int(sample['index']), self.subwords.decode(sample['hypotheses'][0])))
+
+    def evaluate(self, size: int) -> dict[str, float]:
+        """The scores over all processes."""
+        # mmengine joins as many results of each process as the shortest list has, so each gives one result, its list.
+        self.results = [self.results]
+        return super().evaluate(get_world_size())
+
+    def compute_metrics(self, results: list[list[tuple[int, str]]]) -> dict[str, float]:
+        """The scores of all processes' results.
+
+        Raises:
+            RunError: a sentence has no translation.
+        """
+        texts = dict(result for part in results for result in part)
+        missing = sorted(set(range(len(self.references))) - set(texts))
+        if missing:
+            raise RunError(f'{len(missing)} of {len(self.references)} sentences have no translation, such as line '
+                           f'{missing[0] + 1}: the test data set must have the same text as the metric, and no '
+                           'max_length.')
+        if len(texts) > len(self.references):
+            raise RunError(f'there are {len(texts)} translations, but {len(self.references)} references: the test data '
+                           'set must have the same text as the metric.')
+        translations = [texts[i] for i in range(len(self.references))]
+        if self.out_file is not None:
+            write_text(self.out_file, ''.join(f'{text}\n' for text in translations))
+        for i in spread(len(translations), self.examples):
+            print_log(f'line {i + 1}: {self.sources[i]}\n  reference:   {self.references[i]}\n'
+                      f'  translation: {translations[i]}', 'current')
+        self.scores = corpus_scores(translations, self.references)
+        for name, score in self.scores.items():
+            print_log(f'{name} {score.value:.2f}, sacrebleu {score.signature}', 'current')
+        return {name: score.value for name, score in self.scores.items()}

@@ -1,0 +1,117 @@
+"""Subwords, by sentencepiece."""
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...errors import PreflightError
+from ...files import whole_file
+from .ids import BOS, EOS, PAD, UNK
+from .lines import read_lines
+from .packages import check_installed
+
+TRAIN = 'tools/dataset/train_subwords.py'
+SPECIALS = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS)
+
+
+class Subwords:
+    """A subword model, one for both languages. `len()` is the size of its vocabulary.
+
+    Args:
+        path (str | os.PathLike): model file of sentencepiece, with pad, unk, bos and eos as the ids 0 to 3.
+
+    Raises:
+        PreflightError: sentencepiece is missing, or the file is missing, of another kind, or has other ids.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        check_installed('sentencepiece', 'subwords')
+        from sentencepiece import SentencePieceProcessor
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise PreflightError(f'cannot read the subword model {path}: {error.strerror}; train one with '
+                                 f'`python {TRAIN}`.') from error
+        self._processor = SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(content)
+            size = len(self._processor)
+        except RuntimeError:
+            size = 0
+        if size == 0:
+            raise PreflightError(f'{path} is no model of sentencepiece; train one with `python {TRAIN}`.')
+        ids = {name: getattr(self._processor, f'{name}_id')() for name in SPECIALS}
+        if ids != SPECIALS:
+            raise PreflightError(f'{path} has the special ids {ids} instead of {SPECIALS}; train it with '
+                                 f'`python {TRAIN}`.')
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._processor)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a sentence, without special ones at its ends."""
+        return self._processor.encode(text)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for many sentences, with as many threads as torch has."""
+        return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The sentence of ids, which are without special ones but unk."""
+        return self._processor.decode([int(i) for i in ids])
+
+
+def check_vocabulary(subwords: int, model: int) -> None:
+    """Checks that a model has an embedding for each subword and no other.
+
+    Args:
+        subwords: `len(Subwords(path))`.
+        model: the model's `vocab_size`, or the rows of a checkpoint's embedding.
+
+    Raises:
+        PreflightError: the numbers differ.
+    """
+    if subwords != model:
+        raise PreflightError(f'the subword model has {subwords} subwords, but the model {model} embeddings: use the '
+                             f'subwords that it was trained with, or set vocab_size={subwords} and train anew.')
+
+
+def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, vocab_size: int = 8000,
+                   model_type: str = 'unigram') -> None:
+    """Trains one subword model on all texts together, and writes it to `path`.
+
+    From more than 4 million lines, sentencepiece draws so many at random.
+
+    Args:
+        texts: files of one sentence a line.
+        path: the model file.
+        vocab_size: subwords, with the four special ones.
+        model_type: 'unigram' or 'bpe'.
+
+    Raises:
+        PreflightError: sentencepiece is missing, a text cannot be used, or `vocab_size` does not fit it.
+    """
+    check_installed('sentencepiece', 'subwords')
+    from sentencepiece import SentencePieceTrainer
+    # First, because sentencepiece hides an error that it meets while it reads.
+    if not sum(1 for text in texts for _ in read_lines(text)):
+        raise PreflightError(f'{", ".join(map(str, texts))}: no text.')
+    with whole_file(path) as part:
+        try:
+            with open(part, 'wb') as file:
+                SentencePieceTrainer.train(
+                    sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
+                    vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
+                    num_threads=torch.get_num_threads(), minloglevel=2,
+                    **{f'{name}_id': i for name, i in SPECIALS.items()})
+        except RuntimeError as error:
+            part.unlink()
+            # What is wrong stands after the place in sentencepiece's own source, before an option that we do not have.
+            reason = str(error).strip().splitlines()[-1].rpartition('] ')[2].partition(' or decrease')[0]
+            raise PreflightError(f'no {vocab_size} subwords can be trained on {", ".join(map(str, texts))}: '
+                                 f'{reason.rstrip(".")}.') from error

@@ -1,0 +1,100 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import DATASETS, FUNCTIONS
+
+from mmunorm.errors import PreflightError
+from mmunorm.translation.text import EOS, PAD, Subwords, TranslationDataset, pad_translations, token_ids
+from mmunorm.translation.text import dataset as module
+
+from .makers import sentence_pairs, write_pairs
+
+
+@pytest.fixture
+def settings(text, tmp_path):
+    for name in ('train.src', 'train.tgt'):
+        shutil.copy(text / name, tmp_path)
+    return dict(source=tmp_path / 'train.src', target=tmp_path / 'train.tgt', subwords=text / 'subwords.model')
+
+
+def check_items(dataset, pairs):
+    encode = dataset.subwords.encode
+    for i, (source, target) in enumerate(pairs):
+        item = dataset[i]
+        assert item['source'].dtype == item['target'].dtype == np.int64
+        assert item['source'].tolist() == [*encode(source), EOS] and item['target'].tolist() == [*encode(target), EOS]
+        assert dataset.lengths[i].tolist() == [len(item['source']), len(item['target'])] and item['index'] == i
+
+
+def test_items_are_lines_with_their_ends(settings, monkeypatch):
+    monkeypatch.setattr(token_ids, 'CHUNK', 7)  # ends are searched for in parts
+    monkeypatch.setattr(token_ids, 'LINES', 64)
+    dataset = DATASETS.build(dict(type='TranslationDataset', **settings))
+    assert len(dataset) == 200
+    check_items(dataset, sentence_pairs(200))
+
+
+def test_a_text_is_encoded_once_and_again_when_it_changes(settings, tmp_path, monkeypatch):
+    TranslationDataset(**settings)
+    encode_all = Subwords.encode_all
+    monkeypatch.setattr(Subwords, 'encode_all', lambda *args: pytest.fail('encoded again'))
+    check_items(TranslationDataset(**settings), sentence_pairs(200)[:3])
+    monkeypatch.setattr(Subwords, 'encode_all', encode_all)
+    pairs = sentence_pairs(150, seed=2)
+    write_pairs(tmp_path, 'train', pairs)
+    check_items(TranslationDataset(**settings), pairs)
+    assert len(list(tmp_path.glob('train.*.ids'))) == 2  # none of the old text
+
+
+def test_long_pairs_are_left_out_and_keep_their_line_numbers(settings, monkeypatch):
+    messages = []
+    monkeypatch.setattr(module, 'print_log', lambda message, logger: messages.append(message))
+    everything = TranslationDataset(**settings)
+    short = everything.lengths.max(1) <= 15
+    dataset = TranslationDataset(**settings, max_length=15)
+    assert 0 < len(dataset) < 200 and [item['index'] for item in dataset] == np.flatnonzero(short).tolist()
+    np.testing.assert_array_equal(dataset.lengths, everything.lengths[short])
+    assert len(messages) == 1 and f'train.src: {200 - len(dataset)} of 200 pairs are left out' in messages[0]
+    with pytest.raises(PreflightError, match='each pair .* more than max_length=2 subwords'):
+        TranslationDataset(**settings, max_length=2)
+
+
+def test_texts_that_do_not_fit_are_refused(settings, tmp_path):
+    lines = settings['target'].read_text().splitlines(keepends=True)
+    settings['target'].write_text(''.join(lines[:-1]))
+    with pytest.raises(PreflightError, match='train.src has 200 lines and .*train.tgt has 199 lines'):
+        TranslationDataset(**settings)
+    lines[9] = '\n'
+    settings['target'].write_text(''.join(lines))
+    with pytest.raises(PreflightError, match='train.tgt, line 10: an empty line'):
+        TranslationDataset(**settings)
+    for path in (settings['source'], settings['target']):
+        path.write_text('')
+    with pytest.raises(PreflightError, match='train.src is empty'):
+        TranslationDataset(**settings)
+    with pytest.raises(PreflightError, match='cannot read the text .*none'):
+        TranslationDataset(**dict(settings, source=tmp_path / 'none'))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith('.')]
+
+
+def test_a_folder_that_cannot_be_written_is_named(settings, monkeypatch):
+    def refuse(path, *args):
+        raise PermissionError(13, 'Permission denied', str(path))
+
+    monkeypatch.setattr(token_ids, 'open', refuse, raising=False)
+    with pytest.raises(PreflightError, match=r'cannot write .*train.src.*Permission denied; subword ids are kept'):
+        TranslationDataset(**settings)
+
+
+def test_padding_is_on_the_right(settings):
+    dataset = TranslationDataset(**settings)
+    items = [dataset[i] for i in (5, 0, 7)]
+    batch = FUNCTIONS.get('pad_translations')(items)
+    assert batch['index'].tolist() == [5, 0, 7]
+    for side in ('source', 'target'):
+        assert batch[side].dtype == torch.int64 and batch[side].shape == (3, max(len(item[side]) for item in items))
+        for row, item in zip(batch[side].tolist(), items, strict=True):
+            assert row == [*item[side].tolist(), *[PAD] * (len(row) - len(item[side]))]
+    assert pad_translations(items[:1])['source'].shape == (1, len(items[0]['source']))

@@ -1,0 +1,76 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmunorm.errors import PreflightError
+from mmunorm.translation.text import EOS, UNK, Subwords, check_vocabulary, packages
+from mmunorm.translation.text.subwords import train_subwords
+
+from .conftest import VOCAB_SIZE
+from .makers import sentence_pairs
+
+
+def test_sentences_come_back(text):
+    subwords = Subwords(text / 'subwords.model')
+    assert len(subwords) == VOCAB_SIZE
+    for pair in sentence_pairs(20, seed=1):
+        encoded = subwords.encode_all(pair)
+        assert encoded == [subwords.encode(side) for side in pair]
+        assert [subwords.decode(ids) for ids in encoded] == list(pair)
+    assert UNK in subwords.encode('the 漢')
+
+
+PIECES = ['</s>', '<s>', '<pad>', '</', 's>', ' ', '\0', '\n', 'é', '漢', '▁', 'the']
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(PIECES)).map(''.join))
+def test_no_text_gives_the_end_of_a_sentence(text, sentence):
+    subwords = Subwords(text / 'subwords.model')
+    ids = subwords.encode(sentence)
+    assert all(i == UNK or EOS < i < VOCAB_SIZE for i in ids)
+
+
+def test_what_is_no_model_is_refused(text, tmp_path):
+    with pytest.raises(PreflightError, match='train.src is no model of sentencepiece'):
+        Subwords(text / 'train.src')
+    with pytest.raises(PreflightError, match='cannot read the subword model .*none: No such file'):
+        Subwords(tmp_path / 'none')
+    (tmp_path / 'empty').touch()
+    with pytest.raises(PreflightError, match='empty is no model'):
+        Subwords(tmp_path / 'empty')
+
+
+def test_other_special_ids_are_refused(text, tmp_path):
+    from sentencepiece import SentencePieceTrainer
+    with open(tmp_path / 'a.model', 'wb') as file:
+        SentencePieceTrainer.train(sentence_iterator=iter(['a b c'] * 9), model_writer=file, vocab_size=7,
+                                   minloglevel=2)
+    with pytest.raises(PreflightError, match="'pad': -1, 'unk': 0.* instead of .*'pad': 0, 'unk': 1"):
+        Subwords(tmp_path / 'a.model')
+
+
+def test_a_failure_leaves_the_old_model(text, tmp_path):
+    path = tmp_path / 'a.model'
+    path.write_text('old')
+    with pytest.raises(PreflightError, match='no 9999 subwords can be trained on .*train.src: .*too high'):
+        train_subwords([text / 'train.src'], path, 9999)
+    (tmp_path / 'bad').write_text('a\n\n')
+    with pytest.raises(PreflightError, match='bad, line 2'):
+        train_subwords([text / 'train.src', tmp_path / 'bad'], path)
+    (tmp_path / 'none').touch()
+    with pytest.raises(PreflightError, match='none: no text'):
+        train_subwords([tmp_path / 'none'], path)
+    assert path.read_text() == 'old' and len(list(tmp_path.iterdir())) == 3
+
+
+def test_vocabulary_of_a_checkpoint():
+    check_vocabulary(8000, 8000)
+    with pytest.raises(PreflightError, match='8000 subwords, but the model 16000 embeddings.*vocab_size=8000'):
+        check_vocabulary(8000, 16000)
+
+
+def test_without_sentencepiece_the_way_to_get_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, 'find_spec', lambda name: None)
+    with pytest.raises(PreflightError, match=r'subwords need sentencepiece: .*mmunorm\[translate\]'):
+        Subwords(tmp_path / 'a')
