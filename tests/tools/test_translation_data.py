@@ -1,0 +1,111 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mmunorm.translation.text import Subwords, apt
+from mmunorm.translation.text.lines import read_lines
+
+from .. import tiny_runs
+from ..translation.text.conftest import VOCAB_SIZE, text  # noqa: F401  a fixture
+from ..translation.text.makers import apt_lists, sentence_pairs
+
+# Stands in for apt-get: leaves the lists where the configuration says.
+APT_GET = """#!/bin/sh
+test "$1" = -c && test "$4" = update || exit 100
+grep -q '"en"; "it"' "$2" || echo 'W: no such language' >&2
+cp FOLDER/lists/* "$(sed -n 's/Dir::State::lists "\\(.*\\)";/\\1/p' "$2")"
+"""
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs a tool and gives what it prints, or the one line of an error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *arguments):
+        try:
+            tiny_runs.call(tiny_runs.load_tool(name), *arguments)
+        except SystemExit as stop:
+            assert stop.code == 2
+            error = capsys.readouterr().err.strip().splitlines()[-1]
+            assert error.startswith('error: ')
+            return error
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def fake_apt(tmp_path, monkeypatch):
+    folder = tmp_path / 'apt'
+    (folder / 'lists').mkdir(parents=True)
+    for name, content in apt_lists(sentence_pairs(600)).items():
+        (folder / 'lists' / name).write_text(content)
+    (folder / 'apt-get').write_text(APT_GET.replace('FOLDER', str(folder)))
+    (folder / 'apt-helper').write_text('#!/bin/sh\ntest "$1" = cat-file && cat "$2"')
+    for name in ('apt-get', 'apt-helper'):
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv('PATH', str(folder), prepend=':')
+    monkeypatch.setenv('TMPDIR', str(folder))
+    monkeypatch.setattr(apt.tempfile, 'tempdir', None)
+    monkeypatch.setattr(apt, 'HELPER', str(folder / 'apt-helper'))
+    return folder
+
+
+MAKE = 'dataset/make_translation', '--vocab-size', VOCAB_SIZE
+
+
+def test_made_from_package_descriptions(call, fake_apt):
+    pytest.importorskip('sentencepiece')
+    printed = call(*MAKE)
+    folder = Path('data/translation/en-it')
+    counts = {}
+    for name in ('train', 'valid', 'test'):
+        sides = [list(read_lines(folder / f'{name}.{side}')) for side in ('src', 'tgt')]
+        assert len(sides[0]) == len(sides[1]) > 0
+        counts[name] = len(sides[0])
+        assert f'{folder}/{name}.src, .tgt: {counts[name]} pairs' in printed
+    assert counts['train'] > 500
+    assert len(Subwords(folder / 'subwords.model')) == VOCAB_SIZE
+    assert not list(fake_apt.glob('mmunorm-apt-*'))
+    assert 'already there' in call(*MAKE)
+    assert '--out' in call(*MAKE[:2], 70) and (folder / 'train.src').exists()
+
+
+def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
+    pytest.importorskip('sentencepiece')
+    error = call(*MAKE, '--pair', 'en-da')
+    assert "no descriptions in the language 'da' (W: no such language); bring your own text" in error
+    assert 'Vocabulary size too high' in call(*MAKE[:2], 9999)
+    (fake_apt / 'lists/x_Packages').write_text('')
+    assert 'too little text for train; bring your own text' in call(*MAKE)
+    monkeypatch.setattr(apt, 'HELPER', 'nowhere')
+    assert 'this system has no apt' in call(*MAKE) and 'train_subwords.py' in call(*MAKE)
+    assert not list(Path('data/translation').iterdir())
+
+
+def test_subwords_of_own_text(call, text):  # noqa: F811
+    printed = call('dataset/train_subwords', text / 'train.src', text / 'train.tgt', '--out', 'mine/a.model',
+                   '--vocab-size', VOCAB_SIZE, '--type', 'bpe')
+    assert printed == f'mine/a.model: {VOCAB_SIZE} subwords\n'
+    assert len(Subwords('mine/a.model')) == VOCAB_SIZE
+    assert 'cannot read the text none' in call('dataset/train_subwords', 'none', '--out', 'b.model')
+
+
+def test_two_systems_compared(call, text, tmp_path):  # noqa: F811
+    pytest.importorskip('sacrebleu')
+    reference = list(read_lines(text / 'train.tgt'))
+    Path('a').write_text('\n'.join(line.replace('ehto', 'x') for line in reference) + '\n')
+    shutil.copy(text / 'train.tgt', 'b')
+    files = text / 'train.tgt', 'a', 'b'
+    printed = call('analysis/compare_translations', *files, '--samples', 50, '--examples', 2,
+                   '--source', text / 'train.src').splitlines()
+    row = next(line for line in printed if line.startswith('| BLEU')).strip('| ').split(' | ')
+    assert float(row[3]) == pytest.approx(100) and 0 < float(row[1]) < 100
+    assert float(row[5]) == pytest.approx(float(row[3]) - float(row[1]), abs=0.011) and float(row[6]) < 0.05
+    assert any(line.startswith('chrF: sacrebleu nrefs:1|bs:50|seed:12345') for line in printed)
+    examples = printed[printed.index('line 51'):]
+    assert examples[2] == f'reference  {reference[50]}' and examples[5:7] == ['', 'line 151']
+    Path('b').write_text('\n\n')
+    assert 'a has 200 lines and b has 2 lines' in call('analysis/compare_translations', *files)

@@ -1,0 +1,45 @@
+"""Make parallel text from the translated package descriptions of Debian, and the subwords for it."""
+import argparse
+import sys
+
+from mmunorm.cli.arguments import command, positive
+from mmunorm.datasets import FolderError
+from mmunorm.errors import PreflightError
+from mmunorm.translation.text.made_text import LANGUAGES, make_translation
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog='OUT gets train, valid and test, each as .src in English and .tgt, and '
+        'subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
+        'changes nothing. A source package is in train, valid or test. The test set has sentences of 7 words or more '
+        'of which at most half of the groups of 5 words occur in train.')
+    parser.add_argument('--pair', choices=[f'en-{language}' for language in LANGUAGES], default='en-it',
+                        help='languages (default: en-it)')
+    parser.add_argument('--out', help='folder to write (default: data/translation/PAIR)')
+    parser.add_argument('--vocab-size', type=positive, default=8000, help='subwords of both (default: 8000)')
+    parser.add_argument('--force', action='store_true',
+                        help='overwrite OUT, with everything in it, if this tool made it')
+    return parser.parse_args(argv)
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    out = args.out or f'data/translation/{args.pair}'
+    try:
+        split = make_translation(out, args.pair.removeprefix('en-'), args.vocab_size, args.force,
+                                 lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
+    except FolderError as error:
+        raise PreflightError(f'--out: {error}.') from error
+    if split is None:
+        print(f'{out} is already there, made with these settings.')
+        return
+    for name in ('train', 'valid', 'test'):
+        print(f'{out}/{name}.src, .tgt: {len(getattr(split, name))} pairs')
+    print(f'The test set was chosen from {split.test_candidates} sentences of 7 words or more.')
+    print(f'{out}/subwords.model: {args.vocab_size} subwords')
+
+
+if __name__ == '__main__':
+    main()
