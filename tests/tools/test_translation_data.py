@@ -8,12 +8,13 @@ from mmunorm.translation.text.lines import read_lines
 
 from .. import tiny_runs
 from ..translation.text.conftest import VOCAB_SIZE, text  # noqa: F401  a fixture
-from ..translation.text.makers import apt_lists, sentence_pairs
+from ..translation.text.makers import apt_lists, sentence_pairs, write_help
 
-# Stands in for apt-get: leaves the lists where the configuration says.
+# Stands in for apt-get: leaves the lists where the configuration says, and packages in the working directory.
 APT_GET = """#!/bin/sh
-test "$1" = -c && test "$4" = update || exit 100
-grep -q '"en"; "it"' "$2" || echo 'W: no such language' >&2
+test "$1" = -c && test "$3" = -q || exit 100
+test "$4" = download && cp "FOLDER/$5_1.deb" "FOLDER/$6_1.deb" . && exit
+grep -qE '"en"; "(it|de)"' "$2" || echo 'W: no such language' >&2
 cp FOLDER/lists/* "$(sed -n 's/Dir::State::lists "\\(.*\\)";/\\1/p' "$2")"
 """
 
@@ -40,11 +41,12 @@ def call(tmp_path, monkeypatch, capsys):
 def fake_apt(tmp_path, monkeypatch):
     folder = tmp_path / 'apt'
     (folder / 'lists').mkdir(parents=True)
-    for name, content in apt_lists(sentence_pairs(600)).items():
-        (folder / 'lists' / name).write_text(content)
-    (folder / 'apt-get').write_text(APT_GET.replace('FOLDER', str(folder)))
-    (folder / 'apt-helper').write_text('#!/bin/sh\ntest "$1" = cat-file && cat "$2"')
-    for name in ('apt-get', 'apt-helper'):
+    for language in ('it', 'de'):
+        for name, content in apt_lists(sentence_pairs(600), language).items():
+            (folder / 'lists' / name).write_text(content)
+    for name, script in {'apt-get': APT_GET.replace('FOLDER', str(folder)), 'dpkg-deb': 'tar -x -f "$2" -C "$3"',
+                         'apt-helper': 'test "$1" = cat-file && cat "$2"'}.items():
+        (folder / name).write_text(script if script.startswith('#') else f'#!/bin/sh\n{script}\n')
         (folder / name).chmod(0o755)
     monkeypatch.setenv('PATH', str(folder), prepend=':')
     monkeypatch.setenv('TMPDIR', str(folder))
@@ -73,12 +75,26 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert '--out' in call(*MAKE[:2], 70) and (folder / 'train.src').exists()
 
 
+def test_german_has_the_help_of_libreoffice_too(call, fake_apt, tmp_path):
+    pytest.importorskip('sentencepiece')
+    write_help(tmp_path / 'unpacked', [('help in English', 'Hilfe auf Deutsch')])
+    for language in ('en-us', 'de'):  # both files are in both, which does no harm
+        shutil.make_archive(str(fake_apt / language), 'tar', tmp_path / 'unpacked')
+        (fake_apt / f'{language}.tar').rename(fake_apt / f'libreoffice-help-{language}_1.deb')
+    call(*MAKE, '--pair', 'en-de', '--out', 'made')
+    texts = ''.join(path.read_text() for path in Path('made').glob('*.tgt'))
+    assert texts.count('Hilfe auf Deutsch\n') == 1
+    (fake_apt / 'libreoffice-help-de_1.deb').unlink()
+    error = call(*MAKE, '--pair', 'en-de', '--out', 'other')
+    assert 'apt has found no package libreoffice-help-de (apt-get has said nothing); bring your own' in error
+
+
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
     pytest.importorskip('sentencepiece')
     error = call(*MAKE, '--pair', 'en-da')
     assert "no descriptions in the language 'da' (W: no such language); bring your own text" in error
     assert 'Vocabulary size too high' in call(*MAKE[:2], 9999)
-    (fake_apt / 'lists/x_Packages').write_text('')
+    (fake_apt / 'lists/x_Packages').write_text('\n')
     assert 'too little text for train; bring your own text' in call(*MAKE)
     monkeypatch.setattr(apt, 'HELPER', 'nowhere')
     assert 'this system has no apt' in call(*MAKE) and 'train_subwords.py' in call(*MAKE)

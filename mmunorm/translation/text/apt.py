@@ -1,10 +1,10 @@
-"""Package descriptions and their translations, fetched by apt."""
+"""What apt fetches without installing it: package descriptions with their translations, and packages."""
 from __future__ import annotations
 
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ APT::Sandbox::User "";
 
 
 @contextmanager
-def fetched_lists(language: str) -> Iterator[AptLists]:
+def fetched_lists(language: str) -> Iterator[Apt]:
     """Fetches the lists of the system's own package sources into a temporary folder, as an ordinary user.
 
     Args:
@@ -35,34 +35,53 @@ def fetched_lists(language: str) -> Iterator[AptLists]:
     if shutil.which('apt-get') is None or not Path(HELPER).exists():
         raise PreflightError(f'this system has no apt, which gets the text from Debian or Ubuntu; {OWN_TEXT}.')
     with tempfile.TemporaryDirectory(prefix='mmunorm-apt-') as folder:
-        for name in ('lists/partial', 'cache/archives/partial'):
-            Path(folder, name).mkdir(parents=True)
-        config = Path(folder, 'apt.conf')
-        config.write_text(CONFIG.format(language=language, folder=folder))
-        run = subprocess.run(['apt-get', '-c', config, '-q', 'update'], capture_output=True, text=True)
-        lists = AptLists(Path(folder, 'lists'))
+        apt = Apt(Path(folder), language)
+        reason = apt.get('update')
         for pattern, what in (('*_Packages*', 'list of packages'), ('*_Translation-en*', 'English descriptions'),
                               (f'*_Translation-{language}*', f'descriptions in the language {language!r}')):
-            if not lists.files(pattern):
-                reason = next((line for line in run.stderr.splitlines() if line.startswith(('E:', 'W:'))),
-                              'the package sources of this system have none')
+            if not apt.lists(pattern):
                 raise PreflightError(f'apt has found no {what} ({reason}); {OWN_TEXT}.')
-        yield lists
+        yield apt
 
 
-class AptLists:
-    """The folder of lists that apt has fetched."""
+class Apt:
+    """apt, with a folder for all that it fetches."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, language: str):
         self.folder = folder
+        for name in ('lists/partial', 'cache/archives/partial', 'unpacked'):
+            (folder / name).mkdir(parents=True)
+        (folder / 'apt.conf').write_text(CONFIG.format(language=language, folder=folder))
 
-    def files(self, pattern: str) -> list[Path]:
-        return sorted(path for path in self.folder.glob(pattern) if path.is_file())
+    def get(self, *arguments: str) -> str:
+        """Runs `apt-get` in the folder. What it has said first of errors and warnings."""
+        run = subprocess.run(['apt-get', '-c', self.folder / 'apt.conf', '-q', *arguments], cwd=self.folder,
+                             capture_output=True, text=True)
+        problems = (line for line in run.stderr.splitlines() if line.startswith(('E:', 'W:')))
+        return next(problems, 'apt-get has said nothing')
+
+    def lists(self, pattern: str) -> list[Path]:
+        """The lists whose names fit."""
+        return sorted((self.folder / 'lists').glob(pattern))
 
     def lines(self, pattern: str) -> Iterator[str]:
         """The lines of all lists whose names fit, unpacked. An empty line comes after each list."""
-        for path in self.files(pattern):
+        for path in self.lists(pattern):
             with subprocess.Popen([HELPER, 'cat-file', path], stdout=subprocess.PIPE, text=True, encoding='utf-8',
                                   errors='replace') as process:
                 yield from process.stdout
             yield ''
+
+    def unpack(self, packages: Sequence[str]) -> Path:
+        """Fetches packages, and unpacks them without installing them. The folder that has their files.
+
+        Raises:
+            PreflightError: a package cannot be had.
+        """
+        reason = self.get('download', *packages)
+        for package in packages:
+            archives = list(self.folder.glob(f'{package}_*.deb'))
+            if not archives:
+                raise PreflightError(f'apt has found no package {package} ({reason}); {OWN_TEXT}.')
+            subprocess.run(['dpkg-deb', '-x', archives[0], self.folder / 'unpacked'], check=True)
+        return self.folder / 'unpacked'

@@ -1,36 +1,18 @@
 """Parallel text of Debian's package descriptions and their translations.
 
 A description in English and its translation have the same `Description-md5`. Paragraphs are paired where both sides
-have equally many, then the entries of lists, then sentences. Related packages repeat themselves, so the pairs are split
-by source package, and the test set has only sentences of which little occurs in training.
+have equally many, then the entries of lists, then sentences.
 """
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import NamedTuple
 
-Pair = tuple[str, str]
-
-N = 5  # words that are compared at once
-LEAST_WORDS = N + 2  # a test sentence has at least three such groups
-# Of 100 source packages; the others are for training.
-TEST, VALID = 3, 1
+from .pairs import Pair, is_translation, sentence_pairs
 
 # In running text, a line may begin with the Italian word 'o'.
 _BULLET = re.compile(r'(\s+[-*+o•·–]|[-*+•])\s+')
-# A sentence may start with a capital letter, a number, or one of these behind a quotation mark or bracket.
-_SENTENCE_END = re.compile(r'(?<=[.!?])\s+(?=["\'«„(]?[^\W_a-zß-ÿ])')
-
-
-class SplitText(NamedTuple):
-    """Pairs for training, validation and test; and how many sentences the test set was chosen from."""
-    train: list[Pair]
-    valid: list[Pair]
-    test: list[Pair]
-    test_candidates: int
 
 
 def source_packages(lines: Iterable[str]) -> dict[str, str]:
@@ -71,9 +53,9 @@ def _entries(lines: Iterable[str], keys: tuple[str, ...]) -> Iterator[dict[str, 
             entry, field = {}, None
 
 
-def sentence_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]:
+def description_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]:
     """Pairs the sentences of a description with those of its translation, both as :func:`descriptions` has them."""
-    yield _plain(english[0]), _plain(translation[0])
+    yield ' '.join(english[0].split()), ' '.join(translation[0].split())
     sides = [_paragraphs(lines[1:]) for lines in (english, translation)]
     if len(sides[0]) != len(sides[1]):
         return
@@ -81,9 +63,7 @@ def sentence_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]
         if len(paragraphs[0]) != len(paragraphs[1]):
             continue
         for blocks in zip(*paragraphs, strict=True):
-            sentences = [_SENTENCE_END.split(block) for block in blocks]
-            if len(sentences[0]) == len(sentences[1]):
-                yield from zip(*sentences, strict=True)
+            yield from sentence_pairs(*blocks)
 
 
 def _paragraphs(lines: Iterable[str]) -> list[list[str]]:
@@ -98,20 +78,7 @@ def _paragraphs(lines: Iterable[str]) -> list[list[str]]:
         if bullet or not blocks:
             blocks.append([])
         blocks[-1].append(line[bullet.end():] if bullet else line)
-    return [[_plain(' '.join(block)) for block in blocks] for blocks in paragraphs if blocks]
-
-
-def _plain(text: str) -> str:
-    return ' '.join(text.split())
-
-
-def is_translation(pair: Pair) -> bool:
-    """Whether the sides of a pair have letters, differ, and are not more than three times as long as each other."""
-    # Places that nobody has translated yet are marked.
-    if pair[0] == pair[1] or '<trans>' in pair[1] or not all(re.search(r'[^\W\d_]{2}', side) for side in pair):
-        return False
-    lengths = sorted(map(len, pair))
-    return lengths[1] <= 3 * lengths[0] + 10
+    return [[' '.join(block) for block in blocks] for blocks in paragraphs if blocks]
 
 
 def parallel_text(english: dict[str, list[str]], translations: dict[str, list[str]],
@@ -119,40 +86,6 @@ def parallel_text(english: dict[str, list[str]], translations: dict[str, list[st
     """The source package and the sentences of each description with a translation, duplicates among them."""
     for md5, lines in translations.items():
         if md5 in english and md5 in sources:
-            for pair in sentence_pairs(english[md5], lines):
+            for pair in description_pairs(english[md5], lines):
                 if is_translation(pair):
                     yield sources[md5], pair
-
-
-def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
-    """Splits pairs by source package and removes duplicates.
-
-    The package's name decides, so that a package stays on its side when others come and go. A pair that training has
-    is not in the validation set. The test set has sentences in English of 7 words or more, each once, of whose groups
-    of 5 words at most half occur in training.
-
-    Args:
-        text: source packages and pairs.
-    """
-    train, valid, test = {}, {}, {}
-    for source, pair in text:
-        part = zlib.crc32(source.encode()) % 100
-        (test if part < TEST else valid if part < TEST + VALID else train)[pair] = None
-    # Hashes take a tenth of the memory of words.
-    seen = {hash(group) for english, _ in train for group in _groups(english)}
-    candidates = {english: target for english, target in test if len(_words(english)) >= LEAST_WORDS}
-    chosen = []
-    for pair in candidates.items():
-        groups = [hash(group) in seen for group in _groups(pair[0])]
-        if 2 * sum(groups) <= len(groups):
-            chosen.append(pair)
-    return SplitText(list(train), [pair for pair in valid if pair not in train], chosen, len(candidates))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r'\w+', text.lower())
-
-
-def _groups(text: str) -> Iterator[tuple[str, ...]]:
-    words = _words(text)
-    return zip(*(words[i:] for i in range(N)), strict=False)

@@ -1,25 +1,30 @@
-"""Makes a folder of parallel text from package descriptions."""
+"""Makes a folder of parallel text from what a Debian system has in several languages."""
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from ...datasets.made_folder import is_made, making_folder
 from ...errors import PreflightError
 from .apt import OWN_TEXT, fetched_lists
-from .debian import Pair, SplitText, descriptions, parallel_text, source_packages, split_text
+from .debian import descriptions, parallel_text, source_packages
+from .libreoffice import help_text
 from .packages import check_installed
+from .pairs import Pair, SplitText, split_text
 from .subwords import train_subwords
 
 LANGUAGES = ('it', 'da', 'fr', 'de')  # of those that Debian has, the ones that were tried
+WITH_HELP = ('de', )  # few of its descriptions are translated
 
 
 def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 8000, force: bool = False,
                      say: Callable[[str], None] = lambda message: None) -> SplitText | None:
     """Writes `train`, `valid` and `test`, each as `.src` in English and `.tgt`, and `subwords.model` of both.
 
-    The text is that of :func:`split_text` and comes from the package sources of this system.
+    The text is package descriptions, and LibreOffice's help for the languages in `WITH_HELP`, from the package sources
+    of this system. It is split by :func:`split_text`.
 
     Args:
         out: the folder, made whole or not at all.
@@ -40,16 +45,19 @@ def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 80
     if is_made(out, settings, force):
         return None
     say('fetching package descriptions, 20 MB')
-    with fetched_lists(language) as lists:
+    with fetched_lists(language) as apt:
         say('pairing sentences')
-        split = split_text(parallel_text(
-            descriptions(lists.lines('*_Translation-en*'), 'en'),
-            descriptions(lists.lines(f'*_Translation-{language}*'), language),
-            source_packages(lists.lines('*_Packages*'))))
+        text = parallel_text(descriptions(apt.lines('*_Translation-en*'), 'en'),
+                             descriptions(apt.lines(f'*_Translation-{language}*'), language),
+                             source_packages(apt.lines('*_Packages*')))
+        if language in WITH_HELP:
+            help_pages = apt.unpack(['libreoffice-help-en-us', f'libreoffice-help-{language}'])
+            text = chain(text, help_text(help_pages, language))
+        split = split_text(text)
     parts = dict(train=split.train, valid=split.valid, test=split.test)
     empty = [name for name, pairs in parts.items() if not pairs]
     if empty:
-        raise PreflightError(f'the package descriptions of this system have too little text for {empty[0]}; '
+        raise PreflightError(f'the package sources of this system have too little text for {empty[0]}; '
                              f'{OWN_TEXT}.')
     with making_folder(out, settings, force) as folder:
         for name, pairs in parts.items():

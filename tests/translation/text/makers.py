@@ -25,7 +25,7 @@ def write_pairs(folder, name, pairs):
     return paths
 
 
-def apt_lists(pairs, per_package=3):
+def apt_lists(pairs, language='it', per_package=3):
     """A list of packages, English descriptions and translations, as apt has them, by file name.
 
     The first pair of each package is its title, and two packages come from one source.
@@ -36,9 +36,18 @@ def apt_lists(pairs, per_package=3):
         packages.append(f'Package: {name}\nSource: {source} (1.0-{k})\nVersion: 1.0\nDescription: short\n'
                         f'Depends: a,\n b\nDescription-md5: {md5}\n')
         title, *body = pairs[k:k + per_package]
-        for side, (language, entries) in enumerate((('en', english), ('it', translated))):
+        for side, (code, entries) in enumerate((('en', english), (language, translated))):
             paragraphs = '\n .\n'.join(f' {pair[side].capitalize()}.' for pair in body)
-            entries.append(f'Package: {name}\nDescription-md5: {md5}\nDescription-{language}: {title[side]}\n'
+            entries.append(f'Package: {name}\nDescription-md5: {md5}\nDescription-{code}: {title[side]}\n'
                            f'{paragraphs}\n')
     return {'x_Packages': '\n'.join(packages), 'x_Translation-en': '\n'.join(english),
-            'x_Translation-it': '\n'.join(translated)}
+            f'x_Translation-{language}': '\n'.join(translated)}
+
+
+def write_help(root, pairs, page='page'):
+    """A page of LibreOffice's help in English and German, as its packages have it unpacked; None is no translation."""
+    for language, side in zip(('en-US', 'de'), zip(*pairs, strict=True), strict=True):
+        path = root / f'usr/share/libreoffice/help/{language}/text/{page}.html'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('\n'.join(f'<p id="par_id{i}" class="paragraph">{text}</p>' for i, text in enumerate(side)
+                                  if text is not None), encoding='utf-8')
