@@ -72,7 +72,7 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert len(Subwords(folder / 'subwords.model')) == VOCAB_SIZE
     assert not list(fake_apt.glob('mmunorm-apt-*'))
     assert 'already there' in call(*MAKE)
-    assert '--out' in call(*MAKE[:2], 70) and (folder / 'train.src').exists()
+    assert '--out' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
 
 
 def test_german_has_the_help_of_libreoffice_too(call, fake_apt, tmp_path):

@@ -85,7 +85,8 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                    model_type: str = 'unigram') -> None:
     """Trains one subword model on all texts together, and writes it to `path`.
 
-    From more than 4 million lines, sentencepiece draws so many at random.
+    Rare characters become bytes, 256 of the subwords, so that any text comes back as it was but for white space and
+    sentencepiece's normal form of Unicode. From more than 4 million lines, it draws so many at random.
 
     Args:
         texts: files of one sentence a line.
@@ -107,7 +108,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                 SentencePieceTrainer.train(
                     sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
                     vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
-                    num_threads=torch.get_num_threads(), minloglevel=2,
+                    byte_fallback=True, num_threads=torch.get_num_threads(), minloglevel=2,
                     **{f'{name}_id': i for name, i in SPECIALS.items()})
         except RuntimeError as error:
             part.unlink()

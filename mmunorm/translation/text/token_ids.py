@@ -26,8 +26,8 @@ class TokenIds:
     """The ids of a text's lines, each with EOS at its end. Item i is line i, an int64 array.
 
     A text is encoded once for each subword model. The ids go into a file beside it, of 2 bytes an id, or 4 with more
-    than 65,536 subwords. In a distributed run, the first process of each machine writes it, and the others wait. The
-    file is found again by the size and time of the text and the content of the subword model.
+    than 65,536 subwords. In a distributed run, the first process writes it, and the others wait. The file is found
+    again by the size and time of the text and the content of the subword model.
 
     Args:
         text (str | os.PathLike): file of one sentence a line, of any size.
@@ -43,9 +43,11 @@ class TokenIds:
     def __init__(self, text: str | os.PathLike, subwords: Subwords):
         dtype = np.uint16 if len(subwords) <= 1 << 16 else np.int32
         text = Path(text)
-        if os.environ.get('LOCAL_RANK', '0') == '0' or not dist.is_distributed():
-            _encode_once(text, subwords, dtype)
-        dist.barrier()
+        # The first process of all, then of each machine whose disk does not have the file yet.
+        for mine in (dist.is_main_process(), os.environ.get('LOCAL_RANK', '0') == '0'):
+            if mine:
+                _encode_once(text, subwords, dtype)
+            dist.barrier()
         path = _ids_path(text, subwords)
         self._ids = np.memmap(path, dtype, 'r') if path.stat().st_size else np.empty(0, dtype)
         # EOS never comes out of a text, so it marks the ends.

@@ -2,7 +2,7 @@ import pytest
 
 from .makers import sentence_pairs, write_pairs
 
-VOCAB_SIZE = 60
+VOCAB_SIZE = 320  # 256 of them bytes
 
 
 @pytest.fixture(scope='session')

@@ -52,8 +52,8 @@ def test_long_pairs_are_left_out_and_keep_their_line_numbers(settings, monkeypat
     messages = []
     monkeypatch.setattr(module, 'print_log', lambda message, logger: messages.append(message))
     everything = TranslationDataset(**settings)
-    short = everything.lengths.max(1) <= 15
-    dataset = TranslationDataset(**settings, max_length=15)
+    short = everything.lengths.max(1) <= 8
+    dataset = TranslationDataset(**settings, max_length=8)
     assert 0 < len(dataset) < 200 and [item['index'] for item in dataset] == np.flatnonzero(short).tolist()
     np.testing.assert_array_equal(dataset.lengths, everything.lengths[short])
     assert len(messages) == 1 and f'train.src: {200 - len(dataset)} of 200 pairs are left out' in messages[0]

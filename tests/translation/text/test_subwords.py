@@ -17,7 +17,7 @@ def test_sentences_come_back(text):
         encoded = subwords.encode_all(pair)
         assert encoded == [subwords.encode(side) for side in pair]
         assert [subwords.decode(ids) for ids in encoded] == list(pair)
-    assert UNK in subwords.encode('the 漢')
+    assert subwords.decode(subwords.encode('the 漢!')) == 'the 漢!'
 
 
 PIECES = ['</s>', '<s>', '<pad>', '</', 's>', ' ', '\0', '\n', 'é', '漢', '▁', 'the']
