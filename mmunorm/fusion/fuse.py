@@ -39,6 +39,7 @@ from .registry import (
     Reads,
     Stays,
     Stream,
+    Unties,
     check_names,
     facts,
 )
@@ -56,6 +57,7 @@ class Fold:
     pads: list[tuple[str, Pad]] = field(default_factory=list)
     obstacle: str = ''
     stream: Stream | None = None  # that the norm stands in, with full names
+    untied: list[str] = field(default_factory=list)  # readers that get a weight of their own
     sites: tuple[Site, ...] = ()  # the layers beside it by the model's graph, where no rule knows them
     known: bool = True  # whether rules say what reads the norm or is in front of it
 
@@ -71,7 +73,8 @@ class Fold:
             return f'behind {self.source}'
         if self.stream is not None and not self.readers:
             return ', '.join(self.stream.ends)
-        return ', '.join(self.readers) + (' (padding filled)' if self.pads else '')
+        note = ' (padding filled)' if self.pads else ' (with a copy of its shared weight)' if self.untied else ''
+        return ', '.join(self.readers) + note
 
 
 @dataclass(frozen=True)
@@ -214,9 +217,11 @@ def plan(model: nn.Module, example=None) -> list[Fold]:
     for fold in folds:
         fold.stream = None if fold.obstacle else streams.get(fold.norm)
     owners = _Owners(model)
+    untied = {_join(name, fact.layer) for name, module in model.named_modules() for fact in _of(Unties, module)}
     readers = Counter(layer for fold in folds for layer in {*fold.readers, fold.source} - {''})
     for fold in folds:
         fold.kind = kinds[fold.norm]
+        fold.untied = [layer for layer in fold.readers if layer in untied and owners.others(layer, modules[layer])]
         fold.known = bool(fold.obstacle or fold.source or fold.stream or fold.readers and all(
             is_layer(modules[reader]) for reader in fold.readers if reader in modules))
         if not fold.obstacle:
@@ -369,7 +374,7 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
             return f'its neighbour {layer} {obstacle}'
         if scale.dim() > 1 and (fold.source or getattr(modules[layer], 'groups', 1) > 1):
             return f'it mixes channels, which its neighbour {layer} cannot take up'
-        if shared := owners.others(layer, modules[layer]):
+        if layer not in fold.untied and (shared := owners.others(layer, modules[layer])):
             return f'its neighbour {layer} is shared with {shared}'
         if num_uses[layer] > 1:
             return f'its neighbour {layer} has two norms beside it'
@@ -416,6 +421,9 @@ def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tenso
         absorb_behind(model.get_submodule(fold.source), scale, shift)
     else:
         fill = zero_token(scale, shift) if fold.pads else None
+        for name in fold.untied:
+            layer = model.get_submodule(name)
+            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
         for reader in fold.readers:
             absorb_before(model.get_submodule(reader), scale, shift, fill)
         for name, pad in fold.pads:

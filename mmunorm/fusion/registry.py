@@ -135,7 +135,13 @@ class Stream:
                       tuple((f'{prefix}.{name}', pad) for name, pad in self.pads))
 
 
-Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream
+@dataclass(frozen=True)
+class Unties:
+    """`layer` may share its weight with others, which stay as they are: it gets a copy when a norm goes into it."""
+    layer: str
+
+
+Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream | Unties
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {}

@@ -26,8 +26,16 @@ from ..backbones.t2t_vit import ResidualT2TLayer, UNT2TViT
 from ..backbones.vit import ResidualEncoderLayer, UNVisionTransformer
 from ..enhancement.iat import GlobalBranch, LocalBlock, QueryAttention
 from ..residuals.sublayer import Entrance, describe
+from ..translation.transformer import (
+    CrossAttention,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    SelfAttention,
+    UNTransformer,
+)
 from .padding import become
-from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, fold_rule
+from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, Unties, fold_rule
 from .streams import pad_patch_merging
 
 HEAD = ('forward', 'pre_logits', 'loss', 'predict')
@@ -57,9 +65,9 @@ def transformer_layer(layer):
     yield Into('ln2', 'ffn', identity=True)
 
 
-@fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)
+@fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer, EncoderLayer, DecoderLayer)
 def residual_layer(layer):
-    for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
+    for residual, part, norm in layer.sublayers():
         norm_at = getattr(layer, residual).norm_at
         own = f'{residual}.norm'
         sublayer = describe(getattr(layer, part))
@@ -80,7 +88,7 @@ def _stations(names, layers):
     """The stations of layers `layers` with full names `names`; none where their norms stand elsewhere."""
     parts = []
     for name, layer in zip(names, layers, strict=True):
-        for residual, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norm_names, strict=True):
+        for residual, part, norm in layer.sublayers():
             sublayer = describe(getattr(layer, part))
             if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
                 return ()
@@ -273,3 +281,32 @@ def global_branch(branch):
 @fold_rule(QueryAttention)
 def query_attention(module):
     yield Reads('k', 'v')
+
+
+@fold_rule(SelfAttention)
+def self_attention(module):
+    yield Reads('qkv')
+
+
+@fold_rule(CrossAttention)
+def cross_attention(module):
+    yield Reads('q')
+
+
+@fold_rule(FeedForward)
+def feed_forward(module):
+    yield Reads('fc1')
+
+
+@fold_rule(UNTransformer, methods=('forward', 'encode', 'decode'))
+def un_transformer(model):
+    memory = [f'decoder.{i}.cross_attn.kv' for i in range(len(model.decoder))]
+    for stack, readers in (('encoder', memory), ('decoder', ['output'])):
+        layers = getattr(model, stack)
+        final = f'{stack}_norm'
+        stations = _stations([f'{stack}.{i}' for i in range(len(layers))], layers)
+        if stations:
+            yield Stream(stations)
+            final = stations[-1].norm
+        yield Into(final, *readers)
+    yield Unties('output')

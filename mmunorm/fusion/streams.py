@@ -153,10 +153,9 @@ def fold_scales(model: nn.Module, others: Callable[[str, nn.Module], str]) -> No
     """
     names = {id(module): name for name, module in model.named_modules()}
     # All of them first: ReZero's connections share theirs.
-    found = [(residual, describe(getattr(layer, part)), norm, residual.scales()[1])
-             for layer in model.modules() if isinstance(layer, ResidualLayer)
-             for residual, part, norm in zip((layer.residual1, layer.residual2), ('attn', 'ffn'), layer.norms(),
-                                             strict=True)]
+    layers = [module for module in model.modules() if isinstance(module, ResidualLayer)]
+    parts = [[getattr(layer, name) for name in names] for layer in layers for names in layer.sublayers()]
+    found = [(residual, describe(part), norm, residual.scales()[1]) for residual, part, norm in parts]
     for residual, sublayer, norm, b in found:
         last, name = sublayer.last, names[id(residual)]
         between = [residual.norm, *([norm] if residual.norm_at == 'mid' else [])]

@@ -90,6 +90,11 @@ class Norm(nn.Module):
         return str(self.num_features)
 
 
+def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    """`norm(x)`, with the pad mask if it is a norm of ours: the others have no statistic over tokens."""
+    return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
+
+
 def check_count(name: str, value: int, least: int) -> int:
     """`value` if it is an int of at least `least`; a ValueError that names the argument if not."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -23,6 +23,7 @@ class Admin(PostNorm):
     def __init__(self, place: Place):
         super().__init__(place)
         self.weight = nn.Parameter(torch.ones(place.channels))
+        self.starts_stack = place.previous is None
 
     def scales(self) -> tuple[Scale, Scale]:
         return self.weight, None
@@ -37,10 +38,10 @@ def admins(model: nn.Module) -> list[Admin]:
 def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     """Sets the weights w of Admin's connections from one batch: 1, then the root of the variances added so far.
 
-    With every w at 1, the batch gives the variance of each branch's output over all its numbers. The k-th
-    connection gets `w = sqrt(Var F_1 + ... + Var F_(k-1))`, the same in each channel. In a distributed run the
-    variances are their mean over the processes. The buffers of the model, such as statistics of its norms, are
-    left as they were.
+    With every w at 1, the batch gives the variance of each branch's output over all its numbers but those of padded
+    tokens. The k-th connection of a stack gets `w = sqrt(Var F_1 + ... + Var F_(k-1))`, the same in each channel. In a
+    distributed run the variances are their mean over the processes. The buffers of the model, such as statistics of
+    its norms, are left as they were.
 
     Args:
         model (nn.Module): in training mode, so that offline norms normalize by the batch.
@@ -55,13 +56,20 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     if not model.training:
         raise ValueError('model: must be in training mode, call model.train() first')
     variances: list[Tensor] = []
+    pad_mask: Tensor | None = None
+
+    def begin(connection: Admin, args: tuple) -> None:
+        nonlocal pad_mask
+        *_, pad_mask = args if len(args) == 4 else (None, )
 
     def record(drop: nn.Module, args: tuple[Tensor]) -> None:
-        variances.append(args[0].double().var(correction=0))
+        y = args[0] if pad_mask is None else args[0][~pad_mask]
+        variances.append(y.double().var(correction=0))
 
     for connection in connections:
         connection.weight.fill_(1)
-    handles = [connection.drop.register_forward_pre_hook(record) for connection in connections]
+    handles = [connection.register_forward_pre_hook(begin) for connection in connections]
+    handles += [connection.drop.register_forward_pre_hook(record) for connection in connections]
     try:
         with _same_buffers(model):
             run()
@@ -73,8 +81,12 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
                          f'{len(variances)}')
     total = torch.stack(variances)
     all_reduce(total, op='mean')
-    for connection, sum_before in zip(connections[1:], total.cumsum(0), strict=False):
-        connection.weight.copy_(sum_before.sqrt().expand_as(connection.weight))
+    for connection, variance in zip(connections, total, strict=True):
+        if connection.starts_stack:
+            sum_before = torch.zeros_like(variance)
+        else:
+            connection.weight.copy_(sum_before.sqrt().expand_as(connection.weight))
+        sum_before = sum_before + variance
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
 from ..errors import PreflightError
+from ..norms.base import call_norm
 from .clock import UpdateClock
 from .sublayer import Sublayer
 
@@ -30,16 +31,24 @@ class Place:
         sublayer: F.
         channels: of the stream, C.
         norm_cfg: what a norm of the scheme's own is built from.
-        layer: number of the layer, from 1.
-        depth: layers of the whole model, or None if it is not known.
+        layer: number of the layer in its stack, from 1.
+        depth: layers of the stack, which is the whole model but for encoder-decoders; None if it is not known.
+        stacks: layers of encoder and decoder, N and M; None for a model of one stack.
+        in_decoder: whether the stack is the decoder.
+        is_first: whether the sublayer is the first one of its layer.
+        is_last: whether it is the last one.
         clock: counts the updates of the model, if its scheme asks for that.
-        previous: the connection of the sublayer before, None for the model's first.
+        previous: the connection of the sublayer before, None for the stack's first.
     """
     sublayer: Sublayer
     channels: int
     norm_cfg: dict
     layer: int = 1
     depth: int | None = None
+    stacks: tuple[int, int] | None = None
+    in_decoder: bool = False
+    is_first: bool = True
+    is_last: bool = False
     clock: UpdateClock | None = None
     previous: Residual | None = None
 
@@ -83,22 +92,25 @@ class Residual(nn.Module):
         self.norm = nn.Identity()
         self.drop = place.sublayer.take_drop()
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
+                pad_mask: Tensor | None = None) -> Tensor:
         """One sublayer.
 
         Args:
             x: the stream `(B, L, C)`, any floating dtype.
             branch: F, from `(B, L, C)` to the same shape.
             norm: the layer's norm for this sublayer.
+            pad_mask: bool `(B, L)`, True where a token is padding, for the norms. Defaults to None.
 
         Returns:
             The stream behind the sublayer, `(B, L, C)`.
         """
         a, b = self.scales()
-        y = self.norm(branch(norm(x) if self.norm_at == 'pre' else x))
-        y = self.drop(norm(y) if self.norm_at == 'mid' else y)
+        y = branch(call_norm(norm, x, pad_mask) if self.norm_at == 'pre' else x)
+        y = call_norm(self.norm, y, pad_mask)
+        y = self.drop(call_norm(norm, y, pad_mask) if self.norm_at == 'mid' else y)
         x = _add(x if a is None else a * x, y, b)
-        return norm(x) if self.norm_at == 'post' else x
+        return call_norm(norm, x, pad_mask) if self.norm_at == 'post' else x
 
     def scales(self) -> tuple[Scale, Scale]:
         """a and b: numbers or tensors that broadcast to `(C,)`; None is 1."""
@@ -119,7 +131,7 @@ class Residual(nn.Module):
             bias.zero_()
 
     def initialize_embedding(self, embedding: nn.Module) -> None:
-        """Draws the weights of the linear layer or convolution that the stream begins with."""
+        """Draws the weights of the linear layer, convolution or embedding that the stream begins with."""
 
 
 def _add(x: Tensor, y: Tensor, scale: Scale) -> Tensor:

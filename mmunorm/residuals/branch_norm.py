@@ -41,7 +41,8 @@ class BranchNorm(DeepNorm):
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
         self._clock = (place.clock, )
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
+                pad_mask: Tensor | None = None) -> Tensor:
         """As :meth:`Residual.forward`; warns of training in which t stands still."""
         clock, = self._clock
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
@@ -49,7 +50,7 @@ class BranchNorm(DeepNorm):
                 'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
                 "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residuals.count_updates(model, optimizer).",
                 stacklevel=2)
-        return super().forward(x, branch, norm)
+        return super().forward(x, branch, norm, pad_mask)
 
     def scales(self) -> tuple[Scale, Scale]:
         clock, = self._clock

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -18,16 +18,17 @@ DEFAULT_RESIDUAL_CFG = dict(type='PreNorm')
 
 
 class ResidualLayer(nn.Module):
-    """A layer of two sublayers, `attn` and `ffn`, whose connections are `residual1` and `residual2`.
+    """A layer of sublayers, `attn` and `ffn` if it says no more, whose connections are `residual1`, `residual2`, ...
 
     :func:`connect` mixes it into a stock layer: names in the `state_dict` stay.
     """
-    norm_names: ClassVar[tuple[str, str]]
+    part_names: ClassVar[tuple[str, ...]] = ('attn', 'ffn')
+    norm_names: ClassVar[tuple[str, ...]]
 
-    def norms(self) -> tuple[nn.Module, nn.Module]:
-        """The norm of each sublayer."""
-        first, second = self.norm_names
-        return getattr(self, first), getattr(self, second)
+    def sublayers(self) -> Iterator[tuple[str, str, str]]:
+        """The names of each sublayer's connection, of itself, and of its norm."""
+        for i, (part, norm) in enumerate(zip(self.part_names, self.norm_names, strict=True), start=1):
+            yield f'residual{i}', part, norm
 
 
 def scheme_of(residual_cfg: dict) -> type[Residual]:
@@ -59,15 +60,18 @@ def norm_of(residual_cfg: dict, norm_cfg: dict, default: dict) -> dict:
 
 
 def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLayer], residual_cfg: dict,
-            norm_cfg: dict) -> None:
+            norm_cfg: dict, stacks: tuple[int, int] | None = None, in_decoder: bool = False) -> None:
     """Makes each layer an instance of `cls`, a subclass of its class, with connections of a scheme, in place.
 
     Args:
         model: gets the clock of the scheme, if that counts updates.
-        layers: all layers of the model's stream, from its input on; their number is the depth.
+        layers: all layers of a stream of the model, from its input on; their number is the depth.
         cls: what the layers become.
         residual_cfg: names the scheme and its arguments.
         norm_cfg: for norms of the scheme's own.
+        stacks: of an encoder-decoder the layers of both stacks, each of which is connected by a call of its own.
+            Defaults to None.
+        in_decoder: whether `layers` are the decoder. Defaults to False.
 
     Raises:
         ResidualError: `residual_cfg` names no scheme, or an argument that the scheme does not know or that is out of
@@ -80,12 +84,13 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
     if unknown := [name for name in arguments if name not in known]:
         raise ResidualError(f'residual_cfg: {scheme.__name__} has no argument {", ".join(unknown)}; it has '
                             f'{", ".join(known) or "none"}')
-    if scheme.needs_clock:
+    if scheme.needs_clock and not hasattr(model, 'update_clock'):
         model.update_clock = UpdateClock()
     previous = None
     for number, layer in enumerate(layers, start=1):
         layer.__class__ = cls
-        for name, part, norm in zip(('residual1', 'residual2'), ('attn', 'ffn'), layer.norms(), strict=True):
+        for name, part, norm_name in layer.sublayers():
+            norm = getattr(layer, norm_name)
             if scheme.without_norm and not isinstance(norm, NoNorm):
                 raise ResidualError(f'norm_cfg: {scheme.__name__} is a scheme without norms, and got '
                                     f"{type(norm).__name__}; leave norm_cfg out, or make it dict(type='NoNorm')")
@@ -96,6 +101,10 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
                 norm_cfg=norm_cfg,
                 layer=number,
                 depth=len(layers),
+                stacks=stacks,
+                in_decoder=in_decoder,
+                is_first=part == layer.part_names[0],
+                is_last=part == layer.part_names[-1],
                 clock=getattr(model, 'update_clock', None),
                 previous=previous)
             try:
@@ -108,19 +117,20 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.Module) -> None:
+def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.Module | None) -> None:
     """Starts the weights of a model's layers as their scheme has them, unless its `init_cfg` loads a checkpoint.
 
     Args:
         model: a module of mmengine's, with an `init_cfg`.
         layers: all its layers, after :func:`connect`.
-        embedding: the linear layer or convolution that makes the stream.
+        embedding: the linear layer, convolution or embedding that makes the stream; None where another stack has
+            started it.
     """
     cfgs = [model.init_cfg] if isinstance(model.init_cfg, dict) else model.init_cfg or []
     if any(cfg['type'] in ('Pretrained', PretrainedInit) for cfg in cfgs):
         return
     for layer in layers:
-        connections = layer.residual1, layer.residual2
-        for residual, part, norm in zip(connections, ('attn', 'ffn'), layer.norms(), strict=True):
-            residual.initialize(describe(getattr(layer, part)), norm)
-    layers[0].residual1.initialize_embedding(embedding)
+        for residual, part, norm in layer.sublayers():
+            getattr(layer, residual).initialize(describe(getattr(layer, part)), getattr(layer, norm))
+    if embedding is not None:
+        layers[0].residual1.initialize_embedding(embedding)

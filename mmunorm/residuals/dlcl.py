@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..norms.base import call_norm
 from .base import RESIDUALS, Place
 from .pre_norm import PreNorm
 
@@ -33,8 +34,8 @@ class DLCL(PreNorm):
         if place.previous is not None and place.previous.channels != place.channels:
             raise ValueError(f'mixes the outputs of all layers, which need one width, got {place.previous.channels} '
                              f'and {place.channels} channels; take it for a model without stages')
-        self.is_first = place.sublayer.is_attention
-        self.is_end = not self.is_first and place.layer == place.depth
+        self.is_first = place.is_first
+        self.is_end = place.is_last and place.layer == place.depth
         terms = place.layer if self.is_first else place.layer + 1
         if self.is_first or self.is_end:
             self.weight = nn.Parameter(torch.full((terms, ), 1 / terms))
@@ -42,22 +43,23 @@ class DLCL(PreNorm):
         # The normed outputs so far of the forward pass that is under way, shared by the connections of a model.
         self._history: list[Tensor] = [] if place.previous is None else place.previous._history
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
+                pad_mask: Tensor | None = None) -> Tensor:
         """As :meth:`Residual.forward`.
 
         Raises:
             RuntimeError: the layers before it have not been run.
         """
-        x = super().forward(self._mix(x) if self.is_first else x, branch, norm)
+        x = super().forward(self._mix(x, pad_mask) if self.is_first else x, branch, norm, pad_mask)
         if self.is_end:
-            x = self._mix(x)
+            x = self._mix(x, pad_mask)
             self._history.clear()  # a model with a graph in it cannot be copied
         return x
 
-    def _mix(self, x: Tensor) -> Tensor:
+    def _mix(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if len(self.weight) == 1:
             self._history.clear()
-        self._history.append(self.mix_norm(x))
+        self._history.append(call_norm(self.mix_norm, x, pad_mask))
         if len(self._history) != len(self.weight):
             raise RuntimeError(f'DLCL: layers must be run in their order, once each and without activation '
                                f'checkpointing; {len(self.weight)} outputs are mixed here, and there are '

@@ -10,7 +10,7 @@ from .pre_norm import PreNorm
 
 @RESIDUALS.register_module()
 class ReZero(PreNorm):
-    """`x' = x + g F(x)`, for models without a norm; both sublayers of a layer share `gain` `()`, which starts at 0.
+    """`x' = x + g F(x)`, for models without a norm; the sublayers of a layer share `gain` `()`, which starts at 0.
 
     Args:
         place (Place): where the connection stands.
@@ -19,10 +19,10 @@ class ReZero(PreNorm):
 
     def __init__(self, place: Place):
         super().__init__(place)
-        if place.sublayer.is_attention:
+        if place.is_first:
             self.gain = nn.Parameter(torch.zeros(()))
         # In a tuple, so that it is no child: the parameter has one name, and an optimizer meets it once.
-        self._owner = (self if place.sublayer.is_attention else place.previous, )
+        self._owner = (self, ) if place.is_first else place.previous._owner
 
     def scales(self) -> tuple[Scale, Scale]:
         return None, self._owner[0].gain

@@ -7,6 +7,8 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
 from torch import Tensor, nn
 
+from ..norms.base import call_norm
+
 ROLES = ('q', 'k', 'v', 'out', 'fc1', 'fc2')
 
 
@@ -15,6 +17,12 @@ class Entrance(nn.Sequential):
 
     The parts are `linear` and, for each module in front, a name of its own.
     """
+
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+        """`(..., C)` to the linear layer's output; `pad_mask` `(...)` is True where a token is padding."""
+        for part in self:
+            x = call_norm(part, x, pad_mask)
+        return x
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Sublayer:
         last_role: its role.
         drop_owner: the module that holds the stochastic depth of F's output.
         drop_name: its name there.
+        memory: of a cross-attention, the linear layer that gives k and v of what another stream left; else None.
     """
     module: nn.Module
     first: nn.Module
@@ -39,6 +48,7 @@ class Sublayer:
     last_role: str
     drop_owner: nn.Module
     drop_name: str
+    memory: nn.Module | None = None
 
     @property
     def is_attention(self) -> bool:
@@ -64,11 +74,15 @@ class Sublayer:
     def weights(self) -> dict[str, Tensor]:
         """The weights `(out, in)` by role, as views that may be written to; a fused q, k, v is three of them."""
         rows = self.first.weight.detach().chunk(len(self.first_roles))
-        return {**dict(zip(self.first_roles, rows, strict=True)), self.last_role: self.last.weight.detach()}
+        weights = {**dict(zip(self.first_roles, rows, strict=True)), self.last_role: self.last.weight.detach()}
+        if self.memory is not None:
+            weights['k'], weights['v'] = self.memory.weight.detach().chunk(2)
+        return weights
 
     def biases(self) -> list[Tensor]:
-        """The biases of the first and the last layer, those that there are, as views that may be written to."""
-        return [layer.bias.detach() for layer in (self.first, self.last) if layer.bias is not None]
+        """The biases of these layers, those that there are, as views that may be written to."""
+        layers = (self.first, self.last, *filter(None, [self.memory]))
+        return [layer.bias.detach() for layer in layers if layer.bias is not None]
 
     def put_before_last(self, name: str, module: nn.Module) -> None:
         """Lets `module` work on what the last linear layer reads, in front of what works there already."""
@@ -86,11 +100,13 @@ class Sublayer:
 
 
 def describe(module: nn.Module) -> Sublayer:
-    """The parts of an attention or a feed-forward network of mmpretrain or mmcv.
+    """The parts of an attention or a feed-forward network: of mmpretrain, of mmcv, or one with a `describe()`.
 
     Raises:
         TypeError: `module` is none of those that are known.
     """
+    if callable(getattr(module, 'describe', None)):
+        return module.describe()
     if isinstance(module, (MultiheadAttention, ShiftWindowMSA)):
         is_window = isinstance(module, ShiftWindowMSA)
         inner = module.w_msa if is_window else module

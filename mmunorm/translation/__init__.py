@@ -1,0 +1,7 @@
+"""Translation: an encoder-decoder Transformer with any norm and any residual, its task, its search and its text."""
+from . import text  # noqa: F401  registers the data
+from .model import TranslationModel
+from .schedule import InverseSquareRoot
+from .transformer import UNTransformer
+
+__all__ = ['InverseSquareRoot', 'TranslationModel', 'UNTransformer']
