@@ -31,10 +31,13 @@ RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
 # Configs that start from a LayerNorm checkpoint, of the architecture of another.
 CONVERT = [name for name in CONFIGS if name.startswith('convert/')]
 
+# The size at which the Transformers of translation are built; `tests/translation` builds and trains them.
+SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=8, feedforward_channels=8, num_heads=2)
+
 
 def norm_of(name):
     """The part of a config's name that tells its norm."""
-    return next(norm for norm in ('ln', 'un') if f'_{norm}_' in name)
+    return next(norm for norm in ('ln', 'un') if f'_{norm}_' in f'{name}_')
 
 
 def load(name):
@@ -58,6 +61,8 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
     if '_s48_' in name:
         cfg.model.backbone.arch.num_layers = 6  # the others are like these
+    if name.startswith('translation/'):
+        cfg.model.backbone.update(vocab_size=8, arch=SMALL)
     model = build(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
     kind = norm_of(name).upper()
@@ -70,7 +75,8 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     assert len(decay) == sum(parameter.requires_grad for parameter in model.parameters())
     assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()
             if parameter.requires_grad} == {0.0}
-    assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay > 0
+    assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay
+    assert max(decay.values()) > 0 or '/wmt' in name
 
 
 def recipe(cfg):
@@ -88,7 +94,7 @@ def recipe(cfg):
 @pytest.mark.parametrize('name', [name for name in CONFIGS
                                   if norm_of(name) != 'ln' and name not in RECORDED + CONVERT])
 def test_a_norm_changes_the_norm_and_nothing_else(name):
-    cfg, ln = load(name), load(name.replace(f'_{norm_of(name)}_', '_ln_'))
+    cfg, ln = load(name), load(re.sub(f'_{norm_of(name)}(?=_|$)', '_ln', name))
     assert recipe(cfg) == recipe(ln)
     for config, norm in ((cfg, norm_of(name)), (ln, 'ln')):
         if config.get('pretrained'):
@@ -286,6 +292,27 @@ def test_recipe(name):
             assert dataset.download is False
 
 
+# The specification's settings of translation: architecture, layers a side, scheme, optimizer, rate, warm-up.
+TRANSLATION = {
+    'iwslt14_de_en_un': ('small', 'PreNorm', 'RAdam', 7e-4, 6000),
+    'wmt14_en_fr_un': ('base', 'PreNorm', 'Adam', 7e-4, 4000),
+    **{f'wmt17_en_de_{depth}l_{scheme}_norm_ln':
+       ((depth, depth, 512, 2048, 8), f'{scheme.title()}Norm', 'Adam', 1e-3, 4000)
+       for depth in (6, 18, 50, 100, 250) for scheme in ('branch', 'deep')},
+}
+
+
+@pytest.mark.parametrize('name', TRANSLATION)
+def test_translation_recipe(name):
+    cfg = load(f'translation/{name}')
+    backbone, optimizer = cfg.model.backbone, cfg.optim_wrapper.optimizer
+    arch = backbone.arch if isinstance(backbone.arch, str) else tuple(backbone.arch.values())
+    assert TRANSLATION[name] == (arch, backbone.get('residual_cfg', dict(type='PreNorm'))['type'], optimizer.type,
+                                 optimizer.lr, cfg.param_scheduler[0].warmup)
+    assert cfg.train_cfg.max_iters == 100_000 and cfg.train_dataloader.batch_sampler.max_tokens == 4096
+    assert backbone.norm_cfg.get('outlier_filter', False) is False
+
+
 def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
     def model(cfg):
         model = cfg.to_dict()['model']
@@ -343,6 +370,7 @@ TRAINED_LN = ('swin_t_ln_maskrcnn_3x', 't2t_vit_14_ln_imagenet')
 @pytest.mark.parametrize('name', [name for name in CONFIGS if (norm_of(name) == 'un' or name in TRAINED_LN)
                                   and not name.endswith(('_1x', 'cifar100'))
                                   and name not in CONVERT
+                                  and not name.startswith('translation/')
                                   and (not name.startswith('deep/') or name == TRAINED_DEEP)
                                   and (not re.search('dark|iat', name) or name in TRAINED_DARK)])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):

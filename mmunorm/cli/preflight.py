@@ -42,14 +42,21 @@ SOURCES = {
                 '{folder}',
     'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
               'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
+    'en-it': 'make it with `python tools/dataset/make_translation.py --pair en-it`',
+    'en-de': 'make it with `python tools/dataset/make_translation.py --pair en-de`',
+    'en-fr': 'make it with `python tools/dataset/make_translation.py --pair en-fr`',
+    'translation': 'put train, valid and test there, each as .src and .tgt with one sentence a line, and make '
+                   'subwords.model of the training text with `python tools/dataset/train_subwords.py`',
 }
+# What a data set of sentence pairs and its metric name.
+_TEXTS = ('source', 'target', 'reference', 'subwords')
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks that the data files and folders of a run are there, and that COCO annotations are whole.
 
-    It looks inside dataset wrappers, and at the `ann_file` of evaluators. It does not check remote paths, or data
-    sets that download themselves: their classes do.
+    It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
+    sets that download themselves: their classes do. Subwords must be those of the model.
 
     Args:
         cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`; each may be missing.
@@ -58,16 +65,19 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
-    problems, annotations = {}, set()
+    problems, annotations, subwords = {}, set(), set()
     for split in splits:
         dataloader = cfg.get(f'{split}_dataloader') or {}
         for dataset in _leaf_datasets(dataloader.get('dataset')):
             problems.update(_dataset_problems(dataset))
+            subwords.update(filter(None, [dataset.get('subwords')]))
             if class_name(dataset) == 'CocoDataset':
                 ann_file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
                 if _is_local(ann_file, dataset):
                     annotations.add(ann_file)
         for metric in _metrics(cfg.get(f'{split}_evaluator')):
+            if class_name(metric) == 'TranslationScore':
+                problems.update(_text_problems(metric))
             ann_file = metric.get('ann_file')
             if not _is_local(ann_file, metric):
                 continue
@@ -80,6 +90,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     for path in sorted(set(map(os.path.normpath, annotations))):
         if problem := _annotation_problem(path):
             raise PreflightError(f'the annotation file {path} cannot be used: {problem}.')
+    _check_subwords(subwords, cfg)
 
 
 def check_norms(cfg: Config) -> None:
@@ -175,6 +186,8 @@ def _is_local(path, cfg: dict) -> bool:
 
 def _dataset_problems(dataset: dict) -> dict[str, str]:
     """What is wrong with a data set, by path."""
+    if class_name(dataset) == 'TranslationDataset':
+        return _text_problems(dataset)
     root = dataset.get('data_root') or ''
     cls = DATASETS.get(f'mmpretrain.{class_name(dataset)}')
     if isinstance(cls, type) and issubclass(cls, CIFAR10):
@@ -189,6 +202,21 @@ def _dataset_problems(dataset: dict) -> dict[str, str]:
             path = os.path.normpath(path)
             problems[path] = problem.format(path)
     return problems
+
+
+def _text_problems(texts: dict) -> dict[str, str]:
+    """Which files of a TranslationDataset or TranslationScore are missing, by path."""
+    paths = [texts[name] for name in _TEXTS if texts.get(name)]
+    return {path: f'no file {path}' for path in paths if not os.path.isfile(path)}
+
+
+def _check_subwords(paths: set[str], cfg: Config) -> None:
+    """Checks that the model has an embedding for each subword of the data."""
+    if not paths:
+        return
+    from ..translation.text.subwords import Subwords, check_vocabulary
+    for path in sorted(paths):
+        check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
 
 
 def _expected_paths(dataset: dict, cls: type | None):
@@ -263,4 +291,4 @@ def _advice(path: str) -> str:
     for name, source in SOURCES.items():
         if name in folders:
             return source.format(folder=Path(*folders[:folders.index(name) + 1]))
-    return 'check data_root, ann_file and data_prefix in the config'
+    return 'check the paths of the data in the config'

@@ -146,7 +146,7 @@ def renamed(stem: str, old: str, name: str) -> str:
 
 
 def _renamed(stem: str, old: str, name: str) -> str:
-    return stem.replace(f'_{old.lower()}_', f'_{slug(name)}_')
+    return re.sub(rf'_{re.escape(old.lower())}(?=_|$)', f'_{slug(name)}', stem)
 
 
 def count_steps(cfg: Config) -> int:

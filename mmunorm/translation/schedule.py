@@ -17,16 +17,16 @@ class InverseSquareRoot(LRSchedulerMixin, _ParamScheduler):
     Args:
         optimizer (Optimizer | BaseOptimWrapper): whose rates it sets.
         warmup (int): steps that the rate grows in.
-        **kwargs: `begin`, `end`, `last_step`, `by_epoch` and `verbose` of mmengine's schedulers. `by_epoch` is False
-            where it is not named.
+        **kwargs: `begin`, `end`, `last_step`, `by_epoch` and `verbose` of mmengine's schedulers. Steps are those of
+            training with `by_epoch=False`, and epochs without.
 
     Raises:
         ValueError: `warmup` is no positive int.
     """
 
-    def __init__(self, optimizer, *, warmup: int, by_epoch: bool = False, **kwargs):
+    def __init__(self, optimizer, *, warmup: int, **kwargs):
         self.warmup = check_count('warmup', warmup, least=1)
-        super().__init__(optimizer, by_epoch=by_epoch, **kwargs)
+        super().__init__(optimizer, **kwargs)
 
     def _get_value(self) -> list[float]:
         step = self.last_step + 1

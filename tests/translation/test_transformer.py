@@ -82,8 +82,8 @@ def test_equals_torchs_transformer_forward_and_backward(scheme):
 
 @settings(max_examples=12, deadline=None)
 @given(scheme=st.sampled_from(SCHEMES), norm=st.sampled_from(['UN', 'TokenBN', 'MABN', 'PN']),
-       lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), more=st.tuples(st.integers(0, 4), st.integers(1, 4)),
-       seed=st.integers(0, 1000))
+       lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+       more=st.tuples(st.integers(0, 4), st.integers(1, 4)), seed=st.integers(0, 1000))
 def test_more_padding_changes_nothing_to_the_last_bit(scheme, norm, lengths, more, seed):
     torch.manual_seed(seed)
     kwargs = {} if scheme in WITHOUT_NORM or norm == 'TokenBN' else dict(norm_cfg=dict(type=norm, warmup_iters=1))
