@@ -1,4 +1,4 @@
 _base_ = ['./_base_/wmt17_en_de_deep.py']
 
-model = dict(
-    backbone=dict(arch=dict(encoder_layers=50, decoder_layers=50), residual_cfg=dict(type='DeepNorm')))
+arch = dict(encoder_layers=50, decoder_layers=50)
+model = dict(backbone=dict(arch=arch, residual_cfg=dict(type='DeepNorm')))
