@@ -49,6 +49,19 @@ def test_low_light_speed(run):
     assert all(row['shape'] == [1, 3, 12, 17] and row['to_ln']['value'] > 0 for row in rows)
 
 
+def test_translation_speed(run, monkeypatch):
+    sizes = dict(encoder_layers=1, decoder_layers=1, embed_dims=8, feedforward_channels=8, num_heads=2)
+    speed = importlib.import_module('translation_speed')
+    monkeypatch.setattr(speed, 'SMALL', sizes)
+    monkeypatch.setattr(speed, 'VOCABULARY', 20)
+    printed, rows = run('translation_speed', '--sentences', '3', '--searched', '2', '--length', '4')
+    assert '| search | LN, no cache |' in printed
+    assert [(row['what'], row['norm']) for row in rows] == [
+        ('training', 'LN'), ('training', 'UN'), ('search', 'LN'), ('search', 'UN'), ('search', 'UN, folded'),
+        ('search', 'LN, no cache')]
+    assert all(row['to_ln']['value'] > 0 for row in rows)
+
+
 @needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):

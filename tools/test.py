@@ -1,4 +1,4 @@
-"""Tests a trained detector, classifier or enhancer and prints its metrics."""
+"""Tests a trained detector, classifier, enhancer or translator and prints its metrics."""
 import argparse
 import functools
 from pathlib import Path

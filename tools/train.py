@@ -1,4 +1,4 @@
-"""Trains a detector, a classifier or an enhancer of pictures."""
+"""Trains a detector, a classifier, an enhancer of pictures or a translator."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
