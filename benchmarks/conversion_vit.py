@@ -27,7 +27,7 @@ from conversion import without_layer_norm
 from int8_vit import PHOTOGRAPHS, crops_of, features, focus_vit
 
 HELD_OUT = ('chelsea.png', 'coffee.png', 'rocket.jpg')
-# Photographs without colours; for the other benchmarks there is no use for them.
+# Photographs without colours.
 GREY = ('brick.png', 'camera.png', 'clock_motion.png', 'coins.png', 'grass.png', 'gravel.png', 'moon.png')
 NORM_CFG = dict(type='UN', warmup_iters=50)
 

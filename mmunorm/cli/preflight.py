@@ -15,6 +15,7 @@ from ..config.checkpoints import check_checkpoint, pretrained_path
 from ..errors import PreflightError, describe
 from ..norms import Norm
 from ..quiet import quiet_imports
+from ..translation.text.subwords import Subwords, check_vocabulary
 
 with quiet_imports():
     from mmpretrain.datasets import CIFAR10, ImageNet
@@ -44,6 +45,7 @@ SOURCES = {
               'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
     'en-it': 'make it with `python tools/dataset/make_translation.py --pair en-it`',
     'en-de': 'make it with `python tools/dataset/make_translation.py --pair en-de`',
+    'en-da': 'make it with `python tools/dataset/make_translation.py --pair en-da`',
     'en-fr': 'make it with `python tools/dataset/make_translation.py --pair en-fr`',
     'translation': 'put train, valid and test there, each as .src and .tgt with one sentence a line, and make '
                    'subwords.model of the training text with `python tools/dataset/train_subwords.py`',
@@ -212,9 +214,6 @@ def _text_problems(texts: dict) -> dict[str, str]:
 
 def _check_subwords(paths: set[str], cfg: Config) -> None:
     """Checks that the model has an embedding for each subword of the data."""
-    if not paths:
-        return
-    from ..translation.text.subwords import Subwords, check_vocabulary
     for path in sorted(paths):
         check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
 
