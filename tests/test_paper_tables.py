@@ -13,6 +13,7 @@ from mmunorm.config.models import build_model
 from mmunorm.norms import Norm
 
 from . import tiny_runs
+from .test_configs import SMALL
 
 LINES = (tiny_runs.ROOT / 'docs/paper_tables.md').read_text().splitlines()
 ROWS = [[cell.strip() for cell in line[1:-1].split('|')] for line in LINES if line.startswith('|')]
@@ -31,10 +32,10 @@ def load(command):
 
 
 def test_every_row_has_the_papers_number_and_a_command():
-    assert len(ROWS) == 6 * 8 + 5 + 5 + 8 + 4
+    assert len(ROWS) == 6 * 8 + 5 + 5 + 8 + 4 + 2 * 8 + 5 + 4
     for row in ROWS:
         assert re.fullmatch(r'\d\d\.\d( / \d\d\.\d)?|FAIL|/|-', row[-3]), row
-        assert re.fullmatch(r'`bash tools/dist_train.sh configs/\w+\.py \d+( --.*)?`', row[-2]), row
+        assert re.fullmatch(r'`bash tools/dist_train.sh configs/(translation/)?\w+\.py \d+( --.*)?`', row[-2]), row
         assert re.fullmatch(r'(\d\d\.\d.*|FAIL.*)?', row[-1]), row
 
 
@@ -43,7 +44,9 @@ def test_every_row_has_the_papers_number_and_a_command():
 def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
     monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
     cfg, args = load(command)
-    norm = args.norm or ('LN' if '_ln_' in args.config else 'UN')
+    norm = args.norm or ('LN' if re.search('_ln[_.]', args.config) else 'UN')
+    if 'translation' in args.config:
+        cfg.model.backbone.update(vocab_size=8, arch=SMALL)
     expected = presets.parse_norm(norm)[1]
     norms = [module for module in build_model(cfg).modules() if isinstance(module, (Norm, nn.LayerNorm))]
     assert len(norms) > 10 and {type(module) for module in norms} == {MODELS.get(expected.pop('type'))}
