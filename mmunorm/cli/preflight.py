@@ -290,4 +290,4 @@ def _advice(path: str) -> str:
     for name, source in SOURCES.items():
         if name in folders:
             return source.format(folder=Path(*folders[:folders.index(name) + 1]))
-    return 'check the paths of the data in the config'
+    return 'check data_root, ann_file and data_prefix, or source and target, in the config'

@@ -21,7 +21,7 @@ CONFIG = """
 _base_ = ['{root}/configs/translation/debian_en_it_un.py']
 model = dict(
     backbone=dict(
-        vocab_size=30, arch=dict(encoder_layers=1, decoder_layers=1, embed_dims=16, feedforward_channels=16)))
+        vocab_size=285, arch=dict(encoder_layers=1, decoder_layers=1, embed_dims=16, feedforward_channels=16)))
 test_dataloader = dict(dataset=dict(subwords='subwords.model', source='text', target='text'))
 test_evaluator = dict(subwords='subwords.model', source='text', reference='text')
 """
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     from mmunorm.translation.text.subwords import train_subwords
     folder = tmp_path_factory.mktemp('translate')
     (folder / 'text').write_text('\n'.join(filter(None, LINES)) + '\n')
-    train_subwords([folder / 'text'], folder / 'subwords.model', vocab_size=30)
+    train_subwords([folder / 'text'], folder / 'subwords.model', vocab_size=285)
     (folder / 'lines').write_text('\n'.join(LINES) + '\n')
     (folder / 'mine.py').write_text(CONFIG.format(root=tiny_runs.ROOT))
     cfg = Config.fromfile(folder / 'mine.py')
@@ -92,7 +92,7 @@ def test_several_hypotheses_with_scores(translate):
     (['a.pth', 'missing'], 'cannot read the text missing: No such file or directory.'),
     (['a.pth', 'lines', '--nbest', '5'], '--nbest 5 is more than the 4 hypotheses that are followed'),
     (['a.pth', 'lines', '--length-penalty', '-1'], '--length-penalty must be at least 0, got -1.0'),
-    (['a.pth', 'lines', '--cfg-options', 'model.backbone.vocab_size=31'], 'subwords'),
+    (['a.pth', 'lines', '--cfg-options', 'model.backbone.vocab_size=286'], 'subwords'),
     (['a.pth', 'lines', '--cfg-options', 'test_dataloader.dataset.subwords=none'], 'cannot read the subword model')])
 def test_what_is_wrong_is_one_line(translate, arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -107,6 +107,6 @@ def test_data_are_looked_for_before_a_run(folder, monkeypatch):
     check_data(cfg, ['test'])
     with pytest.raises(PreflightError, match='no file .*en-it/train.src; .*make_translation.py --pair en-it'):
         check_data(cfg, ['train'])
-    cfg.model.backbone.vocab_size = 41
+    cfg.model.backbone.vocab_size = 410
     with pytest.raises(PreflightError, match='subwords'):
         check_data(cfg, ['test'])
