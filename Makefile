@@ -39,7 +39,7 @@ $(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(OPENCV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null 2>&1 || true
 	@touch $@
 
 lint: $(STAMP)

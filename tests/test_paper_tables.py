@@ -74,4 +74,4 @@ def test_a_row_has_the_norm_that_it_names():
     for row in ROWS:
         if row[0] in presets.NORMS:
             named = re.search(r"--norm '?([^' `]+)", row[-2])
-            assert named and named[1] == row[0] or f'_{row[0].lower()}_' in row[-2], row
+            assert named and named[1] == row[0] or re.search(f'_{row[0].lower()}[_.]', row[-2]), row
