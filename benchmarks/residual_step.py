@@ -20,7 +20,7 @@ from mmunorm.residuals import count_updates
 
 # isort: split
 from norm_layers import result_file
-from train_step import add_step_arguments
+from train_step import add_step_arguments, warm_step
 
 SCHEMES = dict(PostNorm={}, DeepNorm={}, BranchNorm=dict(warmup_iters=10**6), PreNorm={})
 NORMS = dict(LN=dict(type='LN', eps=1e-6), UN=dict(type='UN', warmup_iters=0))
@@ -50,15 +50,7 @@ def make_step(scheme, norm, settings, args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     count_updates(model, optimizer)
     images = torch.randn(args.batch, 3, settings['img_size'], settings['img_size'], device=args.device)
-
-    def step():
-        model(images)[-1].square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(6):  # fills UN's window
-        step()
-    return step
+    return warm_step(lambda: model(images)[-1].square().mean(), optimizer)
 
 
 def main(argv=None):

@@ -58,14 +58,22 @@ def make_step(norm_cfg, images, mode, args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model, dynamic=False) if mode == 'compiled' else model
 
-    def step():
+    def loss():
         with precision(images.device, args.amp):
-            loss = run(images)[-1].float().square().mean()
-        loss.backward()
+            return run(images)[-1].float().square().mean()
+
+    return warm_step(loss, optimizer)
+
+
+def warm_step(loss, optimizer):
+    """A function that does one training step on `loss()`; it has done six, which compile, and fill UN's window."""
+
+    def step():
+        loss().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(6):  # compiles, and fills UN's window
+    for _ in range(6):
         step()
     return step
 

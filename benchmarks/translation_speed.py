@@ -20,7 +20,7 @@ import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 
 # isort: split
 import torch
-from norm_layers import result_file
+from norm_layers import ROOT, result_file
 
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
@@ -30,7 +30,6 @@ from mmunorm.translation import TranslationModel
 from mmunorm.translation.search import CachedDecoder, beam_search
 from mmunorm.translation.text.ids import EOS, PAD
 
-ROOT = Path(__file__).parent.parent
 # configs/translation/debian_en_it_*.py
 SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=256, feedforward_channels=1024, num_heads=4)
 VOCABULARY = 8000

@@ -15,6 +15,7 @@ from ..config.checkpoints import check_checkpoint, pretrained_path
 from ..errors import PreflightError, describe
 from ..norms import Norm
 from ..quiet import quiet_imports
+from ..translation.text.made_text import LANGUAGES
 from ..translation.text.subwords import Subwords, check_vocabulary
 
 with quiet_imports():
@@ -43,10 +44,8 @@ SOURCES = {
                 '{folder}',
     'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
               'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
-    'en-it': 'make it with `python tools/dataset/make_translation.py --pair en-it`',
-    'en-de': 'make it with `python tools/dataset/make_translation.py --pair en-de`',
-    'en-da': 'make it with `python tools/dataset/make_translation.py --pair en-da`',
-    'en-fr': 'make it with `python tools/dataset/make_translation.py --pair en-fr`',
+    **{f'en-{language}': f'make it with `python tools/dataset/make_translation.py --pair en-{language}`'
+       for language in LANGUAGES},
     'translation': 'put train, valid and test there, each as .src and .tgt with one sentence a line, and make '
                    'subwords.model of the training text with `python tools/dataset/train_subwords.py`',
 }

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
 
-from ..errors import LocalError, PreflightError
+from ..errors import LocalError
+from ..packages import check_installed
 
 LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
 
@@ -27,9 +27,7 @@ class ImageQuality(BaseMetric):
     """
 
     def __init__(self, collect_device: str = 'cpu', prefix: str | None = None):
-        if find_spec('torchmetrics') is None:
-            raise PreflightError("PSNR and SSIM need torchmetrics: `pip install 'mmunorm[enhance]'`, or "
-                                 '`pip install -r requirements/enhance.txt` in the folder of mmunorm.')
+        check_installed('torchmetrics', 'PSNR and SSIM', 'enhance')
         super().__init__(collect_device, prefix)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:

@@ -60,7 +60,7 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
 
     def begin(connection: Admin, args: tuple) -> None:
         nonlocal pad_mask
-        *_, pad_mask = args if len(args) == 4 else (None, )
+        pad_mask = args[3] if len(args) == 4 else None  # as Residual.forward has them
 
     def record(drop: nn.Module, args: tuple[Tensor]) -> None:
         y = args[0] if pad_mask is None else args[0][~pad_mask]

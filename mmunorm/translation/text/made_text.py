@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ...datasets.made_folder import is_made, making_folder
 from ...errors import PreflightError
+from ...packages import check_installed
 from .apt import OWN_TEXT, fetched_lists
 from .debian import descriptions, parallel_text, source_packages
 from .libreoffice import help_text
-from .packages import check_installed
 from .pairs import Pair, SplitText, split_text
 from .subwords import train_subwords
 
@@ -40,7 +40,7 @@ def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 80
         PreflightError: apt or sentencepiece is missing, or apt does not have the text.
         FolderError: the folder must not be written.
     """
-    check_installed('sentencepiece', 'subwords')
+    check_installed('sentencepiece', 'subwords', 'translate')
     settings = dict(pair=f'en-{language}', vocab_size=vocab_size)
     if is_made(out, settings, force):
         return None

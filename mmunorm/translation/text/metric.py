@@ -11,8 +11,8 @@ from mmengine.registry import METRICS
 
 from ...errors import RunError
 from ...files import write_text
+from ...packages import check_installed
 from .lines import check_equally_many, read_lines, spread
-from .packages import check_installed
 from .scores import Score, corpus_scores
 from .subwords import Subwords
 
@@ -42,7 +42,7 @@ class TranslationScore(BaseMetric):
     def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
                  out_file: str | os.PathLike | None = None, examples: int = 3, collect_device: str = 'cpu',
                  prefix: str | None = None):
-        check_installed('sacrebleu', 'BLEU and chrF')
+        check_installed('sacrebleu', 'BLEU and chrF', 'translate')
         super().__init__(collect_device, prefix)
         self.subwords = Subwords(subwords)
         self.references, self.sources = list(read_lines(reference)), list(read_lines(source))

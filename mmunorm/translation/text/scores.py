@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .packages import check_installed
+from ...packages import check_installed
 
 
 class Score(NamedTuple):
@@ -67,6 +67,6 @@ def paired_bootstrap(a: Sequence[str], b: Sequence[str], references: Sequence[st
 
 
 def _metrics() -> dict:
-    check_installed('sacrebleu', 'BLEU and chrF')
+    check_installed('sacrebleu', 'BLEU and chrF', 'translate')
     from sacrebleu.metrics import BLEU, CHRF
     return dict(BLEU=BLEU(), chrF=CHRF())

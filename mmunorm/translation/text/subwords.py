@@ -10,9 +10,9 @@ import torch
 
 from ...errors import PreflightError
 from ...files import whole_file
+from ...packages import check_installed
 from .ids import BOS, EOS, PAD, UNK
 from .lines import read_lines
-from .packages import check_installed
 
 TRAIN = 'tools/dataset/train_subwords.py'
 SPECIALS = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS)
@@ -29,7 +29,7 @@ class Subwords:
     """
 
     def __init__(self, path: str | os.PathLike):
-        check_installed('sentencepiece', 'subwords')
+        check_installed('sentencepiece', 'subwords', 'translate')
         from sentencepiece import SentencePieceProcessor
         try:
             content = Path(path).read_bytes()
@@ -97,7 +97,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
     Raises:
         PreflightError: sentencepiece is missing, a text cannot be used, or `vocab_size` does not fit it.
     """
-    check_installed('sentencepiece', 'subwords')
+    check_installed('sentencepiece', 'subwords', 'translate')
     from sentencepiece import SentencePieceTrainer
     # First, because sentencepiece hides an error that it meets while it reads.
     if not sum(1 for text in texts for _ in read_lines(text)):
@@ -111,7 +111,6 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                     byte_fallback=True, num_threads=torch.get_num_threads(), minloglevel=2,
                     **{f'{name}_id': i for name, i in SPECIALS.items()})
         except RuntimeError as error:
-            part.unlink()
             # What is wrong stands after the place in sentencepiece's own source, before an option that we do not have.
             reason = str(error).strip().splitlines()[-1].rpartition('] ')[2].partition(' or decrease')[0]
             raise PreflightError(f'no {vocab_size} subwords can be trained on {", ".join(map(str, texts))}: '

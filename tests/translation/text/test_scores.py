@@ -1,7 +1,7 @@
 import pytest
 
+from mmunorm import packages
 from mmunorm.errors import PreflightError
-from mmunorm.translation.text import packages
 from mmunorm.translation.text.scores import corpus_scores, paired_bootstrap
 
 REFERENCES = [f'the program number {i} reads a large file and writes {i + 1} new lines' for i in range(40)]

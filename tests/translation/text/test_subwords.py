@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmunorm import packages
 from mmunorm.errors import PreflightError
-from mmunorm.translation.text import EOS, UNK, Subwords, check_vocabulary, packages
+from mmunorm.translation.text import EOS, UNK, Subwords, check_vocabulary
 from mmunorm.translation.text.subwords import train_subwords
 
 from .conftest import VOCAB_SIZE
