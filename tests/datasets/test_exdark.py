@@ -49,7 +49,8 @@ def test_the_recipe_reads_it(root):
     assert len(dataset) == 2 and dataset.metainfo['classes'] == CLASSES
     # The recipe crops at random, so a picture as the model sees it may have lost one of its boxes.
     assert [each['bbox_label'] for each in dataset.get_data_info(0)['instances']] == [0, 10]
-    assert dataset[0]['inputs'].shape[0] == 3 and set(dataset[0]['data_samples'].gt_instances.labels.tolist()) <= {0, 10}
+    item = dataset[0]
+    assert item['inputs'].shape[0] == 3 and set(item['data_samples'].gt_instances.labels.tolist()) <= {0, 10}
     cfg.test_dataloader.dataset.data_root = str(root)
     assert DATASETS.build(cfg.test_dataloader.dataset)[0]['data_samples'].gt_instances.labels.tolist() == [11, 10]
 
