@@ -4,11 +4,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmcv.cnn.bricks.drop import DropPath
+from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models import VisionTransformer
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..init import remove_biases
 from ..norms.base import check_norm_cfg
 from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
 from .norm_cfg import DEFAULT_NORM_CFG
@@ -22,6 +24,15 @@ class ResidualEncoderLayer(ResidualLayer, TransformerEncoderLayer):
         """`(B, L, C)` to the same shape."""
         x = self.residual1(x, self.attn, self.ln1)
         return self.residual2(x, self.ffn, self.ln2)
+
+    def init_weights(self) -> None:
+        """The stock initial weights; the stock method wants a bias in every linear layer of the FFN."""
+        BaseModule.init_weights(self)
+        for module in self.ffn.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.normal_(module.bias, std=1e-6)
 
 
 @MODELS.register_module()
@@ -47,6 +58,8 @@ class UNVisionTransformer(VisionTransformer):
             has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.
         frozen_stages (int): freezes the embedding and so many layers. They get no gradient and stay in eval mode, so
             their statistics do not change. -1 freezes nothing. Defaults to -1.
+        bias (bool): whether linear layers and convolutions have a bias; T5 (arXiv 1910.10683) has none. Norms keep
+            their shift: `dict(type='RMSN')` has none. Defaults to True.
         **kwargs: the other arguments of :class:`mmpretrain.models.VisionTransformer`, with its defaults. A
             `norm_cfg` in `layer_cfgs` wins over the argument above.
 
@@ -63,6 +76,7 @@ class UNVisionTransformer(VisionTransformer):
                  out_indices: int | Sequence[int] = -1,
                  final_norm: bool | None = None,
                  frozen_stages: int = -1,
+                 bias: bool = True,
                  **kwargs):
         norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
         super().__init__(
@@ -75,6 +89,8 @@ class UNVisionTransformer(VisionTransformer):
         for module in self.modules():
             if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
+        if not bias:
+            remove_biases(self)
         connect(self, self.layers, ResidualEncoderLayer, residual_cfg, norm_cfg)
         initialize(self, self.layers, self.patch_embed.projection)
         # Behind `connect`, so that the connections of frozen layers are frozen too.

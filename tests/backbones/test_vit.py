@@ -5,6 +5,7 @@ from mmpretrain.registry import MODELS
 from torch import nn
 
 from mmunorm.backbones import UNVisionTransformer
+from mmunorm.fusion import fuse_norms
 from mmunorm.norms import UN
 
 ARCH = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=24)
@@ -68,6 +69,19 @@ def test_initial_weights_are_the_stock_ones():
     stock, ours = (model.state_dict() for model in models)
     for name, value in stock.items():
         assert torch.equal(ours[name], value), name
+
+
+def test_without_biases_it_starts_trains_and_folds():
+    model = UNVisionTransformer(**SMALL, bias=False, init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02))
+    model.init_weights()
+    assert {name.split('.')[-2][:2] for name, _ in model.named_parameters() if name.endswith('bias')} == {'ln'}
+    model(torch.randn(2, 3, 32, 32))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    images = torch.randn(2, 3, 32, 32)
+    before = model.eval()(images)[0]
+    fuse_norms(model)
+    assert sum(isinstance(module, UN) for module in model.modules()) == 1  # its reader, the head, is not there
+    torch.testing.assert_close(model(images)[0], before, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_another_size_loads():
