@@ -132,6 +132,9 @@ def tiny_data(cfg, root, monkeypatch=None):
     `monkeypatch` lets a CIFAR class accept the MD5 sums of the tiny files.
     """
     dataset = cfg.train_dataloader.dataset
+    if dataset.type == 'HandwrittenDigits':
+        return _run_options(cfg) + [f'{split}_dataloader.{setting}' for split in ('train', 'val', 'test')
+                                    for setting in ('dataset.indices=10', 'batch_size=10')]
     if 'digits' in dataset.data_root:
         return _tiny_digits(cfg, root)
     if dataset.type == 'CocoDataset':
@@ -164,8 +167,12 @@ def _options(cfg, root, batch_size=2):
     options = [f'{split}_dataloader.{setting}'
                for split in ('train', 'val', 'test')
                for setting in (f'dataset.data_root={root}', f'batch_size={batch_size}', 'num_workers=0')]
-    options += ['default_hooks.checkpoint.save_optimizer=False', 'default_hooks.checkpoint.interval=1',
-                'default_hooks.logger.interval=1', 'randomness.seed=0', 'train_cfg.val_interval=1']
+    return options + _run_options(cfg)
+
+
+def _run_options(cfg):
+    options = ['default_hooks.checkpoint.save_optimizer=False', 'default_hooks.checkpoint.interval=1',
+               'default_hooks.logger.interval=1', 'randomness.seed=0', 'train_cfg.val_interval=1']
     options.append('train_cfg.max_iters=1' if 'max_iters' in cfg.train_cfg else 'train_cfg.max_epochs=1')
     # A scheduler that begins after the end is an error.
     schedulers = cfg.param_scheduler if isinstance(cfg.param_scheduler, list) else []

@@ -1,6 +1,6 @@
-# A narrow Vision Transformer on 32x32 handwritten digits, to compare residual schemes over depths. Depth and scheme:
-# `--cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=DeepNorm`.
-_base_ = ['./_base_/classifier.py']
+# A narrow Vision Transformer on handwritten digits of 8x8 pixels, to compare residual schemes over depths. Depth and
+# scheme: `--cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=DeepNorm`.
+_base_ = ['./_base_/handwritten_digits.py', 'mmpretrain::_base_/default_runtime.py', '../_base_/mmunorm.py']
 
 model = dict(
     type='ImageClassifier',
@@ -8,8 +8,9 @@ model = dict(
     backbone=dict(
         type='UNVisionTransformer',
         arch=dict(embed_dims=64, num_layers=12, num_heads=4, feedforward_channels=256),
-        img_size=32,
-        patch_size=8,
+        img_size=8,
+        patch_size=2,
+        in_channels=1,
         norm_cfg=dict(type='LN', eps=1e-6),
         residual_cfg=dict(type='PreNorm')),
     head=dict(
@@ -20,6 +21,17 @@ model = dict(
         topk=(1, )))
 
 # Nothing that would hide how a scheme starts: the rate has no warm-up, and no gradient is clipped.
-optim_wrapper = dict(clip_grad=None)
+optim_wrapper = dict(
+    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05),
+    paramwise_cfg=dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.))
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
+
+train_cfg = dict(by_epoch=True, max_epochs=9, val_interval=3)
+val_cfg = dict()
+test_cfg = dict()
+
+default_hooks = dict(
+    logger=dict(type='LoggerHook', interval=20),
+    checkpoint=dict(type='CheckpointHook', interval=3, max_keep_ckpts=2))
 custom_hooks = [dict(type='LayerStatisticsHook')]  # for tools/analysis/depth.py
+randomness = dict(seed=0)

@@ -1,11 +1,12 @@
 """Data sets: makers of small ones, converters, and what mmengine's data loaders read."""
+from .handwriting import HandwrittenDigits
 from .made_folder import FolderError
 from .pairs import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
 
 _MAKERS = ('CLASSES', 'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits')
 
-__all__ = ['CLASSES', 'FolderError', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair', 'RandomFlipPair',
-           'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits']
+__all__ = ['CLASSES', 'FolderError', 'HandwrittenDigits', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair',
+           'RandomFlipPair', 'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits']
 
 
 def __getattr__(name: str):
