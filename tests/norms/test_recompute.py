@@ -160,9 +160,9 @@ def assert_refused(block, run):
     assert block.first.num_batches_tracked == 3
 
 
+# One of each way to a step: the refusal is the same code in all.
 @pytest.mark.slow
-@every_offline_norm
-@both_modes
+@pytest.mark.parametrize('name, use_reentrant', [('UN', False), ('UN', True), ('RepBN', True), ('MABN', True)])
 def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
     if not (use_reentrant or checkpoints_compiled_code()):
         pytest.skip("this torch runs no compiled code, LayerNorm's neither, in a checkpoint with use_reentrant=False")
@@ -173,7 +173,7 @@ def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
 
 
 @pytest.mark.parametrize('name, backend', [
-    *((name, backend) for name in ('UN', 'RepBN') for backend in ('aot_eager', 'aot_eager_decomp_partition')),
+    ('UN', 'aot_eager_decomp_partition'), ('RepBN', 'aot_eager'),
     pytest.param('UN', 'inductor', marks=pytest.mark.slow)])
 def test_compiled_recomputation_is_refused_or_right(name, backend):
     """`with_cp=True` in a model that is compiled. Older releases recompute nothing there."""
