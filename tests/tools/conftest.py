@@ -1,4 +1,6 @@
 """A stand-in for tools/train.py, for tools that train many times."""
+import time
+
 import pytest
 
 from mmunorm.comparison import processes
@@ -34,6 +36,8 @@ def fake(tmp_path, monkeypatch):
     (tmp_path / 'outcomes').mkdir()
     (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
     monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'train.py')
+    # The tool looks once a second; a stand-in has ended long before.
+    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
 
     class Fake:
 
