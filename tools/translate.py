@@ -1,5 +1,6 @@
 """Translates lines of text: one sentence a line in, its translation a line out."""
 import argparse
+import os
 import sys
 from contextlib import redirect_stdout
 
@@ -63,7 +64,7 @@ def find_subwords(cfg):
     if class_name(dataset) != 'TranslationDataset':
         raise PreflightError('test_dataloader.dataset must be a TranslationDataset, which names the subwords; got '
                              f'{dataset.get("type")}.')
-    subwords = Subwords(dataset.subwords)
+    subwords = Subwords(os.path.join(dataset.get('data_root') or '', dataset.subwords))
     check_vocabulary(len(subwords), cfg.model.backbone.vocab_size)
     return subwords
 

@@ -1,5 +1,5 @@
 # Translation in mmengine's Runner (arXiv 1706.03762): Adam, a rate that grows and then falls with the root of the
-# steps, and batches of so many tokens. A recipe names its texts, its network and its steps.
+# steps, and batches of so many tokens. A recipe names the folder of its texts, its network and its steps.
 _base_ = ['./mmunorm.py']
 default_scope = 'mmengine'
 
@@ -18,7 +18,9 @@ train_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=True),
     batch_sampler=dict(type='TokenBatchSampler', max_tokens=4096),
     collate_fn=dict(type='pad_translations'),
-    dataset=dict(type='TranslationDataset', max_length=256))
+    dataset=dict(
+        type='TranslationDataset', source='train.src', target='train.tgt', subwords='subwords.model',
+        max_length=256))
 val_dataloader = dict(
     batch_size=256,
     num_workers=1,
@@ -26,11 +28,14 @@ val_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=False),
     batch_sampler=dict(type='TokenBatchSampler', max_tokens=4096),
     collate_fn=dict(type='pad_translations'),
-    dataset=dict(type='TranslationDataset'))
-test_dataloader = val_dataloader
+    dataset=dict(
+        type='TranslationDataset', source='valid.src', target='valid.tgt', subwords='subwords.model'))
+test_dataloader = dict(val_dataloader, dataset=dict(
+    val_dataloader['dataset'], source='test.src', target='test.tgt'))
 
-val_evaluator = dict(type='TranslationScore')
-test_evaluator = val_evaluator
+val_evaluator = dict(
+    type='TranslationScore', source='valid.src', reference='valid.tgt', subwords='subwords.model')
+test_evaluator = dict(val_evaluator, source='test.src', reference='test.tgt')
 
 train_cfg = dict(by_epoch=False, max_iters=100000, val_interval=5000)
 val_cfg = dict()

@@ -71,7 +71,8 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
         dataloader = cfg.get(f'{split}_dataloader') or {}
         for dataset in _leaf_datasets(dataloader.get('dataset')):
             problems.update(_dataset_problems(dataset))
-            subwords.update(filter(None, [dataset.get('subwords')]))
+            if class_name(dataset) == 'TranslationDataset':
+                subwords.add(os.path.join(dataset.get('data_root') or '', dataset.subwords))
             if class_name(dataset) == 'CocoDataset':
                 ann_file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
                 if _is_local(ann_file, dataset):
@@ -207,7 +208,8 @@ def _dataset_problems(dataset: dict) -> dict[str, str]:
 
 def _text_problems(texts: dict) -> dict[str, str]:
     """Which files of a TranslationDataset or TranslationScore are missing, by path."""
-    paths = [texts[name] for name in _TEXTS if texts.get(name)]
+    root = texts.get('data_root') or ''
+    paths = [os.path.join(root, texts[name]) for name in _TEXTS if texts.get(name)]
     return {path: f'no file {path}' for path in paths if not os.path.isfile(path)}
 
 

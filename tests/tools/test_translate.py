@@ -22,8 +22,8 @@ _base_ = ['{root}/configs/translation/debian_en_it_un.py']
 model = dict(
     backbone=dict(
         vocab_size=285, arch=dict(encoder_layers=1, decoder_layers=1, embed_dims=16, feedforward_channels=16)))
-test_dataloader = dict(dataset=dict(subwords='subwords.model', source='text', target='text'))
-test_evaluator = dict(subwords='subwords.model', source='text', reference='text')
+test_dataloader = dict(dataset=dict(data_root='.', source='text', target='text'))
+test_evaluator = dict(data_root='.', source='text', reference='text')
 """
 
 

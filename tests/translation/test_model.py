@@ -29,7 +29,7 @@ train_dataloader = dict(
     collate_fn=dict(type='pad_reversed'), dataset=dict(type='ReversedSentences'))
 val_dataloader = train_dataloader
 test_dataloader = train_dataloader
-val_evaluator = dict(type='SameLength')
+val_evaluator = dict(_delete_=True, type='SameLength')
 test_evaluator = val_evaluator
 train_cfg = dict(max_iters=4, val_interval=4)
 param_scheduler = [dict(type='InverseSquareRoot', warmup=2, by_epoch=False)]

@@ -1,14 +1,10 @@
 # Debian's package descriptions, as `python tools/dataset/make_translation.py --pair en-it` writes them.
 _base_ = ['../../_base_/translation.py']
 
-folder = 'data/translation/en-it'
-subwords = f'{folder}/subwords.model'
+data_root = 'data/translation/en-it'
 model = dict(backbone=dict(vocab_size=8000))
-train_dataloader = dict(
-    dataset=dict(source=f'{folder}/train.src', target=f'{folder}/train.tgt', subwords=subwords))
-val_dataloader = dict(
-    dataset=dict(source=f'{folder}/valid.src', target=f'{folder}/valid.tgt', subwords=subwords))
-test_dataloader = dict(
-    dataset=dict(source=f'{folder}/test.src', target=f'{folder}/test.tgt', subwords=subwords))
-val_evaluator = dict(subwords=subwords, source=f'{folder}/valid.src', reference=f'{folder}/valid.tgt')
-test_evaluator = dict(subwords=subwords, source=f'{folder}/test.src', reference=f'{folder}/test.tgt')
+train_dataloader = dict(dataset=dict(data_root=data_root))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = dict(dataset=dict(data_root=data_root))
+val_evaluator = dict(data_root=data_root)
+test_evaluator = dict(data_root=data_root)

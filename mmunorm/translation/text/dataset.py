@@ -30,6 +30,7 @@ class TranslationDataset(Dataset):
         source (str | os.PathLike): file in UTF-8, one sentence a line.
         target (str | os.PathLike): the same in the other language.
         subwords (str | os.PathLike): subword model of both.
+        data_root (str | os.PathLike): the folder that these paths begin in. Defaults to ''.
         max_length (int, optional): leave pairs out with more ids than this on a side, EOS counted. For training: a
             test set has to keep all. Defaults to None, for all pairs.
 
@@ -42,8 +43,9 @@ class TranslationDataset(Dataset):
     """
 
     def __init__(self, source: str | os.PathLike, target: str | os.PathLike, subwords: str | os.PathLike,
-                 max_length: int | None = None):
-        self.metainfo = dict(source=str(source), target=str(target))
+                 data_root: str | os.PathLike = '', max_length: int | None = None):
+        source, target, subwords = (os.path.join(data_root, path) for path in (source, target, subwords))
+        self.metainfo = dict(source=source, target=target)
         self.subwords = Subwords(subwords)
         self._source, self._target = TokenIds(source, self.subwords), TokenIds(target, self.subwords)
         check_equally_many([(source, len(self._source)), (target, len(self._target))])

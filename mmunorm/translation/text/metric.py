@@ -27,6 +27,7 @@ class TranslationScore(BaseMetric):
         subwords (str | os.PathLike): subword model that makes text of ids.
         reference (str | os.PathLike): the right translations, as plain text.
         source (str | os.PathLike): what they are translations of, shown beside them.
+        data_root (str | os.PathLike): the folder that these paths begin in. Defaults to ''.
         out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
         examples (int): so many translations are logged, at even distances. Defaults to 3.
         collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
@@ -40,10 +41,11 @@ class TranslationScore(BaseMetric):
     """
 
     def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
-                 out_file: str | os.PathLike | None = None, examples: int = 3, collect_device: str = 'cpu',
-                 prefix: str | None = None):
+                 data_root: str | os.PathLike = '', out_file: str | os.PathLike | None = None, examples: int = 3,
+                 collect_device: str = 'cpu', prefix: str | None = None):
         check_installed('sacrebleu', 'BLEU and chrF', 'translate')
         super().__init__(collect_device, prefix)
+        subwords, reference, source = (os.path.join(data_root, path) for path in (subwords, reference, source))
         self.subwords = Subwords(subwords)
         self.references, self.sources = list(read_lines(reference)), list(read_lines(source))
         check_equally_many([(source, len(self.sources)), (reference, len(self.references))])

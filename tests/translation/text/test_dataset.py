@@ -28,9 +28,10 @@ def check_items(dataset, pairs):
         assert dataset.lengths[i].tolist() == [len(item['source']), len(item['target'])] and item['index'] == i
 
 
-def test_items_are_lines_with_their_ends(settings, monkeypatch):
+def test_items_are_lines_with_their_ends(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(token_ids, 'CHUNK', 7)  # ends are searched for in parts
     monkeypatch.setattr(token_ids, 'LINES', 64)
+    settings.update(source='train.src', target='train.tgt', data_root=tmp_path)
     dataset = DATASETS.build(dict(type='TranslationDataset', **settings))
     assert len(dataset) == 200
     check_items(dataset, sentence_pairs(200))

@@ -31,6 +31,7 @@ def samples(subwords, indices):
 def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     messages = []
     monkeypatch.setattr(metric, 'print_log', lambda message, logger: messages.append(message))
+    settings.update(source='test.src', reference='test.tgt', data_root=tmp_path)
     score = METRICS.build(dict(type='TranslationScore', out_file=tmp_path / 'out', examples=2, **settings))
     for indices in ([3, 11, 0, 1, 2], [10, 9, 8, 7, 6, 5, 4]):
         score.process({}, samples(score.subwords, indices))
