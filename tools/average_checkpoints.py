@@ -1,0 +1,64 @@
+"""Averages checkpoints of one run, such as its last five, into one for testing, folding and export."""
+import argparse
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.runner.checkpoint import save_checkpoint
+from tqdm import tqdm
+
+from mmunorm.cli.arguments import command, out_folder
+from mmunorm.config.checkpoints import read_checkpoint
+from mmunorm.errors import PreflightError
+from mmunorm.files import whole_file
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=f'{__doc__} Weights and running statistics are averaged; counts are those of the last one named.')
+    parser.add_argument('checkpoint', nargs='+', help='checkpoints of one model, in the order of their steps')
+    parser.add_argument('--out', required=True, metavar='FILE', help='checkpoint to write')
+    args = parser.parse_args(argv)
+    if len(args.checkpoint) < 2:
+        parser.error('an average takes at least two checkpoints')
+    if Path(args.out).resolve() in {Path(path).resolve() for path in args.checkpoint}:
+        parser.error(f'--out {args.out} is one of the checkpoints')
+    return args
+
+
+def average(paths):
+    """The mean of the checkpoints' weights, and the `meta` of the last.
+
+    Raises:
+        PreflightError: a checkpoint cannot be read, or is of another model than the first.
+    """
+    sums, shapes = {}, None
+    for path in tqdm(paths, desc='reading', unit='checkpoint'):
+        content = read_checkpoint(path)
+        state = content.get('state_dict', content)
+        found = {name: value.shape for name, value in state.items()}
+        shapes = shapes or found
+        if found != shapes:
+            name = sorted(dict(found.items() ^ shapes.items()))[0]
+            raise PreflightError(f'{path} is of another model than {paths[0]}: {name} differs.')
+        for name, value in state.items():
+            if value.is_floating_point():
+                sums[name] = sums.get(name, 0) + value.double()
+    means = {name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
+             for name, value in state.items()}
+    return means, content.get('meta', {})
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    out_folder(Path(args.out).parent)
+    state, meta = average(args.checkpoint)
+    with whole_file(args.out) as part:
+        save_checkpoint(dict(meta=meta, state_dict=state), str(part))
+    print(f'{args.out}: the mean of {len(args.checkpoint)} checkpoints')
+
+
+if __name__ == '__main__':
+    main()
