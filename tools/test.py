@@ -1,5 +1,6 @@
 """Tests a trained detector, classifier, enhancer or translator and prints its metrics."""
 import argparse
+import copy
 import functools
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import mmengine
 from mmengine.registry import METRICS
 
 from mmunorm.cli import training
-from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_folder, prepare
+from mmunorm.cli.arguments import add_runner_arguments, command, is_first_process, load_config, out_folder, prepare
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import match_folded
+from mmunorm.engine import FuseNormsHook
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.errors import PreflightError
 from mmunorm.files import whole_file
+from mmunorm.fusion import save_folded
 
 
 def parse_args(argv=None):
@@ -23,6 +27,7 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--fuse', action='store_true', help='fold the norms of the model away first')
+    parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write pictures with predictions to this folder')
@@ -31,6 +36,8 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.out and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out takes a .pkl file, got {args.out}')
+    if args.save and not args.fuse:
+        parser.error('--save writes a folded checkpoint: add --fuse')
     return args
 
 
@@ -54,10 +61,20 @@ def save_predictions(path, predictions):
     return {}
 
 
+def save_fused(runner, cfg, path):
+    """Writes the file of --save."""
+    hook = next(hook for hook in runner.hooks if isinstance(hook, FuseNormsHook))
+    if not hook.report.folded:
+        raise PreflightError(f'--save {path}: no norm could be folded.\n{hook.report}')
+    save_folded(unwrapped_model(runner), hook.report, cfg, path, hook.meta)
+    print(f'{path} has the folded model.')
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options, args.norm)
+    plain = copy.deepcopy(cfg)
     prepare(cfg, args)
     check_checkpoint(args.checkpoint)
     cfg.load_from = args.checkpoint
@@ -68,8 +85,8 @@ def main(argv=None):
         training.fuse_before_test(cfg)
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
-    if args.out:
-        out_folder(Path(args.out).parent)
+    for option in filter(None, [args.out, args.save]):
+        out_folder(Path(option).parent)
     runner = training.build_runner(cfg)
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
@@ -77,7 +94,10 @@ def main(argv=None):
         metric.compute_metrics = functools.partial(save_predictions, args.out)
         runner.test_evaluator.metrics.append(metric)
     training.introduce(runner)
-    return runner.test()
+    metrics = runner.test()
+    if args.save and is_first_process():
+        save_fused(runner, plain, args.save)
+    return metrics
 
 
 if __name__ == '__main__':

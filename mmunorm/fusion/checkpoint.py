@@ -119,6 +119,8 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     made = {name: list(norm.made) for name, norm in model.named_modules()
             if isinstance(norm, FoldedNorm) and norm.made is not None}
     cfg.model = folded_config(cfg.model, names, made)
+    if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     note = dict(
         what='A model whose norms mmunorm has folded into their neighbours. It is built by the model type '
         f'{FOLDED_TYPE}; the config in this file names it.',

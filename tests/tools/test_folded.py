@@ -9,7 +9,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import folded_config, folded_norms, save_folded
+from mmunorm.fusion import folded_config, folded_norms, load_folded, save_folded
 
 from .. import tiny_runs
 from ..fusion import models
@@ -54,8 +54,8 @@ def predictions(path):
 
 @pytest.mark.slow
 def test_a_classifier_is_tested_folded(classifier, tmp_path):
-    config, _ = classifier
-    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse'), c=('folded.pth', ),
+    config, cfg = classifier
+    runs = dict(a=('unfolded.pth', ), b=('unfolded.pth', '--fuse', '--save', 'new/kept.pth'), c=('folded.pth', ),
                 d=('folded.pth', '--fuse'))
     metrics = [tiny_runs.call(TEST, config, *arguments, '--out', f'{name}.pkl', '--work-dir', name)
                for name, arguments in runs.items()]
@@ -66,6 +66,23 @@ def test_a_classifier_is_tested_folded(classifier, tmp_path):
     logs = {name: next(tmp_path.glob(f'{name}/*/*.log')).read_text() for name in runs}
     assert [name for name in runs if 'norms folded' in logs[name]] == ['b', 'd']
     assert '7 of 7 norms folded' in logs['b'] and '0 of 0 norms folded' in logs['d']
+    kept, folded = (torch.load(path, weights_only=False) for path in ('new/kept.pth', 'folded.pth'))
+    torch.testing.assert_close(kept['state_dict'], folded['state_dict'], rtol=0, atol=0)
+    for key in ('mmunorm', 'dataset_meta'):
+        assert kept['meta'][key] == folded['meta'][key]
+    preprocessor = load_folded('new/kept.pth').data_preprocessor
+    assert preprocessor.mean.flatten().tolist() == cfg.data_preprocessor.mean
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--save', 'kept.pth'], '--save writes a folded checkpoint: add --fuse'),
+    (['--fuse', '--save', 'kept.pth', '--norm', 'LN'], '--save kept.pth: no norm could be folded.'),
+])
+def test_what_is_not_folded_is_not_saved(classifier, arguments, message, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        tiny_runs.call(TEST, classifier[0], 'unfolded.pth', *arguments)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / 'kept.pth').exists()
 
 
 @pytest.mark.slow

@@ -158,8 +158,10 @@ def test_trains_resumes_tests_and_folds(config, tmp_path):
     resumed = torch.load(tmp_path / 'resumed/iter_4.pth', weights_only=False)['state_dict']
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[key], resumed[key]) for key in whole)
 
-    metrics = [tiny_runs.call(test, config, 'work_dirs/reversed_un/iter_4.pth', *fuse) for fuse in ([], ['--fuse'])]
+    metrics = [tiny_runs.call(test, config, 'work_dirs/reversed_un/iter_4.pth', *fuse) for fuse in (
+        [], ['--fuse', '--save', 'folded.pth'])]
     assert metrics[0] == metrics[1] and 0 <= metrics[0]['share'] <= 1
+    assert tiny_runs.call(test, config, 'folded.pth') == metrics[0]
 
 
 def test_trains_in_mixed_precision_with_another_norm(config, tmp_path):
