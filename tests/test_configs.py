@@ -158,7 +158,7 @@ def test_the_depth_of_the_digits_vit_is_an_option():
                       {f'model.backbone.{key}': value for key, value in options.items()})
     backbone = build(cfg).backbone
     assert len(backbone.layers) == 30 and backbone.layers[29].residual2.warmup_iters == 9
-    assert 'clip_grad' not in cfg.optim_wrapper
+    assert cfg.optim_wrapper.clip_grad is None
     assert [scheduler.type for scheduler in cfg.param_scheduler] == ['CosineAnnealingLR']
 
 

@@ -40,7 +40,7 @@ def average(paths):
         found = {name: value.shape for name, value in state.items()}
         shapes = shapes or found
         if found != shapes:
-            name = sorted(dict(found.items() ^ shapes.items()))[0]
+            name = next(name for name in sorted({*found, *shapes}) if found.get(name) != shapes.get(name))
             raise PreflightError(f'{path} is of another model than {paths[0]}: {name} differs.')
         for name, value in state.items():
             if value.is_floating_point():

@@ -85,8 +85,10 @@ def main(argv=None):
         training.fuse_before_test(cfg)
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
-    for option in filter(None, [args.out, args.save]):
-        out_folder(Path(option).parent)
+    if args.out:
+        out_folder(Path(args.out).parent)
+    if args.save:
+        out_folder(Path(args.save).parent, '--save')
     runner = training.build_runner(cfg)
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'

@@ -1,6 +1,6 @@
 # A narrow Vision Transformer on handwritten digits of 8x8 pixels, to compare residual schemes over depths. Depth and
 # scheme: `--cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=DeepNorm`.
-_base_ = ['./_base_/handwritten_digits.py', 'mmpretrain::_base_/default_runtime.py', '../_base_/mmunorm.py']
+_base_ = ['./_base_/handwritten_digits.py', './_base_/classifier_run.py']
 
 model = dict(
     type='ImageClassifier',
@@ -21,17 +21,9 @@ model = dict(
         topk=(1, )))
 
 # Nothing that would hide how a scheme starts: the rate has no warm-up, and no gradient is clipped.
-optim_wrapper = dict(
-    optimizer=dict(type='AdamW', lr=5e-4, weight_decay=0.05),
-    paramwise_cfg=dict(norm_decay_mult=0., bias_decay_mult=0., flat_decay_mult=0.))
+optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=None)
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
 
-train_cfg = dict(by_epoch=True, max_epochs=9, val_interval=3)
-val_cfg = dict()
-test_cfg = dict()
-
-default_hooks = dict(
-    logger=dict(type='LoggerHook', interval=20),
-    checkpoint=dict(type='CheckpointHook', interval=3, max_keep_ckpts=2))
+train_cfg = dict(max_epochs=9, val_interval=3)
+default_hooks = dict(checkpoint=dict(interval=3))
 custom_hooks = [dict(type='LayerStatisticsHook')]  # for tools/analysis/depth.py
-randomness = dict(seed=0)

@@ -25,13 +25,13 @@ class HandwrittenDigits(BaseDataset):
     METAINFO = dict(classes=tuple('0123456789'))
 
     def __init__(self, split: str, pipeline=(), **kwargs):
-        # scikit-learn takes a second to import, and other data sets do without.
-        from .digit_scenes import SPLITS
-        self.split = check_choice('split', split, SPLITS)
+        self.split = split
         super().__init__(ann_file='', pipeline=pipeline, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         """Of each digit `img`, `gt_label`, and `digit_id`, its index in scikit-learn; the classes take turns."""
-        from .digit_scenes import split_samples
+        # scikit-learn takes a second to import, and other data sets do without.
+        from .digit_scenes import SPLITS, split_samples
+        check_choice('split', self.split, SPLITS)
         return [dict(img=np.rint(255 * digit.cells).astype(np.uint8), gt_label=digit.label, digit_id=digit.digit_id)
                 for digit in split_samples(self.split, seed=0)]

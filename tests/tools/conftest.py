@@ -31,13 +31,17 @@ log.write_text(chr(10).join(map(json.dumps, entries)))
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
+def impatient(monkeypatch):
+    """The tools look after their runs all the time, and not once a second."""
+    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch, impatient):
     """Decides how the runs of a norm end; `calls()` are the runs that were started since the last time."""
     (tmp_path / 'outcomes').mkdir()
     (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
     monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'train.py')
-    # The tool looks once a second; a stand-in has ended long before.
-    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
 
     class Fake:
 

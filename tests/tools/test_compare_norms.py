@@ -17,9 +17,8 @@ from .. import tiny_runs
 COMPARE = tiny_runs.load_tool('analysis/compare_norms')
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
+def _in_a_folder(tmp_path, monkeypatch, impatient):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
 
 
 @pytest.fixture
