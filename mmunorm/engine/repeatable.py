@@ -102,10 +102,20 @@ def _build_again(runner) -> DataLoader:
 
 def seed_everything(key: list[int]) -> None:
     """Seeds `random`, numpy and torch on every device from a few non-negative ints."""
+    torch.manual_seed(seed_host(key))
+
+
+def seed_host(key: list[int]) -> int:
+    """Seeds `random`, numpy and torch's generator of the CPU from a few non-negative ints; returns the last's seed.
+
+    Samples need no other device. Without an initialized GPU `torch.manual_seed` formats the stack of each call for
+    later, which takes milliseconds.
+    """
     words = np.random.SeedSequence(key).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(words[1])
-    torch.manual_seed(int(words[2]))
+    torch.default_generator.manual_seed(int(words[2]))
+    return int(words[2])
 
 
 class _Numbered:
@@ -157,7 +167,7 @@ class _SeededItems:
         items = []
         for index in indices:
             if isinstance(index, _Index):
-                seed_everything([*index.place])
+                seed_host([*index.place])
                 index = int(index)
             items.append(self.dataset[index])
         return items

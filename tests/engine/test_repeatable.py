@@ -88,6 +88,12 @@ def test_processes_draw_different_numbers():
     assert draws() == results[1]
 
 
+def test_samples_seed_no_device(monkeypatch):
+    """Where no GPU is initialized, that would cost more than the sample."""
+    monkeypatch.setattr(torch, 'manual_seed', lambda seed: pytest.fail('a sample seeds every device'))
+    _SeededItems(Noisy())([_Index(5, (1, 2))])
+
+
 def test_an_index_is_an_int_that_travels():
     index = pickle.loads(pickle.dumps(_Index(5, (1, 2))))
     assert index == 5 and index.place == (1, 2) and ['a'] * index == ['a'] * 5
