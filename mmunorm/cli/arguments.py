@@ -25,7 +25,7 @@ from .preflight import check_norms
 def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
-    An OSError, such as that of a full disk, counts as a RunError.
+    An OSError, such as that of a full disk, counts as a RunError. Ctrl+C ends with status 130, as a shell has it.
 
     At the end of a distributed run, it closes the process group in order.
     """
@@ -47,6 +47,9 @@ def command(main):
             if is_first_process() or isinstance(error, (LocalError, OSError)):
                 print(f'error: {one_line(error)}', file=sys.stderr)
             raise SystemExit(2 if isinstance(error, PreflightError) else 3) from None
+        except KeyboardInterrupt:
+            print('interrupted', file=sys.stderr)
+            raise SystemExit(130) from None
         if torch.distributed.is_initialized():
             # A gloo thread aborts the process if it frees its last tensor while Python shuts down.
             # The group joins its threads once nothing refers to it, neither the model nor its runner.

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
 from ..engine.runner import unwrapped_model
-from ..errors import LocalError, PreflightError, describe, one_line
+from ..errors import LocalError, PreflightError, RunError, describe, one_line
 from ..norms.layers import norm_layers
 from .arguments import warn
 from .pictures import name_unusable_pictures
@@ -149,4 +149,7 @@ def train(runner: Runner) -> None:
         if isinstance(error, OSError):  # a full disk, or one that has become read-only
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
                              'Once that is mended, --resume goes on from the last whole checkpoint.') from error
+        if isinstance(error, KeyboardInterrupt):
+            raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
+                           f'{runner.work_dir}.') from None
         raise

@@ -4,10 +4,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from mmengine.dataset import InfiniteSampler
 from mmengine.dist import all_reduce, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler
 from ..config.checkpoints import check_statistics, pretrained_path
@@ -21,7 +23,8 @@ class OfflineNormHook(Hook):
 
     - It refuses to train or test with a checkpoint that gave norms their scale but not their statistics.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
-      warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does.
+      warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
+      epoch ends with a few samples whose statistics are next to noise.
     - Before each step, it tells the norms the loss scale, if the optimizer wrapper has one (AmpOptimWrapper).
     - In a distributed run, it sets the norms' buffers to their mean over the processes. It does so before validation
       and before a checkpoint is saved, also for EMAHook's averaged model. So validation and checkpoints do not depend
@@ -37,7 +40,10 @@ class OfflineNormHook(Hook):
         self._check_statistics(runner)
         norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         left = runner.max_iters - runner.iter
-        for warning in dict.fromkeys(norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms):
+        warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
+        if any(isinstance(norm, OfflineNorm) for norm in norms):
+            warnings.append(_small_last_batch(runner.train_dataloader.batch_sampler))
+        for warning in dict.fromkeys(warnings):
             if warning:
                 runner.logger.warning(warning)
 
@@ -65,6 +71,18 @@ class OfflineNormHook(Hook):
             return
         averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
         average_statistics([runner.model, *averaged])
+
+
+def _small_last_batch(batches) -> str:
+    """A warning if an epoch of up to 200 batches ends with one of less than an eighth of their size, or ''."""
+    if type(batches) is not BatchSampler or batches.drop_last or len(batches) > 200:
+        return ''
+    sampler = getattr(batches.sampler, 'sampler', batches.sampler)  # RepeatableHook wraps it
+    left = len(sampler) % batches.batch_size
+    if left == 0 or 8 * left >= batches.batch_size or isinstance(sampler, InfiniteSampler):
+        return ''
+    return (f'The last of the {len(batches)} batches of an epoch has {left} of {batches.batch_size} samples. Its '
+            'statistics are next to noise, and are averaged with the others: set train_dataloader.drop_last=True.')
 
 
 def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None:

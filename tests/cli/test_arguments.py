@@ -105,6 +105,16 @@ def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
     assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
 
 
+def test_ctrl_c_is_one_word(capsys):
+    @command
+    def main(argv=None):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 130 and capsys.readouterr().err == 'interrupted\n'
+
+
 def test_one_process_prints_the_error(monkeypatch, capsys):
     @command
     def main(argv=None):

@@ -10,7 +10,7 @@ from torch import nn
 import mmunorm  # noqa: F401
 from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
 
-NAMED = re.compile('warmup_iters|PRepBN')
+NAMED = re.compile('warmup_iters|PRepBN|last of the')
 
 
 class Model(BaseModel):
@@ -24,12 +24,12 @@ class Model(BaseModel):
         return dict(loss=self.fc(self.norm(x)).square().mean())
 
 
-def run(work_dir, max_iters, norm=None, **kwargs):
+def run(work_dir, max_iters, norm=None, samples=8, batch_size=2, sampler='DefaultSampler', drop_last=False, **kwargs):
     runner = Runner(
         model=Model(norm or UN(4, warmup_iters=10)),
         work_dir=str(work_dir),
-        train_dataloader=dict(batch_size=2, dataset=[dict(x=torch.randn(4)) for _ in range(8)],
-                              sampler=dict(type='DefaultSampler', shuffle=False),
+        train_dataloader=dict(batch_size=batch_size, dataset=[dict(x=torch.randn(4)) for _ in range(samples)],
+                              sampler=dict(type=sampler, shuffle=False), drop_last=drop_last,
                               collate_fn=dict(type='default_collate')),
         train_cfg=dict(by_epoch=False, max_iters=max_iters),
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)),
@@ -43,7 +43,7 @@ def run(work_dir, max_iters, norm=None, **kwargs):
 
 @pytest.fixture
 def warnings(caplog):
-    """Messages that name warmup_iters or PRepBN; mmengine's loggers do not propagate, hence the handler."""
+    """What the hook warns of; mmengine's loggers do not propagate, hence the handler."""
     found = []
 
     class Handler(logging.Handler):
@@ -126,3 +126,16 @@ def test_a_share_of_the_run_is_that_of_the_whole_run_when_it_resumes(tmp_path, w
     assert run(tmp_path / 'tuned', 20, UN(4, **share), load_from=checkpoint).unsettled == 5
     assert run(tmp_path / 'short', 5, UN(4, window=4, warmup_iters=0.25)).unsettled == 4  # until the records are full
     assert not warnings
+
+
+@pytest.mark.parametrize('hooks', [[], [dict(type='RepeatableHook')]])
+def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, hooks):
+    few = dict(samples=18, batch_size=17, custom_hooks=hooks)
+    run(tmp_path / 'few', 1, UN(4, warmup_iters=0), **few)
+    assert len(warnings) == 1 and 'last of the 2 batches of an epoch has 1 of 17 samples' in warnings[0]
+    run(tmp_path / 'dropped', 1, UN(4, warmup_iters=0), drop_last=True, **few)
+    run(tmp_path / 'endless', 1, UN(4, warmup_iters=0), sampler='InfiniteSampler', **few)
+    run(tmp_path / 'per_token', 1, nn.LayerNorm(4), **few)
+    run(tmp_path / 'half', 1, UN(4, warmup_iters=0), **{**few, 'samples': 25})
+    run(tmp_path / 'long', 1, UN(4, warmup_iters=0), **{**few, 'samples': 17 * 200 + 1})
+    assert len(warnings) == 1
