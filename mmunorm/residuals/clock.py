@@ -1,6 +1,10 @@
 """The count of optimizer updates that BranchNorm grows by, and how fast it grows."""
 from __future__ import annotations
 
+from collections import OrderedDict
+from functools import wraps
+from types import MethodType
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,7 +48,7 @@ def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
     for clock in found:
         clock.is_counted = True
 
-    def count(optimizer: Optimizer, args, kwargs) -> None:
+    def count() -> None:
         # A fused optimizer looks itself whether it has to skip a step: the scaler hands it this number.
         infs = getattr(optimizer, 'found_inf', None)
         made = 1 if infs is None else infs.reshape(()).eq(0)
@@ -52,7 +56,21 @@ def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
             for clock in found:
                 clock.updates += made
 
-    return optimizer.register_step_post_hook(count)
+    # Not by the optimizer's own hooks: with torch 2.1, none is called once something has been compiled.
+    hooks = OrderedDict()
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = count
+    step = optimizer.step
+
+    @wraps(getattr(step, '__func__', step))
+    def counted(self, *args, **kwargs):
+        result = step(*args, **kwargs)
+        for hook in hooks.values():
+            hook()
+        return result
+
+    optimizer.step = MethodType(counted, optimizer)  # schedulers wrap it in turn, and want a method
+    return handle
 
 
 def growth(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:

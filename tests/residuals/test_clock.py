@@ -66,6 +66,24 @@ def test_counts_optimizer_steps_and_no_forward_passes():
     assert count(model) == 3
 
 
+def test_counts_beside_a_schedule_and_the_compiler():
+    """torch 2.1 takes the hooks of optimizers away where something is compiled; schedules wrap `step` as well."""
+    torch.compile(torch.nn.Identity(), backend='eager')(torch.ones(1))
+    model = vit(LINEAR, 2).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    count_updates(model, optimizer)
+    after = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')  # a schedule warns of a step that it did not see
+        for step in range(1, 4):
+            model(torch.randn(IMAGES))[0].sum().backward()
+            optimizer.step()
+            before.step()
+            after.step()
+            assert count(model) == step
+
+
 @pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
 def test_activation_checkpointing_does_not_count():
     model = UNSwinTransformer(
