@@ -88,7 +88,7 @@ def test_more_padding_changes_nothing_to_the_last_bit(scheme, norm, lengths, mor
     torch.manual_seed(seed)
     kwargs = {} if scheme in WITHOUT_NORM or norm == 'TokenBN' else dict(norm_cfg=dict(type=norm, warmup_iters=1))
     model = task(scheme, norm, **kwargs)
-    count_updates(model, torch.optim.SGD(model.parameters()))
+    count_updates(model, torch.optim.SGD(model.parameters(), lr=0.1))
     other = copy.deepcopy(model)
     source, target = sentences(*lengths, seed=seed), sentences(*lengths[::-1], seed=seed + 1)
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_more_padding_changes_nothing_to_the_last_bit(scheme, norm, lengths, mor
 @pytest.mark.parametrize('scheme', SCHEMES)
 def test_the_mask_of_the_real_tokens_reaches_every_norm(scheme, monkeypatch):
     model = transformer(scheme, **({} if scheme in WITHOUT_NORM else dict(norm_cfg=dict(type='UN', warmup_iters=1))))
-    count_updates(model, torch.optim.SGD(model.parameters()))
+    count_updates(model, torch.optim.SGD(model.parameters(), lr=0.1))
     source, target = sentences(5, 7, 2), shifted(sentences(6, 3, 4, seed=1))
     seen = {}
 
