@@ -25,5 +25,5 @@ optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=None)
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
 
 train_cfg = dict(max_epochs=9, val_interval=3)
-default_hooks = dict(checkpoint=dict(interval=3))
+default_hooks = dict(logger=dict(interval=5), checkpoint=dict(interval=3))
 custom_hooks = [dict(type='LayerStatisticsHook')]  # for tools/analysis/depth.py

@@ -178,7 +178,7 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
     """
     figure = Figure(figsize=(WIDTH, 9), layout='constrained')
     panels = figure.subplots(5, 1)
-    loss, gradient, by_layer, cosine, active = panels
+    loss, gradient, by_layer, distance, active = panels
     for i, (name, (scalars, layers)) in enumerate(runs.items()):
         style = dict(color=COLOURS[i % len(COLOURS)], linestyle=LINES[i // len(COLOURS) % len(LINES)], linewidth=1.2)
         curve = scalars.get('loss', np.empty((0, 2)))
@@ -187,17 +187,19 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
         squares = np.square(layers.values['gradient'])
         gradient.plot(layers.steps[early], np.sqrt(squares[early].sum(axis=1)), **style)
         numbers = np.arange(1, len(layers.layers) + 1)
-        by_layer.plot(numbers, layers.values['gradient'][0], **style)
-        cosine.plot(numbers, layers.values['cosine'][-1], **style)
+        # A head whose weights start at 0 hands no gradient down in the first step.
+        first = layers.values['gradient'].any(axis=1).argmax()
+        by_layer.plot(numbers, layers.values['gradient'][first], **style)
+        distance.plot(numbers, 1 - layers.values['cosine'][-1], **style)
         active.plot(numbers, 100 * layers.values['active'][-1], **style)
-    for axes in (gradient, by_layer):
+    for axes in (gradient, by_layer, distance):
         axes.set_yscale('log', nonpositive='mask')
     for axes in (loss, gradient):
         axes.set_xlabel('training step', fontsize='small')
     for axes in panels[2:]:
         axes.set_xlabel('layer, from input to output', fontsize='small')
-    for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm,\nfirst recorded step',
-                                    'cosine to the layer\nbefore, last step', 'active behind the\nactivation (%)'),
+    for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm, first\nstep that has one',
+                                    '1 - cosine to the\nlayer before, last step', 'active behind the\nactivation (%)'),
                            strict=True):
         axes.set_ylabel(label, fontsize='small')
         axes.tick_params(labelsize='small')

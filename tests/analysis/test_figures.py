@@ -8,6 +8,7 @@ from mmunorm.analysis import figures
 from mmunorm.analysis.curves import COLOURS, curves_figure
 from mmunorm.analysis.layout import finish, wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
+from mmunorm.recording.layers import LayerRecord
 from mmunorm.recording.record import Record
 
 from ..recording.records import NAMES, write_record
@@ -172,3 +173,13 @@ def test_a_legend_takes_several_columns():
     check_room(figure, 2)
     heights = [round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()]
     assert len(set(heights)) == 2
+
+
+def test_gradients_by_layer_are_those_of_the_first_step_that_has_some():
+    """A head that starts at 0 hands none down in the first step."""
+    gradient = np.array([[0., 0], [3, 4], [5, 6]])
+    layers = LayerRecord(np.array([1, 2, 3]), ['a', 'b'], dict(
+        gradient=gradient, cosine=np.full((3, 2), 0.75), active=np.ones((3, 2))))
+    _, _, by_layer, distance, _ = figures.depth_figure({'run': ({}, layers)}, steps=100).axes
+    assert by_layer.lines[0].get_ydata().tolist() == [3, 4]
+    assert distance.lines[0].get_ydata().tolist() == [0.25, 0.25]
