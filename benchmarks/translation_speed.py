@@ -32,7 +32,7 @@ from mmunorm.translation.text.ids import EOS, PAD
 
 # configs/translation/debian_en_it_*.py
 SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=256, feedforward_channels=1024, num_heads=4)
-VOCABULARY = 8000
+VOCABULARY = 4000
 
 
 def parse_args(argv=None):

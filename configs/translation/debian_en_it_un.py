@@ -2,4 +2,4 @@ _base_ = ['./debian_en_it_ln.py']
 
 # No outlier filter is what UN's authors advise for translation.
 model = dict(
-    backbone=dict(norm_cfg=dict(type='UN', window=4, outlier_filter=False, warmup_iters=300)))
+    backbone=dict(norm_cfg=dict(type='UN', window=4, outlier_filter=False, warmup_iters=200)))

@@ -66,10 +66,10 @@ class TranslationModel(BaseModel):
         if mode == 'tensor':
             return logits
         logits, labels = logits.flatten(0, 1), target[:, :logits.shape[1]].flatten()
-        with torch.no_grad():
-            perplexity = F.cross_entropy(logits, labels, ignore_index=PAD).exp()
-        loss = F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=self.label_smoothing)
-        return dict(loss=loss, perplexity=perplexity)
+        log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        plain = F.nll_loss(log_probs, labels, ignore_index=PAD)
+        smooth = -log_probs.mean(dim=-1)[labels.ne(PAD)].mean()
+        return dict(loss=plain.lerp(smooth, self.label_smoothing), perplexity=plain.detach().exp())
 
     def translate(self, source: Tensor) -> list[list[Hypothesis]]:
         """The best translations of sources `(N, S)`: see :func:`mmunorm.translation.search.beam_search`.

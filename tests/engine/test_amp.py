@@ -1,3 +1,4 @@
+import pytest
 import torch
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
@@ -22,3 +23,13 @@ def test_forward_in_bfloat16_and_update_in_float32():
         assert new.dtype == torch.float32 and not torch.equal(old, new)
     assert model[1].running_var.dtype == torch.float32
     assert model(torch.randn(8, 4)).dtype == torch.float32
+
+
+def test_flash_attention_is_off_in_a_step_alone():
+    model = nn.Linear(4, 4)
+    wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(KeyboardInterrupt), wrapper.optim_context(model):
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        raise KeyboardInterrupt
+    assert torch.backends.cuda.flash_sdp_enabled()

@@ -6,6 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from .. import tiny_runs
+from ..translation.test_model import CONFIG
 
 TOOL = tiny_runs.load_tool('analysis/compare_depths')
 
@@ -52,6 +53,14 @@ def test_every_scheme_norm_and_depth_is_trained_once(config, fake, capsys):
     capsys.readouterr()
     compare(config, *arguments)
     assert fake.calls() == [] and '16 of 16 runs are finished' in capsys.readouterr().out
+
+
+def test_both_stacks_of_a_transformer_of_translation_get_the_depth(tmp_path, fake, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'reversed_un.py').write_text(CONFIG.format(root=tiny_runs.ROOT))
+    compare('reversed_un.py', '--residuals', 'PreNorm', '--norms', 'UN', '--depths', 3)
+    arch = Config.fromfile('out/prenorm_un_3/seed_1.py').model.backbone.arch
+    assert arch.encoder_layers == arch.decoder_layers == 3 and 'num_layers' not in arch
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [

@@ -37,19 +37,29 @@ from mmunorm.residuals import RESIDUALS
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config of a Vision Transformer with UN; its norm_cfg, residual_cfg and '
-                        'number of layers are replaced')
+    parser.add_argument('config', help='config of a Vision Transformer or a Transformer of translation with UN; its '
+                        'norm_cfg, residual_cfg and numbers of layers are replaced')
     parser.add_argument('--residuals', nargs='+', required=True, metavar='SCHEME',
                         help=f'{", ".join(sorted(RESIDUALS.module_dict))}, or NAME=TYPE,argument=value,...')
     parser.add_argument('--norms', nargs='+', default=['LN', 'UN'], metavar='NORM', help=f'default: LN UN; {HELP}')
     parser.add_argument('--depths', nargs='+', type=positive, default=[12, 24, 48, 96], metavar='LAYERS',
-                        help='default: 12 24 48 96')
+                        help='of the network, and of encoder and decoder each (default: 12 24 48 96)')
     add_comparison_arguments(parser)
     args = parser.parse_args(argv)
     for name in ('residuals', 'norms', 'depths'):
         if len(set(getattr(args, name))) < len(getattr(args, name)):
             parser.error(f'--{name} names one twice')
     return args
+
+
+# What an arch calls its numbers of layers.
+LAYERS = ('num_layers', 'encoder_layers', 'decoder_layers')
+
+
+def set_depth(cfg, depth):
+    """So many layers in the network, or in encoder and decoder each, in place."""
+    arch = cfg.model.backbone.arch
+    arch.update({name: depth for name in LAYERS if name in arch})
 
 
 def label(scheme, norm, depth):
@@ -60,9 +70,9 @@ def plan(args):
     """The config of every run: seed by seed, so that a table fills evenly, and shallow models first."""
     base = load_config(args.config, args.cfg_options)
     arch = (base.model.get('backbone') or {}).get('arch')
-    if not isinstance(arch, dict) or 'num_layers' not in arch or 'residual_cfg' not in base.model.backbone:
-        raise PreflightError(f'{args.config} has no model.backbone.arch.num_layers and model.backbone.residual_cfg to '
-                             'replace; take a recipe such as configs/digits/vit_un_classifier.py.')
+    if not isinstance(arch, dict) or not arch.keys() & set(LAYERS):
+        raise PreflightError(f'{args.config} has no model.backbone.arch with {", ".join(LAYERS)} to replace; take a '
+                             'recipe such as configs/digits/vit_un_classifier.py.')
     refuse_other_weights(base, args.config, args.cfg_options)
     check_data(base, ['train', 'val'])
     known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
@@ -74,7 +84,7 @@ def plan(args):
         for scheme, residual_cfg in schemes.items():
             recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())
             cfg.model.backbone.residual_cfg = residual_cfg
-            cfg.model.backbone.arch.num_layers = min(args.depths)
+            set_depth(cfg, min(args.depths))
             build_model(cfg)  # a combination that does not fit is an error before the first run
     configs = {}
     for seed in range(args.seeds):
@@ -82,7 +92,7 @@ def plan(args):
             for (scheme, norm), recipe in recipes.items():
                 run = ComparedRun(args.out, label(scheme, norm, depth), seed)
                 configs[run] = seeded(recipe, run, args)
-                configs[run].model.backbone.arch.num_layers = depth
+                set_depth(configs[run], depth)
     return configs, list(recipes)
 
 

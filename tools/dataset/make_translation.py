@@ -17,7 +17,7 @@ def parse_args(argv=None):
     parser.add_argument('--pair', choices=[f'en-{language}' for language in LANGUAGES], default='en-it',
                         help='languages (default: en-it)')
     parser.add_argument('--out', help='folder to write (default: data/translation/PAIR)')
-    parser.add_argument('--vocab-size', type=positive, default=8000, help='subwords of both (default: 8000)')
+    parser.add_argument('--vocab-size', type=positive, default=4000, help='subwords of both (default: 4000)')
     parser.add_argument('--force', action='store_true',
                         help='overwrite OUT, with everything in it, if this tool made it')
     return parser.parse_args(argv)

@@ -2,7 +2,7 @@
 _base_ = ['../../_base_/translation.py']
 
 data_root = 'data/translation/en-it'
-model = dict(backbone=dict(vocab_size=8000))
+model = dict(backbone=dict(vocab_size=4000))
 train_dataloader = dict(dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = dict(dataset=dict(data_root=data_root))

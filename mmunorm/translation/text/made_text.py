@@ -19,7 +19,7 @@ LANGUAGES = ('it', 'da', 'fr', 'de')  # of those that Debian has, the ones that 
 WITH_HELP = ('de', )  # few of its descriptions are translated
 
 
-def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 8000, force: bool = False,
+def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 4000, force: bool = False,
                      say: Callable[[str], None] = lambda message: None) -> SplitText | None:
     """Writes `train`, `valid` and `test`, each as `.src` in English and `.tgt`, and `subwords.model` of both.
 

@@ -31,7 +31,7 @@ class TranslationScore(BaseMetric):
         out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
         examples (int): so many translations are logged, at even distances. Defaults to 3.
         collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): in front of the names, with a slash. Defaults to None.
+        prefix (str, optional): in front of the names, with a slash. Defaults to None, for 'translation'.
 
     Attributes:
         scores (dict[str, Score]): the last scores with their signatures.
@@ -39,6 +39,8 @@ class TranslationScore(BaseMetric):
     Raises:
         PreflightError: sacrebleu or sentencepiece is not installed, or a file cannot be used.
     """
+
+    default_prefix = 'translation'
 
     def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
                  data_root: str | os.PathLike = '', out_file: str | os.PathLike | None = None, examples: int = 3,

@@ -36,7 +36,7 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     for indices in ([3, 11, 0, 1, 2], [10, 9, 8, 7, 6, 5, 4]):
         score.process({}, samples(score.subwords, indices))
     expected = corpus_scores(TRANSLATIONS, REFERENCES)
-    assert score.evaluate(12) == {name: each.value for name, each in expected.items()}
+    assert score.evaluate(12) == {f'translation/{name}': each.value for name, each in expected.items()}
     assert score.scores == expected and expected['BLEU'].value < 99
     assert (tmp_path / 'out').read_text().split('\n') == [*TRANSLATIONS, '']
     assert [message.partition('\n')[0] for message in messages[:2]] == [
@@ -44,7 +44,7 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     assert messages[2] == f'BLEU {expected["BLEU"].value:.2f}, sacrebleu {expected["BLEU"].signature}'
     # The next epoch starts anew.
     score.process({}, samples(score.subwords, range(12)))
-    assert score.evaluate(12)['BLEU'] == expected['BLEU'].value
+    assert score.evaluate(12)['translation/BLEU'] == expected['BLEU'].value
 
 
 def test_sentences_without_translation_and_texts_that_do_not_fit(settings, tmp_path):
