@@ -398,7 +398,7 @@ def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
 
     metrics = tiny_runs.call(test, config, checkpoint, '--work-dir', work_dir, '--cfg-options', *options)
     checkpoint.unlink()
-    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'PSNR'} if 'iat_' in name else {'accuracy/top1'}
+    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'enhancement/PSNR'} if 'iat_' in name else {'accuracy/top1'}
     if 'maskrcnn' in name:
         wanted.add('coco/segm_mAP')
     assert wanted <= set(metrics)

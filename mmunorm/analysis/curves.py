@@ -20,7 +20,7 @@ COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#0
 LINES = ('-', '--', ':')
 # The metrics that tables and pictures show if a run has several, and their labels.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP',
-           'translation/BLEU': 'BLEU'}
+           'translation/BLEU': 'BLEU', 'enhancement/PSNR': 'PSNR (dB)'}
 _TAIL = 8192  # bytes; many lines of a log
 
 

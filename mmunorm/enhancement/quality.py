@@ -20,11 +20,13 @@ class ImageQuality(BaseMetric):
 
     Args:
         collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): in front of the names, with a slash. Defaults to None.
+        prefix (str, optional): in front of the names, with a slash. Defaults to None, for 'enhancement'.
 
     Raises:
         PreflightError: torchmetrics is not installed.
     """
+
+    default_prefix = 'enhancement'
 
     def __init__(self, collect_device: str = 'cpu', prefix: str | None = None):
         check_installed('torchmetrics', 'PSNR and SSIM', 'enhance')

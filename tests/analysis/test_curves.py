@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, latest, read_scalars
+from mmunorm.analysis.curves import COLOURS, METRICS, curves_figure, draw_curves, latest, read_scalars
+from mmunorm.enhancement.quality import ImageQuality
+from mmunorm.translation.text.metric import TranslationScore
 
 from .. import tiny_runs
 from ..logs import train, write_log
@@ -110,3 +112,9 @@ def test_tool(tmp_path, capsys, monkeypatch):
         with pytest.raises(SystemExit) as stop:
             tiny_runs.call(CURVES, *arguments, '--out', out)
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('cls', [ImageQuality, TranslationScore])
+def test_scores_of_our_own_tasks_have_a_label(cls):
+    # Only names with a slash are told from what training logs.
+    assert [name for name in METRICS if name.startswith(f'{cls.default_prefix}/')]

@@ -1,0 +1,10 @@
+# Narrow and deep, for residual schemes and the first steps of tools/analysis/depth.py.
+_base_ = ['./debian_en_it_un.py']
+
+model = dict(
+    beam=1,
+    backbone=dict(
+        arch=dict(encoder_layers=6, decoder_layers=6, embed_dims=128, feedforward_channels=512, num_heads=2),
+        residual_cfg=dict(type='PreNorm')))
+train_dataloader = dict(batch_sampler=dict(max_tokens=512))
+custom_hooks = [dict(type='LayerStatisticsHook')]
