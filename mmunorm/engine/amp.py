@@ -2,6 +2,7 @@
 from contextlib import contextmanager
 
 import torch
+from mmengine.device import get_device
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
@@ -21,7 +22,7 @@ class BFloat16OptimWrapper(OptimWrapper):
         """The context in which a training step's forward pass and loss are computed."""
         # Backward in bfloat16 on a CPU, torch's flash attention takes five times as long as the plain one.
         flash = torch.backends.cuda.flash_sdp_enabled()
-        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_flash_sdp(flash and get_device() != 'cpu')
         try:
             with super().optim_context(model), autocast(dtype=torch.bfloat16):
                 yield

@@ -4,6 +4,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
 import mmunorm  # noqa: F401
+from mmunorm.engine import amp
 from mmunorm.engine.amp import BFloat16OptimWrapper
 from mmunorm.norms import UN
 
@@ -25,11 +26,13 @@ def test_forward_in_bfloat16_and_update_in_float32():
     assert model(torch.randn(8, 4)).dtype == torch.float32
 
 
-def test_flash_attention_is_off_in_a_step_alone():
+@pytest.mark.parametrize('device', ['cpu', 'cuda'])
+def test_flash_attention_is_off_in_steps_on_a_cpu(device, monkeypatch):
+    monkeypatch.setattr(amp, 'get_device', lambda: device)
     model = nn.Linear(4, 4)
     wrapper = BFloat16OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1))
     assert torch.backends.cuda.flash_sdp_enabled()
     with pytest.raises(KeyboardInterrupt), wrapper.optim_context(model):
-        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled() == (device == 'cuda')
         raise KeyboardInterrupt
     assert torch.backends.cuda.flash_sdp_enabled()
