@@ -10,5 +10,6 @@ train_dataloader = dict(batch_sampler=dict(max_tokens=512))
 custom_hooks = [dict(type='LayerStatisticsHook')]
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, end=200, by_epoch=False),
-    dict(type='LinearLR', start_factor=1., end_factor=0.02, begin=200, end=600, by_epoch=False)]
-train_cfg = dict(max_iters=600, val_interval=600)
+    dict(type='LinearLR', start_factor=1., end_factor=0.02, begin=200, end=500, by_epoch=False)]
+train_cfg = dict(max_iters=500, val_interval=500)
+default_hooks = dict(logger=dict(interval=5))
