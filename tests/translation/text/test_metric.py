@@ -74,5 +74,6 @@ def two_processes(rank, settings, train):
 @pytest.mark.slow
 def test_two_processes(settings, tmp_path):
     found = processes.run(two_processes, settings, write_pairs(tmp_path, 'train', PAIRS[:7]))
-    assert found == [(7, {name: each.value for name, each in corpus_scores(TRANSLATIONS, REFERENCES).items()})] * 2
+    expected = {f'translation/{name}': each.value for name, each in corpus_scores(TRANSLATIONS, REFERENCES).items()}
+    assert found == [(7, expected)] * 2
     assert len(list(tmp_path.glob('train.*.ids'))) == 2
