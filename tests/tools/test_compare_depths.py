@@ -80,3 +80,10 @@ def test_a_config_without_layers_to_count_is_refused(tmp_path, fake, capsys, mon
     monkeypatch.chdir(tmp_path)
     compare(tiny_runs.write_classifier(tmp_path), '--residuals', 'PreNorm', status=2)
     assert 'num_layers' in capsys.readouterr().err
+
+
+def test_a_config_without_a_residual_scheme_is_refused(config, fake, capsys):
+    path = Path(config)
+    path.write_text(path.read_text().replace(", residual_cfg=dict(type='PreNorm')", ''))
+    compare(config, '--residuals', 'PreNorm', status=2)
+    assert 'residual_cfg' in capsys.readouterr().err and fake.calls() == []

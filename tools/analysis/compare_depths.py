@@ -70,9 +70,10 @@ def plan(args):
     """The config of every run: seed by seed, so that a table fills evenly, and shallow models first."""
     base = load_config(args.config, args.cfg_options)
     arch = (base.model.get('backbone') or {}).get('arch')
-    if not isinstance(arch, dict) or not arch.keys() & set(LAYERS):
-        raise PreflightError(f'{args.config} has no model.backbone.arch with {", ".join(LAYERS)} to replace; take a '
-                             'recipe such as configs/digits/vit_un_classifier.py.')
+    if not isinstance(arch, dict) or not arch.keys() & set(LAYERS) or 'residual_cfg' not in base.model.backbone:
+        raise PreflightError(f'{args.config} has no model.backbone.arch with {" or ".join(LAYERS)}, or no '
+                             'model.backbone.residual_cfg, to replace; take a recipe such as '
+                             'configs/digits/vit_un_classifier.py.')
     refuse_other_weights(base, args.config, args.cfg_options)
     check_data(base, ['train', 'val'])
     known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
