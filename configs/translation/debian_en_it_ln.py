@@ -10,6 +10,6 @@ train_dataloader = dict(batch_sampler=dict(max_tokens=1024), dataset=dict(max_le
 optim_wrapper = dict(optimizer=dict(lr=1e-3, weight_decay=1e-4))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, end=200, by_epoch=False),
-    dict(type='LinearLR', start_factor=1., end_factor=0.02, begin=200, end=1500, by_epoch=False)]
-train_cfg = dict(max_iters=1500, val_interval=1500)
-default_hooks = dict(logger=dict(interval=50), checkpoint=dict(interval=500, max_keep_ckpts=2))
+    dict(type='LinearLR', start_factor=1., end_factor=0.02, begin=200, end=4000, by_epoch=False)]
+train_cfg = dict(max_iters=4000, val_interval=1000)
+default_hooks = dict(logger=dict(interval=50), checkpoint=dict(interval=1000, max_keep_ckpts=2))

@@ -66,6 +66,10 @@ class Subwords:
         return self._processor.decode([int(i) for i in ids])
 
 
+# The subwords' ids depend on it, so it is the same on every machine.
+TRAINING_THREADS = 16
+
+
 def check_vocabulary(subwords: int, model: int) -> None:
     """Checks that a model has an embedding for each subword and no other.
 
@@ -108,7 +112,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                 SentencePieceTrainer.train(
                     sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
                     vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
-                    byte_fallback=True, num_threads=torch.get_num_threads(), minloglevel=2,
+                    byte_fallback=True, num_threads=TRAINING_THREADS, minloglevel=2,
                     **{f'{name}_id': i for name, i in SPECIALS.items()})
         except RuntimeError as error:
             # What is wrong stands after the place in sentencepiece's own source, before an option that we do not have.

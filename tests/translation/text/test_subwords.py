@@ -1,4 +1,5 @@
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,17 @@ def test_a_failure_leaves_the_old_model(text, tmp_path):
     with pytest.raises(PreflightError, match='none: no text'):
         train_subwords([tmp_path / 'none'], path)
     assert path.read_text() == 'old' and len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_machine_has_no_part_in_the_ids(text, tmp_path):
+    threads = torch.get_num_threads()
+    for number in 1, 2:
+        torch.set_num_threads(number)
+        try:
+            train_subwords([text / 'train.src', text / 'train.tgt'], tmp_path / f'{number}.model', VOCAB_SIZE)
+        finally:
+            torch.set_num_threads(threads)
+    assert (tmp_path / '1.model').read_bytes() == (tmp_path / '2.model').read_bytes()
 
 
 def test_vocabulary_of_a_checkpoint():
