@@ -1,5 +1,4 @@
-# A small T2T-ViT (Performer tokens-to-token module) on 32x32 handwritten digits, resized to 64x64. It
-# learns more slowly than the Swin and trains twice as long.
+# A small T2T-ViT (Performer tokens-to-token module) on 32x32 handwritten digits, resized to 64x64.
 _base_ = ['./_base_/classifier.py']
 
 model = dict(
@@ -37,5 +36,3 @@ test_pipeline = [
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
-
-train_cfg = dict(max_epochs=16, val_interval=4)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from mmcv.cnn.bricks.drop import DropPath
 from mmengine.model import BaseModule
@@ -11,6 +12,7 @@ from mmpretrain.models.backbones.t2t_vit import T2TModule as StockT2TModule
 from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer, get_sinusoid_encoding
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..norms.base import check_norm_cfg
 from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
@@ -19,6 +21,15 @@ from .performer import PerformerLayer
 
 # As in mmpretrain's T2T-ViT configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02)
+
+
+def _scale_attention(layer: T2TTransformerLayer, qk_scale: float | None) -> None:
+    """Scales the logits by `qk_scale`, None for `1 / sqrt(head_dims)`.
+
+    mmpretrain's layer drops the value of its `qk_scale` and divides by `1 / sqrt(head_dims)`: its logits are
+    `head_dims` times too large.
+    """
+    layer.attn.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=qk_scale)
 
 
 class T2TModule(StockT2TModule):
@@ -65,6 +76,7 @@ class T2TModule(StockT2TModule):
                     num_heads=1,
                     feedforward_channels=token_dims,
                     norm_cfg=norm_cfg)
+                _scale_attention(layer, input_dims**-0.5)  # as the authors' code
             setattr(self, f'attention{step}', layer)
 
         self.init_out_size = [side // 16 for side in to_2tuple(img_size)]
@@ -93,7 +105,9 @@ class UNT2TViT(T2T_ViT):
     features (4,096) are not trained. That makes 21,545,550 numbers in all.
 
     With softmax tokens (`t2t_cfg=dict(use_performer=False)`), the names in `state_dict` are those of the stock
-    class. With `norm_cfg=dict(type='LN')`, the outputs are then the stock ones too.
+    class. The outputs are not: the stock class of mmpretrain 1.x multiplies its attention's logits by
+    `sqrt(head_dims)`, where the paper and mmpretrain's published weights divide by it, as this class does.
+    `layer_cfgs=dict(qk_scale=head_dims**0.5)` stands for the encoder of a model trained with the stock class.
 
     Takes `(N, in_channels, H, W)`. If the size is not `img_size`, the position table is resized.
 
@@ -157,6 +171,9 @@ class UNT2TViT(T2T_ViT):
         for module in self.modules():
             if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
                 module.drop_prob = float(module.drop_prob)
+        cfgs = kwargs.get('layer_cfgs', {})
+        for i, layer in enumerate(self.encoder):
+            _scale_attention(layer, (cfgs if isinstance(cfgs, dict) else cfgs[i]).get('qk_scale'))
         connect(self, self.encoder, ResidualT2TLayer, residual_cfg, norm_cfg)
         initialize(self, self.encoder, self.tokens_to_token.project)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens

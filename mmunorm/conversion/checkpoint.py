@@ -11,7 +11,7 @@ from pathlib import Path
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import load_state_dict, save_checkpoint, weights_to_cpu
-from mmpretrain.models import SwinTransformer, T2T_ViT
+from mmpretrain.models import SwinTransformer
 from torch import Tensor, nn
 
 from ..config.checkpoints import load_weights, read_checkpoint
@@ -182,12 +182,8 @@ def _with_norm_cfg(cfg: Config) -> ConfigDict:
     """The config of a backbone that gives its `norm_cfg` to all its norms, with the names of that of `cfg`."""
     backbone = copy.deepcopy(cfg.model.backbone)
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-        cls = registry.get(backbone.type)
-    if cls is SwinTransformer:
-        backbone.type = 'UNSwinTransformer'
-    elif cls is T2T_ViT:
-        backbone.type = 'UNT2TViT'
-        backbone.t2t_cfg = {'use_performer': False, **(backbone.get('t2t_cfg') or {})}
+        if registry.get(backbone.type) is SwinTransformer:
+            backbone.type = 'UNSwinTransformer'
     return backbone
 
 

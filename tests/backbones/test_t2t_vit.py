@@ -1,9 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 from mmdet.registry import MODELS as MMDET_MODELS
 from mmpretrain.models import T2T_ViT
+from mmpretrain.models.utils import MultiheadAttention
 from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
 from torch import nn
+from torch.nn import functional as F
 
 from mmunorm.backbones import UNT2TViT
 from mmunorm.backbones.performer import PerformerLayer
@@ -78,12 +82,21 @@ def test_parameter_count_of_t2t_vit_14():
     assert round((expected + position_table + random_features) / 1e6, 1) == 21.5
 
 
+def mended(stock):
+    """mmpretrain's model with the scale of attention that its layers are given and drop."""
+    for module in stock.modules():
+        if isinstance(module, MultiheadAttention):
+            dims = module.input_dims if module.v_shortcut else module.head_dims
+            module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=dims**-0.5)
+    return stock
+
+
 @pytest.mark.parametrize('training', [False, True])
 @pytest.mark.parametrize('size', [(32, 32), (40, 71)])
 @pytest.mark.parametrize('out_type', ['cls_token', 'featmap', 'avg_featmap', 'raw'])
-def test_with_ln_and_softmax_tokens_equals_the_stock_class(training, size, out_type):
+def test_with_ln_and_softmax_tokens_equals_the_mended_stock_class(training, size, out_type):
     arguments = dict(**SMALL, t2t_cfg=SOFTMAX, out_type=out_type, norm_cfg=dict(type='LN'))
-    stock = randomize(T2T_ViT(**arguments, out_indices=[0, 1]))
+    stock = mended(randomize(T2T_ViT(**arguments, out_indices=[0, 1])))
     ours = UNT2TViT(**arguments, out_indices=(0, -1))
     assert list(ours.state_dict()) == list(stock.state_dict())
     assert torch.equal(ours.pos_embed, stock.pos_embed)
@@ -105,11 +118,26 @@ def test_with_ln_and_softmax_tokens_equals_the_stock_class(training, size, out_t
 def test_our_checkpoint_loads_into_the_stock_class():
     arguments = dict(**SMALL, t2t_cfg=SOFTMAX, norm_cfg=dict(type='LN'))
     ours = randomize(UNT2TViT(**arguments)).eval()
-    stock = T2T_ViT(**arguments)
+    stock = mended(T2T_ViT(**arguments))
     stock.load_state_dict(ours.state_dict())
     stock.eval()
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(stock(images)[0], ours(images)[0])
+
+
+@pytest.mark.parametrize('qk_scale', [None, 0.5])
+@pytest.mark.parametrize('as_list', [False, True])
+def test_attention_is_softmax_of_scaled_products(qk_scale, as_list):
+    """`softmax(qk_scale * Q K^T) V`, by default with `1 / sqrt(head_dims)`; mmpretrain's own divides by the scale."""
+    cfg = dict(num_heads=2, feedforward_channels=48, **({'qk_scale': qk_scale} if qk_scale else {}))
+    model = randomize(UNT2TViT(**{**SMALL, 'layer_cfgs': [cfg, cfg] if as_list else cfg})).double().eval()
+    for layer in model.encoder:
+        attention = layer.attn
+        x = torch.randn(3, 5, 24, dtype=torch.double)
+        q, k, v = attention.qkv(x).view(3, 5, 3, 2, 12).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-2, -1) * (qk_scale or 12**-0.5)).softmax(-1)
+        expected = attention.proj((weights @ v).transpose(1, 2).reshape(3, 5, 24))
+        torch.testing.assert_close(attention(x), expected)
 
 
 def test_a_norm_named_for_a_part_wins():
