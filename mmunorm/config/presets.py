@@ -76,7 +76,8 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     """Gives every norm of the backbone a `norm_cfg`, with the arguments that go with the recipe, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults,
-    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run. UN+ keeps
+    the means of a backbone that the recipe starts from.
 
     Raises:
         PreflightError: the backbone takes no `norm_cfg`, there is no such type, the steps of the run are not known, or
@@ -91,6 +92,8 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
+    if norm_cfg == NORMS['UN+'] and pretrained_path(cfg) is not None:
+        norm_cfg = {**norm_cfg, 'centered': 'frozen'}
     base = backbone.norm_cfg
     accepted = inspect.signature(cls).parameters
     inherited = base if base['type'] == norm_cfg['type'] else {

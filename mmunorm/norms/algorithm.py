@@ -40,7 +40,7 @@ class Step(NamedTuple):
     measured: Tensor | None = None  # what `measure` returned, of this process alone
 
 
-def measure(x: Tensor, valid: Tensor | None, centered: bool) -> Tensor:
+def measure(x: Tensor, valid: Tensor | None, centered: bool | str) -> Tensor:
     """Forward 1: statistics over tokens, `s` `(1, C)`; with `centered` variance and mean `(2, C)`."""
     if centered:
         return torch.stack(kernels.variance_and_mean(x, valid))
@@ -54,7 +54,10 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
     """
     t, running, record, alpha = norm.num_batches_tracked, norm.running_var, norm.activation_record, norm.alpha
     mean = outlier = average = None
-    if norm.centered:  # mu_hat is that of this step
+    if norm.centered == 'frozen':  # mu_hat is a constant
+        mean = norm.running_mean.to(measured.dtype)
+        measured = (measured[0] + (measured[1] - mean).square()).unsqueeze(0)  # the mean square about it
+    elif norm.centered:  # mu_hat is that of this step
         mean = torch.where(measured[0].isfinite(), measured[1], norm.running_mean)
         norm.running_mean.copy_(moving_average(norm.running_mean, mean, alpha))  # 5. Eq. 12
     if triton := _one_launch(norm, record, measured[0], running):

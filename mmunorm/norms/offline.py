@@ -35,9 +35,9 @@ class OfflineNorm(Norm):
 
     Args:
         num_features (int): channels C.
-        centered (bool): False takes the mean square for the variance, mu = 0. True takes the variance, and the
-            mean of the current step with its exact gradient; only the variance is averaged over steps.
-            Defaults to False.
+        centered (bool | str): False takes the mean square for the variance, mu = 0. True takes the variance, and the
+            mean of the current step with its exact gradient; only the variance is averaged over steps. 'frozen' takes
+            `running_mean` as it is for a constant mu, and the mean square about it. Defaults to False.
         forward_average (str): `var_hat`, over the statistics of the last M steps: 'current' (this step's
             alone), 'gm' and 'am' (geometric and arithmetic mean), 'ema' (`running_var` with this step)
             or 'earlier_ema' (`running_var` before this step, as in PowerNorm). Defaults to 'current'.
@@ -81,7 +81,7 @@ class OfflineNorm(Norm):
 
     def __init__(self,
                  num_features: int,
-                 centered: bool = False,
+                 centered: bool | str = False,
                  forward_average: str = 'current',
                  backward_average: str = 'current',
                  backward_momentum: bool = False,
@@ -106,7 +106,7 @@ class OfflineNorm(Norm):
         self.backward_momentum = backward_momentum
         self.outlier_filter = outlier_filter
         self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))
-        self.centered = centered
+        self.centered = check_choice('centered', centered, (False, True, 'frozen'))
         self._make_state(_check_eta(eta))
         self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
         self.has_own_kernels = (forward_average, backward_average, backward_momentum,
@@ -271,6 +271,8 @@ class OfflineNorm(Norm):
         if not is_compiling():
             self._pending.note_backward_pass()
         g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
+        if self.centered == 'frozen':
+            g_mean = torch.zeros_like(g_mean)
         if self.psi is None:
             return g, g_mean
         if scale is None:

@@ -35,9 +35,10 @@ class UN(OfflineNorm):
         backward_average (str): average over the gradient statistics: 'am' or 'current'. Defaults to 'am'.
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
-        centered (bool): whether to take the mean over tokens off: the current step's, with its exact gradient.
-            The variance about it is averaged and filtered as the mean square is else. Not of the paper. Defaults
-            to False.
+        centered (bool | str): whether to take the mean over tokens off: the current step's, with its exact gradient.
+            The variance about it is averaged and filtered as the mean square is else. 'frozen' takes off the
+            `running_mean` of the checkpoint that the run starts from, 0 without one, and does not change it: right for
+            a detector on a backbone that was pretrained with True. Not of the paper. Defaults to False.
         eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not of the
             paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
@@ -56,7 +57,7 @@ class UN(OfflineNorm):
                  forward_average: str = 'gm',
                  backward_average: str = 'am',
                  backward_momentum: bool = True,
-                 centered: bool = False,
+                 centered: bool | str = False,
                  eta: float | None = None,
                  eps: float = 1e-5):
         super().__init__(

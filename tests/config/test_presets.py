@@ -1,6 +1,7 @@
 import pytest
 from mmengine.config import Config
 
+from mmunorm.config.checkpoints import set_pretrained
 from mmunorm.config.presets import NORMS, apply_norm, parse_norm, set_norm, slug
 from mmunorm.errors import PreflightError
 
@@ -65,6 +66,17 @@ def test_work_directory_and_weights_go_with_the_norm(name, norm, folder, weights
     cfg = config(tmp_path, name=name)
     assert apply_norm(cfg, norm) == f'work_dirs/{folder}'
     assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained == f'work_dirs/{weights}/epoch_3.pth'
+
+
+@pytest.mark.parametrize(('norm', 'centered'), [('UN+', 'frozen'), ('mine=UN,centered=True,eta=0.1', True)])
+def test_un_plus_keeps_the_means_of_pretrained_weights(norm, centered, tmp_path):
+    cfg = config(tmp_path)
+    apply_norm(cfg, norm)
+    assert cfg.model.backbone.norm_cfg.centered == centered
+    cfg = config(tmp_path)
+    set_pretrained(cfg, None)
+    apply_norm(cfg, norm)
+    assert cfg.model.backbone.norm_cfg.centered is True
 
 
 def test_weights_from_elsewhere_stay(tmp_path):

@@ -10,6 +10,7 @@ from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenB
 NORMS = {
     'UN': lambda c: UN(c, warmup_iters=6),
     'UN centered': lambda c: UN(c, warmup_iters=6, centered=True, eta=0.),
+    'UN frozen': lambda c: UN(c, warmup_iters=6, centered='frozen', eta=0.),
     'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
     'PN': lambda c: PN(c, warmup_iters=6),
     'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),
@@ -35,6 +36,8 @@ def build(name, channels=6, seed=0):
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        if name == 'UN frozen':
+            norm.running_mean.copy_(torch.randn(channels, generator=generator))
     return norm
 
 

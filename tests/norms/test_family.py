@@ -142,6 +142,7 @@ def test_rmsn_is_torch_rms_norm(dtype):
 STATE = {
     'UN': {'activation_record', 'gradient_record', 'psi', 'num_outliers'},
     'UN centered': {'activation_record', 'gradient_record', 'psi', 'num_outliers', 'running_mean', 'eta'},
+    'UN frozen': {'activation_record', 'gradient_record', 'psi', 'num_outliers', 'running_mean', 'eta'},
     'MABN': {'gradient_record', 'psi'},
     'PN': {'psi'},
     'PN*': {'psi'},

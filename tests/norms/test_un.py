@@ -98,6 +98,34 @@ def test_a_mean_and_eta_equal_reference(kwargs, eta):
     assert not norm.outlier_filter or reference.num_outliers
 
 
+@pytest.mark.parametrize('outlier_filter', [False, True])
+def test_a_frozen_mean_is_un_of_x_minus_it(outlier_filter):
+    channels = 6
+    plain, frozen = (random_affine(UN(channels, warmup_iters=8, outlier_filter=outlier_filter, **kwargs)).double()
+                     for kwargs in (dict(), dict(centered='frozen')))
+    mean = torch.linspace(-3, 5, channels, dtype=torch.double)
+    frozen.running_mean.copy_(mean)
+    rng = np.random.default_rng(0)
+    for _, x, dy in sequence(120, channels):
+        padded = torch.from_numpy(rng.random(len(x)) < 0.2)
+        x, dy = torch.from_numpy(x), torch.from_numpy(dy)
+        a, b = (x - mean).requires_grad_(), x.clone().requires_grad_()
+        for norm in (plain, frozen):
+            norm.zero_grad()
+        ya, yb = plain(a, padded), frozen(b, padded)
+        ya.backward(dy)
+        yb.backward(dy)
+        torch.testing.assert_close(ya, yb)
+        torch.testing.assert_close(a.grad, b.grad)
+        torch.testing.assert_close(plain.weight.grad, frozen.weight.grad)
+        torch.testing.assert_close(plain.running_var, frozen.running_var)
+        torch.testing.assert_close(plain.psi, frozen.psi)
+    assert torch.equal(frozen.running_mean, mean)
+    assert not outlier_filter or plain.num_outliers == frozen.num_outliers > 0
+    x = torch.randn(9, channels, dtype=torch.double)
+    torch.testing.assert_close(plain.eval()(x - mean), frozen.eval()(x))
+
+
 @pytest.mark.parametrize('kwargs', ABLATIONS, ids=lambda kwargs: '-'.join(map(str, kwargs.values())))
 def test_ablations_equal_reference(kwargs):
     channels = 5
@@ -140,7 +168,8 @@ def test_pad_mask_equals_reference():
 
 
 @pytest.mark.parametrize('masked', [False, True])
-@pytest.mark.parametrize('kwargs', [dict(), dict(centered=True), dict(centered=True, eta=0.5)], ids=str)
+@pytest.mark.parametrize('kwargs', [dict(), dict(centered=True), dict(centered=True, eta=0.5), dict(centered='frozen')],
+                         ids=str)
 def test_gradcheck_in_warmup(masked, kwargs):
     norm = random_affine(UN(4, **kwargs)).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
