@@ -26,8 +26,8 @@ DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02)
 def _scale_attention(layer: T2TTransformerLayer, qk_scale: float | None) -> None:
     """Scales the logits by `qk_scale`, None for `1 / sqrt(head_dims)`.
 
-    mmpretrain's layer drops the value of its `qk_scale` and divides by `1 / sqrt(head_dims)`: its logits are
-    `head_dims` times too large.
+    mmpretrain's layer drops the value of its `qk_scale` and divides by `1 / sqrt(head_dims)`: its logits in the
+    encoder are `head_dims` times too large.
     """
     layer.attn.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=qk_scale)
 

@@ -76,8 +76,7 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     """Gives every norm of the backbone a `norm_cfg`, with the arguments that go with the recipe, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults,
-    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run. UN+ keeps
-    the means of a backbone that the recipe starts from.
+    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
 
     Raises:
         PreflightError: the backbone takes no `norm_cfg`, there is no such type, the steps of the run are not known, or
@@ -92,8 +91,6 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
-    if norm_cfg == NORMS['UN+'] and pretrained_path(cfg) is not None:
-        norm_cfg = {**norm_cfg, 'centered': 'frozen'}
     base = backbone.norm_cfg
     accepted = inspect.signature(cls).parameters
     inherited = base if base['type'] == norm_cfg['type'] else {
@@ -102,6 +99,13 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     if norm_cfg['type'] == 'PRepBN' and 'steps' not in norm_cfg:
         norm_cfg['steps'] = max(1, count_steps(cfg) // 2)
     cfg.model.backbone = replace_norm_cfgs(backbone, norm_cfg)
+
+
+def keep_means(cfg: Config, name: str) -> None:
+    """Makes UN+ keep the means of the weights that the recipe starts from, if any, in place; `name` is the norm's."""
+    if name == 'UN+' and (pretrained_path(cfg) is not None or cfg.get('load_from') is not None):
+        backbone = cfg.model.backbone
+        cfg.model.backbone = replace_norm_cfgs(backbone, {**backbone.norm_cfg, 'centered': 'frozen'})
 
 
 def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
@@ -135,6 +139,7 @@ def apply_norm(cfg: Config, text: str) -> str:
     name, norm_cfg = parse_norm(text)
     old = cfg.model.get('backbone', {}).get('norm_cfg', {}).get('type', '')
     set_norm(cfg, norm_cfg)
+    keep_means(cfg, name)
     path = pretrained_path(cfg)
     if path is not None and '://' not in path:
         folder = Path(path).parent

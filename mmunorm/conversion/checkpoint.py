@@ -112,8 +112,8 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
                      teacher: str) -> Config:
     """The config of a converted model; `cfg` is unchanged.
 
-    Where `norm_cfg` in the backbone says all, it is set there, and a stock class of mmpretrain that does not give it
-    to each of its norms becomes ours, which has the same names. Else, for example if norms are kept, the model's type
+    Where `norm_cfg` in the backbone says all, it is set there, and mmpretrain's Swin, which does not give it to each
+    of its norms, becomes ours, which has the same names. Else, for example if norms are kept, the model's type
     becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
     LayerNorm, if there is a backbone.
 

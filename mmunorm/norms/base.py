@@ -109,7 +109,7 @@ def check_eps(eps: float) -> float:
     return eps
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) -> str | bool:
     """`value` if it is one of `choices`; a ValueError that lists them if not."""
     if value not in choices:
         raise ValueError(f'{name} must be one of {", ".join(map(repr, choices))}, got {value!r}')

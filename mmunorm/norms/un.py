@@ -77,7 +77,8 @@ class UN(OfflineNorm):
     def extra_repr(self) -> str:
         return (f'{super().extra_repr()}, window={self.window}, warmup_iters={self.warmup_iters}, '
                 f'outlier_filter={self.outlier_filter}, forward_average={self.forward_average!r}, '
-                f'backward_average={self.backward_average!r}, backward_momentum={self.backward_momentum}')
+                f'backward_average={self.backward_average!r}, backward_momentum={self.backward_momentum}, '
+                f'centered={self.centered!r}')
 
 
 class ChannelsFirst:

@@ -68,7 +68,7 @@ def test_work_directory_and_weights_go_with_the_norm(name, norm, folder, weights
     assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained == f'work_dirs/{weights}/epoch_3.pth'
 
 
-@pytest.mark.parametrize(('norm', 'centered'), [('UN+', 'frozen'), ('mine=UN,centered=True,eta=0.1', True)])
+@pytest.mark.parametrize(('norm', 'centered'), [('UN+', 'frozen'), ('mine=UN,centered=True,eta=0.', True)])
 def test_un_plus_keeps_the_means_of_pretrained_weights(norm, centered, tmp_path):
     cfg = config(tmp_path)
     apply_norm(cfg, norm)
@@ -77,6 +77,9 @@ def test_un_plus_keeps_the_means_of_pretrained_weights(norm, centered, tmp_path)
     set_pretrained(cfg, None)
     apply_norm(cfg, norm)
     assert cfg.model.backbone.norm_cfg.centered is True
+    cfg.load_from = 'detector.pth'
+    apply_norm(cfg, norm)
+    assert cfg.model.backbone.norm_cfg.centered == centered
 
 
 def test_weights_from_elsewhere_stay(tmp_path):

@@ -16,8 +16,9 @@ from ..fusion.models import classifier, deit_classifier, detector, mmdet_swin, s
 from .models import chain, layer_norm, norms_of, tokens
 
 LN = dict(type='LN')
-GOALS = [dict(type='UN'), dict(type='UN', centered=True), dict(type='UN', centered=True, eta=0.5), dict(type='TokenBN'),
-         dict(type='RepBN'), dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='SyncUN')]
+GOALS = [dict(type='UN'), dict(type='UN', centered=True), dict(type='UN', centered=True, eta=0.5),
+         dict(type='UN', centered='frozen'), dict(type='TokenBN'), dict(type='RepBN'), dict(type='MABN'),
+         dict(type='PN', layer_scale=False), dict(type='SyncUN')]
 goals = pytest.mark.parametrize('norm_cfg', GOALS, ids=lambda cfg: '-'.join(map(str, cfg.values())))
 
 

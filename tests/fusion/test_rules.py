@@ -243,6 +243,7 @@ def test_layer_norms_and_group_norms_stay():
     'norm_cfg',
     [
         dict(type='UN', centered=True, eta=0.0),
+        dict(type='UN', centered='frozen'),
         dict(type='TokenBN'),
         dict(type='MABN'),
         dict(type='PN', layer_scale=False),

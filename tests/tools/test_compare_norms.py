@@ -192,6 +192,14 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(('options', 'centered'), [([], True), (['--pretrained', '{norm}_{seed}.pth'], 'frozen')])
+def test_un_plus_keeps_the_means_of_pretrained_weights(options, centered, config, fake, tmp_path):
+    (tmp_path / 'un_plus_0.pth').touch()
+    compare(config, '--norms', 'UN+', '--seeds', 1, *options)
+    assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == centered
+
+
+@pytest.mark.slow
 def test_weights_that_the_runs_would_not_get_are_refused(config, fake, capsys):
     for options, message in ((['pretrained=a.pth'], '--cfg-options pretrained is not for a comparison'),
                              (['model.backbone.init_cfg.checkpoint=a.pth'], '--cfg-options model.backbone'),

@@ -32,7 +32,7 @@ from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_outputs
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
-from mmunorm.config.presets import HELP, count_steps, parse_norm, slug
+from mmunorm.config.presets import HELP, count_steps, keep_means, parse_norm, slug
 from mmunorm.errors import PreflightError
 
 
@@ -115,6 +115,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
+    keep_means(cfg, run.norm)
     return cfg
 
 
