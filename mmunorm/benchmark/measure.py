@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
+from ..attention import plain_attention
 from ..compat import OutOfMemoryError
 from ..norms.layers import norm_layers
 
@@ -196,7 +197,8 @@ def counting_norm_calls(model: nn.Module):
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int]:
     """Norm calls and FLOPs of one run. FLOPs are of matrix products and convolutions, two per multiply-add."""
-    with counting_norm_calls(model) as calls, FlopCounterMode(display=False) as flops:
+    # torch counts nothing for a CPU's flash attention.
+    with counting_norm_calls(model) as calls, plain_attention(), FlopCounterMode(display=False) as flops:
         run()
     return len(calls), flops.get_total_flops()
 

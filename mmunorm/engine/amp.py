@@ -1,5 +1,5 @@
 """`--amp` on a CPU; mmengine's AmpOptimWrapper needs a GPU."""
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from mmengine.device import get_device
@@ -7,6 +7,8 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
 from torch import nn
+
+from ..attention import plain_attention
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -21,10 +23,6 @@ class BFloat16OptimWrapper(OptimWrapper):
     def optim_context(self, model: nn.Module):
         """The context in which a training step's forward pass and loss are computed."""
         # Backward in bfloat16 on a CPU, torch's flash attention takes five times as long as the plain one.
-        flash = torch.backends.cuda.flash_sdp_enabled()
-        torch.backends.cuda.enable_flash_sdp(flash and get_device() != 'cpu')
-        try:
-            with super().optim_context(model), autocast(dtype=torch.bfloat16):
-                yield
-        finally:
-            torch.backends.cuda.enable_flash_sdp(flash)
+        attention = plain_attention() if get_device() == 'cpu' else nullcontext()
+        with attention, super().optim_context(model), autocast(dtype=torch.bfloat16):
+            yield

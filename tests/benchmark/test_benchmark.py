@@ -7,6 +7,7 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
+from torch.nn import functional as F
 
 from mmunorm.benchmark import Settings, markdown, measure, models, run_benchmark, table, tasks
 from mmunorm.compat import OutOfMemoryError
@@ -121,6 +122,8 @@ def test_flops_and_norm_calls():
     assert measure.count(model, lambda: model(torch.ones(3, 8))) == (2, 2 * 3 * (8 * 16 + 16 * 4))
     assert measure.count(twice, lambda: twice(torch.ones(1, 8)))[0] == 4
     assert not any(module._forward_hooks for module in model.modules())
+    x = torch.ones(1, 2, 5, 4)
+    assert measure.count(model, lambda: F.scaled_dot_product_attention(x, x, x))[1] == 2 * 2 * 2 * 5 * 5 * 4
 
 
 @pytest.mark.parametrize('backbone, expected', [
