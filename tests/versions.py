@@ -1,9 +1,11 @@
 """What an old release of torch or Triton cannot do, asked of itself. All else has to work in every release."""
 from contextlib import nullcontext
 from functools import cache, partial
+from inspect import signature
 
 import pytest
 import torch
+import torch.export
 from torch import nn
 from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
@@ -128,3 +130,7 @@ needs_fully_shard = pytest.mark.skipif(not hasattr(fsdp, 'fully_shard'), reason=
 needs_fused_adamw = pytest.mark.skipif(
     _raises(lambda: nullcontext(torch.optim.AdamW([nn.Parameter(torch.ones(1))], fused=True))),
     reason='this torch has no fused AdamW on a CPU, which the benchmark uses')
+# With open shapes, the option keeps torch.export from guards on sizes.
+needs_open_export = pytest.mark.skipif(
+    'prefer_deferred_runtime_asserts_over_guards' not in signature(torch.export.export).parameters,
+    reason='this torch.export has no prefer_deferred_runtime_asserts_over_guards')

@@ -5,6 +5,11 @@ from mmunorm.deploy import formats
 from mmunorm.errors import PreflightError
 
 
+@pytest.fixture(autouse=True)
+def _a_torch_that_exports(monkeypatch):
+    monkeypatch.setattr(torch, '__version__', '2.9.0')
+
+
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
                                             ('zzz', "one of onnx, openvino, tensorrt, got 'zzz'")])
 def test_a_mistyped_format_gets_the_nearest(name, expected):
@@ -40,6 +45,13 @@ def test_int8_needs_a_package_more(monkeypatch):
         formats.find_format('openvino', ('int8', ))
     assert formats.find_format('openvino').name == 'openvino'
     assert formats.find_format('onnx', ('int8', )).name == 'onnx'
+
+
+def test_torch_is_too_old(monkeypatch):
+    monkeypatch.setattr(formats, 'find_spec', lambda name: True)
+    monkeypatch.setattr(torch, '__version__', '2.8.1+cpu')
+    with pytest.raises(PreflightError, match=r'^the exporter needs torch 2.9 or newer, and this Python has 2.8.1\+cpu'):
+        formats.find_format('onnx')
 
 
 def test_the_table():

@@ -5,17 +5,13 @@ from mmengine.structures import InstanceData
 from torchvision.ops import batched_nms
 
 from mmunorm import fuse_norms
-
-from ..fusion import models
-
-if not hasattr(torch.library, 'custom_op'):
-    pytest.skip('torch is too old for the exporter', allow_module_level=True)
-
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.rcnn import detector as rewritten
 from mmunorm.deploy.rcnn import rcnn_obstacle
 from mmunorm.deploy.rcnn.nms import nms_mask
 
+from ..fusion import models
+from ..versions import needs_open_export
 from .detectors import rcnn
 
 SHAPE = (72, 100)  # 18 x 25 and 9 x 13 tokens, which windows of 4 pad
@@ -69,7 +65,7 @@ def test_proposals(maps, rpn):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9), reason='the exporter needs torch 2.9')
+@needs_open_export
 def test_proposals_of_maps_of_any_size():
     """Exported with open shapes; some levels have fewer boxes than the top-k takes."""
     class Proposals(torch.nn.Module):

@@ -8,10 +8,12 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.deploy.graphs import ClassifierGraph, Pixels
+from mmunorm.deploy.graphs import ClassifierGraph, Pixels, graph_of
 from mmunorm.enhancement import IAT, EnhancingPreprocessor, ImageEnhancer
 from mmunorm.fusion import folded_config
 from mmunorm.norms import Norm
+
+from ..deploy.detectors import rcnn
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
@@ -167,11 +169,7 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.skipif(not hasattr(torch.library, 'custom_op'), reason='torch is too old for the exporter')
 def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
-    from mmunorm.deploy.graphs import graph_of
-
-    from ..deploy.detectors import rcnn
     model = rcnn()
     model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, spread(IAT()), frozen=False,
                                                     takes_rgb=False)

@@ -6,7 +6,6 @@ from torch import Tensor
 from torchvision.ops import nms
 
 
-@torch.library.custom_op('mmunorm::nms_mask', mutates_args=())
 def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
     """Which boxes greedy suppression keeps, in each of several sets.
 
@@ -22,6 +21,16 @@ def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshol
     Returns:
         Tensor: `(B, M)` float32, 1 for a box that is kept and 0 for any other.
     """
+    return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold, score_threshold)
+
+
+# By a library, as torch.library.custom_op is not in torch 2.1.
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
+_OPERATORS.define('nms_mask(Tensor boxes, Tensor scores, float iou_threshold, float score_threshold) -> Tensor')
+
+
+@torch.library.impl(_OPERATORS, 'nms_mask', 'CompositeExplicitAutograd')
+def _nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
     mask = torch.zeros_like(scores)
     for kept, own_boxes, own_scores in zip(mask, boxes, scores, strict=True):
         candidates = (own_scores > score_threshold).nonzero().squeeze(1)
@@ -29,8 +38,8 @@ def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshol
     return mask
 
 
-@nms_mask.register_fake
-def _(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
+@torch.library.impl(_OPERATORS, 'nms_mask', 'Meta')
+def _shape_of_mask(boxes: Tensor, scores: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
     return torch.empty_like(scores)
 
 

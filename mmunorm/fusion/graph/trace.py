@@ -103,8 +103,6 @@ class _Tracer(TorchDispatchMode):
 
     def run(self, example, may_fail: bool = False) -> None:
         """One forward pass; one that `may_fail` and does leaves what has been seen until then."""
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it hides the projection of nn.MultiheadAttention
         try:
             with self, _Exits(self):
                 if isinstance(example, Tensor):
@@ -119,7 +117,6 @@ class _Tracer(TorchDispatchMode):
             if not may_fail:
                 raise
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
             self._labels.clear()
             self._written.clear()
             self._norm_inputs.clear()
@@ -243,7 +240,7 @@ class _Tracer(TorchDispatchMode):
             except Unclear as unclear:
                 why = str(unclear)
         if why == reads and not changes:  # perhaps it consists of others that are known
-            with self:
+            with self, _Exits(self):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -384,7 +381,11 @@ class _Tracer(TorchDispatchMode):
 
 
 class _Exits(TorchFunctionMode):
-    """Sees where values leave torch, which no operator tells."""
+    """Sees where values leave torch, which no operator tells.
+
+    While it is there, torch's own Transformer layers take the ordinary path: the fast one is one operator, which
+    hides their projections.
+    """
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
