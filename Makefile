@@ -14,7 +14,7 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-openmmlab lint demo
+.PHONY: help install test test-fast test-openmmlab test-openmmlab-fast lint demo
 
 help:
 	@echo "make install    create $(VENV) and install everything"
@@ -23,6 +23,8 @@ help:
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
+	@echo "make test-openmmlab-fast [TORCH=2.4]"
+	@echo "                the same without the slow ones"
 	@echo "make lint       ruff alone"
 
 install: $(STAMP)
@@ -65,6 +67,9 @@ $(OPENMMLAB)/.installed: setup.py $(addprefix requirements/,openmmlab.txt enhanc
 
 test-openmmlab: $(OPENMMLAB)/.installed
 	$(OPENMMLAB)/bin/python $(PYTEST)
+
+test-openmmlab-fast: $(OPENMMLAB)/.installed
+	$(OPENMMLAB)/bin/python $(PYTEST) -m "not slow"
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
