@@ -21,7 +21,7 @@ import mmunorm  # registers everything, and mmcv's operators before mmdet asks f
 # isort: split
 import numpy as np
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from torch import nn
 
 from mmunorm import convert_norms, fuse_norms
@@ -64,12 +64,14 @@ class Way:
         norm: the norm at the end.
         keep: LayerNorms that stay, as for `convert_norms`.
         longer: a factor for the steps.
+        rate: the learning rate; None is the recipe's.
     """
     start: str
     teacher: bool = False
     norm: str = 'UN'
     keep: tuple = ()
     longer: int = 1
+    rate: float | None = None
 
 
 WAYS = {
@@ -84,6 +86,10 @@ WAYS = {
     'UN+, sequential, teacher': Way('sequential', teacher=True, norm='UN+'),
     'patch embedding kept, teacher': Way('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
     'sequential, teacher, 2 x steps': Way('sequential', teacher=True, longer=2),
+    'LN, trained on, 2 x steps': Way('', longer=2),
+    **{f'{name}, rate {rate:g}': Way(start, teacher, rate=rate) for rate in (3e-4, 1e-4) for name, start, teacher in (
+        ('LN, trained on', '', False), ('LN, trained on, teacher', '', True),
+        ('affine, sequential, teacher', 'sequential', True))},
 }
 
 
@@ -97,6 +103,8 @@ def parse_args(argv=None):
     parser.add_argument('--jobs', type=positive, default=1, help='runs at a time')
     parser.add_argument('--num-samples', type=positive, default=512, help='training pictures for the statistics')
     parser.add_argument('--out', type=Path, required=True)
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+                        help='override settings of the recipe, e.g. optim_wrapper.type=BFloat16OptimWrapper')
     return parser.parse_args(argv)
 
 
@@ -168,7 +176,7 @@ def start_weights(args, way, seed, teacher):
 def recipe(args, way, seed, teacher, weights):
     """The config of a run."""
     name = 'faded' if way.start == 'faded' else 'converted'
-    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_{name}.py'))
+    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_{name}.py'), args.cfg_options)
     steps = STEPS[args.task] * way.longer
     cfg.load_from = str(weights.resolve())
     for hook in cfg.custom_hooks:
@@ -187,6 +195,8 @@ def recipe(args, way, seed, teacher, weights):
         norm_cfg = cfg.model.backbone.norm_cfg
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
         cfg.model = dict(cfg.model, type='ConvertedModel', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
+    if way.rate is not None:
+        cfg.optim_wrapper.optimizer.lr = way.rate
     cfg.randomness = dict(seed=seed)
     # The same loop for both tasks, with the metric in between.
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // VALIDATIONS[args.task])
