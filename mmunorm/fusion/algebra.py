@@ -165,7 +165,7 @@ def absorb_before(reader: nn.Module, scale: Tensor, shift: Tensor, fill: Fill | 
     """`W' = W diag(scale)`, `b' = b + W shift` for a norm in front of a linear layer or convolution.
 
     With a matrix `W' = W scale`. A bias is made where there is none. With a `fill`, the column of its marker undoes
-    the constant channels.
+    the shifts that the rest of the token does not.
     """
     weight = reader.weight.double()
     out_channels, in_channels = weight.shape[:2]  # in_channels of one group
@@ -182,9 +182,8 @@ def absorb_before(reader: nn.Module, scale: Tensor, shift: Tensor, fill: Fill | 
     folded = (weight * by_output(scale) if scale.dim() == 1 else
               torch.einsum('oi...,ij->oj...', weight, scale.to(weight.device)))
     if fill is not None and fill.marker >= 0:
-        constant = fill.constant.to(weight.device)
-        folded[:, constant] = 0
-        folded[:, fill.marker] = -weight[:, constant] @ shift.to(weight.device)[constant]
+        undone = fill.undone.to(weight.device)
+        folded[:, fill.marker] = -weight[:, undone] @ shift.to(weight.device)[undone]
     reader.weight.copy_(folded)
 
 

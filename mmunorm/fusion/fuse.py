@@ -60,6 +60,7 @@ class Fold:
     untied: list[str] = field(default_factory=list)  # readers that get a weight of their own
     sites: tuple[Site, ...] = ()  # the layers beside it by the model's graph, where no rule knows them
     known: bool = True  # whether rules say what reads the norm or is in front of it
+    beyond_float16: bool = False  # whether its padding token is too large for float16
 
     @property
     def where(self) -> str:
@@ -73,7 +74,8 @@ class Fold:
             return f'behind {self.source}'
         if self.stream is not None and not self.readers:
             return ', '.join(self.stream.ends)
-        note = ' (padding filled)' if self.pads else ' (with a copy of its shared weight)' if self.untied else ''
+        filled = ' (padding filled, too large for float16)' if self.beyond_float16 else ' (padding filled)'
+        note = filled if self.pads else ' (with a copy of its shared weight)' if self.untied else ''
         return ', '.join(self.readers) + note
 
 
@@ -90,6 +92,8 @@ class FusionReport:
 
     def __str__(self) -> str:
         lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
+        if beyond := sum(fold.beyond_float16 for fold in self.folded):
+            lines[0] += f', {beyond} of them with padding too large for float16: there, call half() before fuse_norms()'
         for title, folds in (('folded', self.folded), ('kept', self.kept)):
             if folds:
                 width = max(len(fold.norm) for fold in folds)
@@ -382,6 +386,10 @@ def _obstacle(fold: Fold, num_claims: int, modules: dict[str, nn.Module], owners
         return 'zeros are padded in between it and several readers'
     if scale.dim() > 1 and (fold.pads or fold.stream is not None):
         return 'it mixes channels, and what it reads is padded with zeros, or carried in a stream'
+    # A stream looks itself whether it can be carried.
+    dtype = modules[layers[0]].weight.dtype if layers else None
+    if fold.pads and fold.stream is None and not zero_token(scale, shift).fits(dtype):
+        return f'{str(dtype).removeprefix("torch.")} cannot hold the token that stands for zero padding behind it'
     return ''
 
 
@@ -421,6 +429,7 @@ def _apply(model: nn.Module, fold: Fold, scale: torch.Tensor, shift: torch.Tenso
         absorb_behind(model.get_submodule(fold.source), scale, shift)
     else:
         fill = zero_token(scale, shift) if fold.pads else None
+        fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
         for name in fold.untied:
             layer = model.get_submodule(name)
             layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)

@@ -2,9 +2,10 @@
 
 A padded token gives `W @ 0 + b` before folding, and `b + W @ shift` after. So the folded module pads with the
 token that the norm would have turned into zero, `-shift / scale`; then `W' @ fill + b' = b`. Where the
-scale is zero there is no such value: the norm's output is the constant shift. All these channels together
-are undone through one of them, the marker. Its input means nothing to the norm, so it can say which tokens
-are padded: 0 on real tokens, 1 on padded ones, with `-W @ shift` over these channels as its weights.
+scale is zero there is no such value: the norm's output is the constant shift. The input of such a channel means
+nothing to the norm, so one of them, the marker, can say which tokens are padded: 0 on real tokens, 1 on padded ones.
+Its weights are `-W @ shift` over all channels that are 0 in the padding token: those without a scale, and those whose
+`-shift / scale` float16 could not hold.
 """
 from __future__ import annotations
 
@@ -14,34 +15,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A larger value has no place in float32 or bfloat16; such a channel's scale counts as zero.
-LARGEST_FILL = 1e30
+# A channel that would need a larger value counts as one whose scale is zero. float32 and bfloat16 can hold this one.
+LARGEST_FILL = 1e28
 
 
 class Fill(NamedTuple):
     """The token to pad with, in place of a zero token behind a norm."""
     value: Tensor  # (C,) float64
     marker: int  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
-    constant: Tensor  # (C,) bool: the channels that the marker undoes
+    undone: Tensor  # (C,) bool: the channels whose shift the marker undoes
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether a dtype can hold the token."""
+        return self.value.abs().max().item() <= largest_value(dtype)
+
+
+def largest_value(dtype: torch.dtype) -> float:
+    """The largest number that a folded model may hold in a dtype: its products with small weights stay precise."""
+    return torch.finfo(dtype).max**0.75
 
 
 def zero_token(scale: Tensor, shift: Tensor) -> Fill:
     """The token that `scale * x + shift` turns into zero; both `(C,)` float64."""
     value = torch.where(shift == 0, 0., -shift / scale)
-    constant = ~(value.abs() <= LARGEST_FILL)
-    value = torch.where(constant, 0., value)
-    marker = -1
-    if constant.any():
-        marker = int(constant.nonzero()[0])
-        value[marker] = 1
-    return Fill(value, marker, constant)
+    is_constant = ~(value.abs() <= LARGEST_FILL)
+    if not is_constant.any():
+        return Fill(value, -1, is_constant)
+    undone = ~(value.abs() <= largest_value(torch.float16))
+    value = torch.where(undone, 0., value)
+    marker = int(is_constant.nonzero()[0])
+    value[marker] = 1
+    return Fill(value, marker, undone)
 
 
 class NeutralPadding(nn.Module):
     """For a window attention: pads with a given token instead of zeros. :func:`become` mixes it in.
 
-    The buffer `pad_value` `(C,)` is the token. In float16 it must stay below 65504, so that `|shift|` may be
-    65504 times as large as `|scale|` in any channel; float32 and bfloat16 have room.
+    The buffer `pad_value` `(C,)` is the token.
     """
 
     def set_fill(self, fill: Fill) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..residuals import Residual, ResidualLayer
 from ..residuals.sublayer import describe
 from .algebra import absorb_behind, affine_of, call_obstacle, source_obstacle
-from .padding import Fill, zero_token
+from .padding import Fill, largest_value
 from .registry import Stream
 
 Affine = tuple[Tensor, Tensor]
@@ -100,7 +100,8 @@ def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:
     for end in stream.ends:
         folded[end] = _end_affine(model.get_submodule(end), carried[-1])
     for name, pad in stream.pads:
-        pad(model.get_submodule(name), zero_token(*carried[-1]))
+        p, c = carried[-1]
+        pad(model.get_submodule(name), Fill(-c / p, -1, torch.zeros_like(p, dtype=torch.bool)))
     for station, (p, _) in zip(stream.stations, carried[:-1], strict=True):
         a, b = model.get_submodule(station.residual).scales()
         absorb_behind(model.get_submodule(station.last), _value(b, p) / (_value(a, p) * p), torch.zeros_like(p))
@@ -121,7 +122,7 @@ def _carry(model: nn.Module, stream: Stream) -> tuple[list[Affine], str]:
         if (scale == 0).any():
             return affines, f'the scale of {station.norm} is 0 in some channel, where the stream cannot be told from it'
         dtype = model.get_submodule(station.last).weight.dtype
-        limit = torch.finfo(dtype).max**0.75
+        limit = largest_value(dtype)
         size = affines[-1][0].abs()
         least, greatest, offset = size.min().item(), size.max().item(), (affines[-1][1].abs() / size).max().item()
         if not (1 / limit < least and max(greatest, offset) < limit):

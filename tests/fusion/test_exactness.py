@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmunorm import fuse_norms
-from mmunorm.fusion.padding import LARGEST_FILL, Fill, zero_token
+from mmunorm.fusion.padding import Fill, zero_token
 
 from . import models
 
@@ -91,18 +91,19 @@ def test_a_marker_left_on_real_tokens_would_be_wrong(name, monkeypatch):
 def test_zero_token():
     scale = torch.tensor([2.0, -0.5, 0.0, 0.0, 0.0, 1e-40, 1e-20, 3.0], dtype=torch.float64)
     shift = torch.tensor([1.0, 2.0, 0.0, 3.0, -4.0, 5.0, 6.0, 0.0], dtype=torch.float64)
-    value, marker, constant = zero_token(scale, shift)
-    assert constant.tolist() == [False, False, False, True, True, True, False, False]
-    assert marker == 3 and value[3] == 1 and value[4] == value[5] == 0
+    value, marker, undone = zero_token(scale, shift)
+    assert undone.tolist() == [False, False, False, True, True, True, True, False]
+    assert marker == 3 and value[3] == 1 and value[4] == value[5] == value[6] == 0
     assert value[2] == value[7] == 0
-    usual = ~constant
-    torch.testing.assert_close((scale * value + shift)[usual], torch.zeros(5, dtype=torch.float64))
-    assert value.abs().max() <= LARGEST_FILL
+    torch.testing.assert_close((scale * value + shift)[~undone], torch.zeros(4, dtype=torch.float64))
 
 
 def test_no_marker_without_need():
-    value, marker, constant = zero_token(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double())
-    assert marker == -1 and not constant.any() and value.tolist() == [-1, 0]
+    """A marker replaces its channel's input, so that only one without a scale can be it."""
+    value, marker, undone = zero_token(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double())
+    assert marker == -1 and not undone.any() and value.tolist() == [-1, 0]
+    value, marker, undone = zero_token(torch.tensor([1.0, 2.0**-20]).double(), torch.tensor([1.0, 1.0]).double())
+    assert marker == -1 and not undone.any() and value.tolist() == [-1, -(2.0**20)]
 
 
 def test_scales_beyond_the_dtype():

@@ -1,7 +1,12 @@
 """Folded equals unfolded over random architectures, sizes and statistics."""
 
+import copy
+
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from mmunorm import fuse_norms
 
 from . import models
 
@@ -152,3 +157,51 @@ def test_vit(depth, heads, width, patch, height, side, gamma, seed, hidden, qkv_
     models.assert_folds(
         model, (max(height, patch), max(side, patch)), gamma=gamma, seed=seed, count=2 * depth + 1
     )
+
+
+@settings(few, max_examples=12)
+@given(
+    kind=st.sampled_from(['ours', 'mmdet', 'timm']),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    exponent=st.floats(-12, 0),
+    zero=st.booleans(),
+    seed=SEED,
+)
+def test_small_scales_in_every_dtype(kind, dtype, exponent, zero, seed):
+    """What is folded in a dtype is finite there and as precise as its weights; what cannot be is kept.
+
+    Computed in float64, from the weights as the dtype holds them.
+    """
+    model = dict(
+        ours=models.swin_classifier,
+        mmdet=lambda: models.detector(backbone=models.mmdet_swin()),
+        timm=lambda: models.timm_model('swin_tiny_patch4_window7_224', img_size=(36, 52)),
+    )[kind]()
+    models.randomize(model, seed, 'none')
+    with torch.no_grad():
+        for name in models.norms(model):
+            norm = model.get_submodule(name)
+            norm.weight[::3] *= 10**exponent
+            norm.weight[1] *= not zero
+    x = torch.randn(2, 3, 36, 52, dtype=torch.float64)
+    model.to(dtype)
+    exact = models.outputs(copy.deepcopy(model).double(), x)
+    report = fuse_norms(model)
+    assert all('float16 cannot hold the token' in fold.where for fold in report.kept)
+    assert not report.kept or dtype == torch.float16 and not zero and exponent < -2
+    models.assert_equal(models.outputs(model.double(), x), exact, 16 * torch.finfo(dtype).eps)
+
+
+def test_float16_behind_float32():
+    """The report names what is folded in float32 and must not be cast to float16."""
+    model = models.randomize(models.swin_classifier(), gamma='none')
+    norm = model.backbone.stages[1].blocks[0].norm1
+    with torch.no_grad():
+        norm.weight[2], norm.bias[2] = 1e-6, 1
+    half = fuse_norms(copy.deepcopy(model).half())
+    (kept,) = half.kept
+    assert kept.norm == 'backbone.stages.1.blocks.0.norm1' and 'float16 cannot hold' in kept.where
+    report = fuse_norms(model, strict=True)
+    named = [fold.norm for fold in report.folded if 'too large for float16' in fold.where]
+    assert named == [kept.norm] and '1 of them with padding too large for float16' in str(report)
+    assert not model.half().backbone.stages[1].blocks[0].attn.pad_value.isfinite().all()
