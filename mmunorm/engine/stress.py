@@ -6,7 +6,9 @@ import math
 import numpy as np
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from torch import Tensor
 
+from ..errors import PreflightError
 from .runner import unwrapped_model
 
 
@@ -21,6 +23,9 @@ class InputStressHook(Hook):
     LayerNorm hardly notices: after the patch embedding it divides the factor out again. A norm with
     averaged or running statistics gets outliers.
 
+    The model's data preprocessor must return `inputs` as one batch of normalized pictures, a tensor. So it does in
+    detectors and classifiers. Token ids, and pictures whose values must stay in [0, 1], are no numbers to multiply.
+
     Args:
         probability (float): share of the steps, in [0, 1]. Defaults to 0.02.
         scale (tuple[float, float]): least and greatest factor, 0 < least <= greatest. Defaults to (2, 30).
@@ -28,6 +33,7 @@ class InputStressHook(Hook):
 
     Raises:
         ValueError: an argument is out of its range.
+        PreflightError: in the first step: the model's inputs are something else.
     """
 
     def __init__(self, probability: float = 0.02, scale: tuple[float, float] = (2.0, 30.0), seed: int = 0):
@@ -62,6 +68,11 @@ class InputStressHook(Hook):
         self._handle.remove()
 
     def _disturb(self, module, args, output: dict) -> dict:
+        inputs = output.get('inputs')
+        if not isinstance(inputs, Tensor):
+            raise PreflightError('InputStressHook multiplies a batch of normalized pictures, and the inputs that '
+                                 f'{type(module).__name__} returns are of type {type(inputs).__name__}: leave the '
+                                 'hook out.')
         if self._factor == 1.0:
             return output
         return {**output, 'inputs': output['inputs'] * self._factor}

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from mmunorm.engine import InputStressHook
+from mmunorm.errors import PreflightError
 
 from .. import tiny_runs
 
@@ -60,6 +61,23 @@ def test_none_and_all():
 def test_wrong_arguments(arguments, text):
     with pytest.raises(ValueError, match=text):
         InputStressHook(**arguments)
+
+
+@pytest.mark.parametrize('output', [dict(source=torch.ones(2, dtype=torch.long)), dict(inputs=[torch.ones(3, 4, 4)])])
+def test_what_is_no_batch_of_pictures_is_refused_in_the_first_step(output):
+    """Token ids, and a list of pictures in [0, 1]; not in the first step that is disturbed."""
+    class Translating(nn.Module):
+
+        def forward(self, data, training=False):
+            return output
+
+    hook = InputStressHook(probability=0)
+    runner = SimpleNamespace(model=nn.Module(), iter=0)
+    runner.model.data_preprocessor = Translating()
+    hook.before_train(runner)
+    hook.before_train_iter(runner, 0)
+    with pytest.raises(PreflightError, match='a batch of normalized pictures, and the inputs that Translating returns'):
+        runner.model.data_preprocessor({}, True)
 
 
 @pytest.mark.slow

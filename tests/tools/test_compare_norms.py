@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -219,6 +220,15 @@ def test_an_optimizer_without_a_learning_rate(config, fake, capsys):
     assert '--stress raises optim_wrapper.optimizer.lr, which' in capsys.readouterr().err
     compare(config, '--norms', 'LN', '--seeds', 1)
     assert 'learning rate' not in read('comparison.md')
+
+
+@pytest.mark.parametrize(('recipe', 'reads'), [('translation/debian_en_it_un.py', 'a TranslationModel reads token ids'),
+                                               ('digits/iat_un_enhancer.py', 'an ImageEnhancer reads pictures whose')])
+def test_what_cannot_be_stressed_is_refused_before_the_runs(recipe, reads, fake, capsys):
+    compare(tiny_runs.ROOT / 'configs' / recipe, '--norms', 'LN', '--stress', status=2)
+    error, = capsys.readouterr().err.splitlines()
+    assert '--stress multiplies normalized pictures' in error and re.search(reads, error)
+    assert fake.calls() == [] and not os.path.exists('out')
 
 
 @pytest.mark.slow

@@ -27,13 +27,17 @@ from mmunorm.cli.comparing import (
     train_and_write,
     with_norm,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.preflight import check_data, class_name
 from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_outputs
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_norm, slug
 from mmunorm.errors import PreflightError
+
+# What --stress cannot multiply, by the model that reads it.
+NOT_STRESSED = dict(TranslationModel='a TranslationModel reads token ids',
+                    ImageEnhancer='an ImageEnhancer reads pictures whose values must stay in [0, 1]')
 
 
 def parse_args(argv=None):
@@ -54,8 +58,8 @@ def parse_args(argv=None):
     stress = parser.add_argument_group('stress')
     stress.add_argument(
         '--stress', action='store_true',
-        help='train everything a second time with a higher learning rate and disturbed inputs. In a share of '
-        'the steps, the same for every norm, the inputs are multiplied by a log-uniform factor')
+        help='for detectors and classifiers: train everything a second time with a higher learning rate and disturbed '
+        'inputs. In a share of the steps, the same for every norm, the inputs are multiplied by a log-uniform factor')
     stress.add_argument('--stress-probability', type=float, default=0.02,
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
@@ -77,6 +81,9 @@ def plan(args):
     refuse_other_weights(base, args.config, args.cfg_options)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
+    if args.stress and class_name(base.model) in NOT_STRESSED:
+        raise PreflightError('--stress multiplies normalized pictures by a factor, and '
+                             f'{NOT_STRESSED[class_name(base.model)]}.')
     check_data(base, ['train', 'val'])
     norm_cfgs = dict(map(parse_norm, args.norms))
     if len({slug(name) for name in norm_cfgs}) < len(args.norms):
