@@ -86,7 +86,8 @@ def _encode_once(text: Path, subwords: Subwords, dtype: type) -> None:
                              'so put it, or a link to it, into a folder that can be written.') from error
     # Those of the text before it was changed.
     stamp = path.name.removeprefix(text.name)[:9]
-    for other in text.parent.glob(f'{escape(text.name)}.*-*.ids'):
+    digits = '[0-9a-f]' * 8  # or the files of another text would do as well, whose name goes on with a dot
+    for other in text.parent.glob(f'{escape(text.name)}.{digits}-{digits}.ids'):
         if not other.name.removeprefix(text.name).startswith(stamp):
             other.unlink(missing_ok=True)
 

@@ -49,6 +49,19 @@ def test_a_text_is_encoded_once_and_again_when_it_changes(settings, tmp_path, mo
     assert len(list(tmp_path.glob('train.*.ids'))) == 2  # none of the old text
 
 
+def test_a_text_whose_name_goes_on_keeps_its_ids(settings, tmp_path):
+    """The ids of train.src.tok are none of train.src."""
+    longer = [tmp_path / f'{name}.tok' for name in ('train.src', 'train.tgt')]
+    for path in longer:
+        shutil.copy(path.with_suffix(''), path)
+    TranslationDataset(*longer, settings['subwords'])
+    before = set(tmp_path.glob('*.tok.*.ids'))
+    TranslationDataset(**settings)
+    write_pairs(tmp_path, 'train', sentence_pairs(150, seed=2))
+    TranslationDataset(**settings)
+    assert len(before) == 2 and set(tmp_path.glob('*.tok.*.ids')) == before
+
+
 def test_long_pairs_are_left_out_and_keep_their_line_numbers(settings, monkeypatch):
     messages = []
     monkeypatch.setattr(module, 'print_log', lambda message, logger: messages.append(message))
