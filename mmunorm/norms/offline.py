@@ -262,14 +262,16 @@ class OfflineNorm(Norm):
         return Step(*step[:5], share=share, measured=measured)
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
-        return algorithm.normalize(x, self.weight, bias, step, self.eta, valid, self.eps,
-                                   partial(self._average_gradient, step))
+        average_gradient = partial(self._average_gradient, step)
+        if not is_compiling():
+            self._pending.watch(step, average_gradient)
+        return algorithm.normalize(x, self.weight, bias, step, self.eta, valid, self.eps, average_gradient)
 
     def _average_gradient(self, step: Step, g: Tensor,
                           g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The `psi` and `g_mean` that are used in `dx`; the state is kept in units of the plain loss."""
         if not is_compiling():
-            self._pending.note_backward_pass()
+            self._pending.note_backward_pass(step)
         g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
         if self.centered == 'frozen':
             g_mean = torch.zeros_like(g_mean)

@@ -1,8 +1,9 @@
 """Activation checkpointing: which training step a recomputed forward pass belongs to."""
 from __future__ import annotations
 
-from collections import deque
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,22 +11,45 @@ from torch import Tensor
 from ..compat import in_backward_pass
 from .algorithm import Step
 
-# Forward passes that wait for their backward pass; more happen where none ever comes.
+# Steps that are kept at most.
 _MAX_PENDING = 64
+# A step without a graph is given up after so many later ones had their backward passes.
+_PATIENCE = 8
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A step whose backward pass may still come."""
+    step: Step
+    # Of what the graph of the forward pass holds. None where the pass made no graph: reentrant checkpointing makes one
+    # later, but `torch.no_grad()` looks the same.
+    graph: weakref.ref | None = None
+    done: bool = False  # the backward pass has come
+    overtaken: int = 0  # how many later steps were done before
+
+    def waits(self) -> bool:
+        """Whether the backward pass may still come."""
+        if self.done:
+            return False
+        return self.overtaken < _PATIENCE if self.graph is None else self.graph() is not None
 
 
 class PendingSteps:
-    """The steps of one norm whose backward pass may still come, oldest first."""
+    """The steps of one norm whose backward pass may still come, oldest first.
+
+    A step is forgotten at the next forward pass once it is done, or once its graph is gone, such as that of a loss that
+    nobody derived.
+    """
 
     def __init__(self):
-        self._steps: deque[Step] = deque(maxlen=_MAX_PENDING)
-        self._backward_passes = 0
+        self._pending: list[_Pending] = []
         self._recalled: Tensor | None = None  # (n,) how often each of the n oldest was
+        self._recalls = 0  # in all
 
     @property
     def newest(self) -> Step | None:
         """The newest step, or None before the first."""
-        return self._steps[-1] if self._steps else None
+        return self._pending[-1].step if self._pending else None
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
         """The step of a forward pass.
@@ -34,34 +58,54 @@ class PendingSteps:
             new: makes a new step, which changes the state.
             measure: only measures, and must give what it gave the first time.
         """
-        if self._steps and in_backward_pass():
+        if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
-        self._append(step)
+        self._forget()
+        self._pending.append(_Pending(step))
         return step
 
-    def note_backward_pass(self) -> None:
-        """Counts a backward pass."""
-        self._backward_passes += 1
+    def watch(self, step: Step, held: object) -> None:
+        """Tells what the graph of the step's forward pass, if it makes one, holds as long as it lives."""
+        newest = self._pending[-1]
+        if torch.is_grad_enabled() and newest.step is step and newest.graph is None:
+            newest.graph = weakref.ref(held)
 
-    def _append(self, step: Step) -> None:
-        """Adds a new step; forgets the earlier ones unless any waits."""
-        if self._backward_passes >= len(self._steps):
-            self.__init__()
-        elif len(self._steps) == _MAX_PENDING:  # the oldest goes
-            self._backward_passes = max(0, self._backward_passes - 1)
-            self._recalled = None if self._recalled is None else self._recalled[1:]
-        self._steps.append(step)
+    def note_backward_pass(self, step: Step) -> None:
+        """Notes the backward pass of a step that :meth:`step` returned."""
+        for pending in reversed(self._pending):
+            if pending.step is step:
+                pending.done = True
+                return
+
+    def _forget(self) -> None:
+        """Drops the steps that wait no longer."""
+        unnamed = [pending for pending in self._pending if pending.graph is None and not pending.done]
+        if unnamed and self._recalls >= len(self._pending):
+            for pending in unnamed:
+                pending.done = True
+        elif unnamed and self._recalls:  # rare, because it waits for the device: a pipeline, or passes without backward
+            for pending, times in zip(self._pending, self._recalled.tolist(), strict=False):
+                pending.done |= times > 0
+        later = 0
+        for pending in reversed(self._pending):
+            pending.overtaken += later
+            later += pending.done
+        left = [pending for pending in self._pending if pending.waits()][1 - _MAX_PENDING:]
+        if len(left) < len(self._pending):
+            self._recalled, self._recalls = None, 0
+        self._pending = left
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same. Of several, the newest among the least often recalled.
 
         A backward pass recomputes the newest first. Waits for no tensor's value.
         """
-        if len(self._steps) == 1:
-            return self._steps[0]
+        if len(self._pending) == 1:
+            return self._pending[0].step
         measured = measure()
-        known = torch.stack([step.measured for step in self._steps])
+        steps = [pending.step for pending in self._pending]
+        known = torch.stack([step.measured for step in steps])
         same = (known == measured) | (known.isnan() & measured.isnan())
         # The nearest, because a compiler may round the recomputed forward differently.
         distance = torch.where(same, 0, (known - measured).abs().nan_to_num(nan=torch.inf)).sum(dim=(1, 2))
@@ -72,5 +116,6 @@ class PendingSteps:
         newest_first = (times == times.min()).int().flip(0)
         index = len(known) - 1 - newest_first.argmax().view(1)
         self._recalled = recalled.index_add_(0, index, torch.ones_like(index))
+        self._recalls += 1
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
-                      for values in zip(*self._steps, strict=True)))
+                      for values in zip(*steps, strict=True)))

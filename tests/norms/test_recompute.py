@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mmunorm.norms import UN
+from mmunorm.norms import UN, algorithm
 
 from ..versions import checkpoints_compiled_code, compiles_as_one_graph
 from .cases import build, every_norm, every_offline_norm, sequence
@@ -102,6 +102,49 @@ def test_backward_passes_that_are_late(name, use_reentrant, late):
             if i >= late:
                 losses[i - late].backward()
         return [x.grad for x in xs[:-late]]
+
+    assert_same_training(name, train, use_reentrant)
+
+
+@every_norm
+@both_modes
+def test_backward_passes_out_of_order(name, use_reentrant):
+    """Every third one comes after those of the next two forward passes."""
+
+    def train(norm, run):
+        xs, late = list(inputs(30)), None
+        for i, x in enumerate(xs):
+            loss = run(norm, x).pow(3).sum()
+            if i % 3 == 0:
+                late = loss
+                continue
+            loss.backward()
+            if i % 3 == 2:
+                late.backward()
+        return [x.grad for x in xs]
+
+    assert_same_training(name, train, use_reentrant)
+
+
+@every_offline_norm
+@both_modes
+@pytest.mark.parametrize('grad', [True, False])
+def test_forward_passes_without_a_backward_pass_are_forgotten(name, use_reentrant, grad, monkeypatch):
+    """Some at the start, one in the middle; then a recomputed forward pass has one step again to choose from."""
+    measured = []
+    measure = algorithm.measure
+    monkeypatch.setattr(algorithm, 'measure', lambda *args: measured.append(1) or measure(*args))
+
+    def train(norm, run):
+        xs = list(inputs(40))
+        for i, x in enumerate(xs):
+            if i < 5 or i == 20:
+                with torch.set_grad_enabled(grad):
+                    norm(x * 2)
+            measured.clear()
+            run(norm, x).pow(3).sum().backward()
+            assert len(measured) == 1 or not grad and (i < 14 or 20 <= i < 30)
+        return [x.grad for x in xs]
 
     assert_same_training(name, train, use_reentrant)
 
