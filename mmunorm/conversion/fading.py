@@ -73,6 +73,11 @@ class FadingNorm(OfflineNorm):
             return ''
         return 'is LayerNorm in part until its fade is over, of which {} of {} steps are done'.format(*self._fade)
 
+    def set_progress(self, done: int, steps: int) -> None:
+        """As :class:`OfflineNorm`'s, but a warm-up that is a share of the run begins with the fade."""
+        if isinstance(self.warmup_iters, float):
+            self.unsettled = self._settles_after(round(self.warmup_iters * steps))
+
     @property
     def newest_step(self) -> Step | None:
         """As :class:`OfflineNorm`'s; None as long as LayerNorm has a part."""

@@ -1,7 +1,7 @@
 """What offline norms need from a training loop."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from mmengine.dataset import InfiniteSampler
@@ -11,8 +11,9 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
-from ..compat import GradScaler
+from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
+from ..errors import PreflightError
 from ..norms import Norm, OfflineNorm, convert_sync
 from .runner import saves_after_this_step
 
@@ -25,6 +26,7 @@ class OfflineNormHook(Hook):
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
       epoch ends with a few samples whose statistics are next to noise.
+    - Before each step, it tells the norms how much of the run is done, for a warm-up that is a share of it.
     - Before each step, it tells the norms the loss scale, if the optimizer wrapper has one (AmpOptimWrapper).
     - In a distributed run, it sets the norms' buffers to their mean over the processes. It does so before validation
       and before a checkpoint is saved, also for EMAHook's averaged model. So validation and checkpoints do not depend
@@ -32,13 +34,18 @@ class OfflineNormHook(Hook):
       `num_outliers` is what one process has seen on average. Norms that synchronize keep their values.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
+    _norms: Sequence[Norm] = ()
 
     def before_test(self, runner) -> None:
         self._check_statistics(runner)
 
     def before_train(self, runner) -> None:
         self._check_statistics(runner)
-        norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
+        self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
+        if runner.cfg.get('compile') and not sees_attributes() and any(
+                isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
+            raise PreflightError(f'OfflineNormHook: torch {torch.__version__} does not notice that the warm-up of a '
+                                 'compiled model ends; set warmup_iters to a number of steps, or take torch 2.5.')
         left = runner.max_iters - runner.iter
         warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
         if any(isinstance(norm, OfflineNorm) for norm in norms):
@@ -51,6 +58,8 @@ class OfflineNormHook(Hook):
         scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
         if scaler is not None:
             set_loss_scale(runner.model, scaler)
+        for norm in self._norms:
+            norm.set_progress(runner.iter, runner.max_iters)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         if saves_after_this_step(runner):

@@ -86,6 +86,9 @@ class Norm(nn.Module):
         """
         return ''
 
+    def set_progress(self, done: int, steps: int) -> None:
+        """To be called before each training step of a run: how many steps are done, and how many it has."""
+
     def extra_repr(self) -> str:
         return str(self.num_features)
 

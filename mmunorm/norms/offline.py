@@ -14,6 +14,9 @@ from .base import Norm, check_choice, check_count, check_eps
 from .recompute import PendingSteps
 from .sync import Ranks, is_synchronized, merge_backward, merge_forward
 
+# A number of steps that no run has.
+_NEVER = 1 << 62
+
 
 class OfflineNorm(Norm):
     """A norm with fixed statistics at inference: `y = gamma * (x - mu) / sqrt(var + eps) + beta` (Eq. 1).
@@ -30,8 +33,9 @@ class OfflineNorm(Norm):
     all processes.
 
     State: parameters `weight` (gamma), `bias` (beta) and, where it is asked for, `eta` (1); buffers `running_var`
-    and `num_batches_tracked` (training steps seen); with `centered` also `running_mean`, and as the averages need them
-    `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps).
+    and `num_batches_tracked` (forward passes in training, as in torch's BatchNorm); with `centered` also
+    `running_mean`, and as the averages need them `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and
+    `num_outliers` (outlier steps).
 
     Args:
         num_features (int): channels C.
@@ -48,8 +52,10 @@ class OfflineNorm(Norm):
         window (int | tuple[int, int]): M; a pair is (forward, backward). Defaults to 1.
         alpha (float): weight of the OLD value in moving averages (Eq. 12), in [0, 1); 1 minus what
             BatchNorm calls momentum. Defaults to 0.9.
-        warmup_iters (int | float, optional): training steps with exact statistics; a float below 1 is a share of
-            the run, whose length `start_run` is told. Defaults to None, for a method that has no warm-up.
+        warmup_iters (int | float, optional): training steps with exact statistics. An int counts the forward passes of
+            this layer, as `num_batches_tracked` does: several a step for a layer that runs several times. A float below
+            1 is a share of the run, whatever runs in it, of which `set_progress` tells. Defaults to None, for a method
+            that has no warm-up.
         outlier_filter (bool): whether a step whose statistics hold an outlier (Eq. 18-19) drops every
             average. Defaults to False.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
@@ -223,14 +229,19 @@ class OfflineNorm(Norm):
         if not resumed:
             self.restart_warmup()
         total = steps + int(self.num_batches_tracked)
-        if isinstance(self.warmup_iters, float):
-            self.unsettled = self._settles_after(round(self.warmup_iters * total))
-            return ''
-        if total > self.warmup_iters:
+        if isinstance(self.warmup_iters, float) or total > self.warmup_iters:
             return ''
         return (f'{type(self).__name__} never leaves its warm-up in this run: {total} training steps against '
                 f'warmup_iters={self.warmup_iters}, so that none of its averages are used. Set a shorter one in '
                 f'norm_cfg, for example warmup_iters={max(1, total // 10)}.')
+
+    def set_progress(self, done: int, steps: int) -> None:
+        """To be called before each training step of a run: how many steps are done, and how many it has.
+
+        Where `warmup_iters` is a share of the run, this ends the warm-up.
+        """
+        if isinstance(self.warmup_iters, float):
+            self.unsettled = self._settles_after(0 if done / steps >= self.warmup_iters else _NEVER)
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if not self.training or (x.numel() == 0 and not is_synchronized(self.ranks)):
@@ -252,9 +263,9 @@ class OfflineNorm(Norm):
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         if self.unsettled is None:
             raise RuntimeError(
-                f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run of unknown length. '
-                'OfflineNormHook tells it; where there is none, call start_run(resumed=False, steps=...) of each '
-                'norm, or give a number of steps.')
+                f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run that is not known. '
+                'OfflineNormHook tells how much is done; where there is none, call set_progress(done, steps) of each '
+                'norm before each step, or give a number of steps.')
         measured = algorithm.measure(x, valid, self.centered)
         merged, tokens, share = merge_forward(self.ranks, measured, x, valid)
         self.num_batches_tracked.add_(1)

@@ -8,6 +8,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 import mmunorm  # noqa: F401
+from mmunorm.errors import PreflightError
 from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
 
 NAMED = re.compile('warmup_iters|PRepBN|last of the')
@@ -15,18 +16,19 @@ NAMED = re.compile('warmup_iters|PRepBN|last of the')
 
 class Model(BaseModel):
 
-    def __init__(self, norm):
+    def __init__(self, norm, times=1):
         super().__init__()
-        self.norm = norm
+        self.norm, self.times = norm, times
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x, mode='loss'):
-        return dict(loss=self.fc(self.norm(x)).square().mean())
+        return dict(loss=sum(self.fc(self.norm(x)).square().mean() for _ in range(self.times)))
 
 
-def run(work_dir, max_iters, norm=None, samples=8, batch_size=2, sampler='DefaultSampler', drop_last=False, **kwargs):
+def run(work_dir, max_iters, norm=None, samples=8, batch_size=2, sampler='DefaultSampler', drop_last=False, times=1,
+        **kwargs):
     runner = Runner(
-        model=Model(norm or UN(4, warmup_iters=10)),
+        model=Model(norm or UN(4, warmup_iters=10), times),
         work_dir=str(work_dir),
         train_dataloader=dict(batch_size=batch_size, dataset=[dict(x=torch.randn(4)) for _ in range(samples)],
                               sampler=dict(type=sampler, shuffle=False), drop_last=drop_last,
@@ -116,16 +118,33 @@ def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path):
     assert resumed.num_batches_tracked == 20
 
 
+class Averaged(UN):
+    """Keeps for each forward pass whether it used averages."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.averaged = [*getattr(self, 'averaged', []), self.newest_step.averaged.item()]
+        return y
+
+
 def test_a_share_of_the_run_is_that_of_the_whole_run_when_it_resumes(tmp_path, warnings):
-    share = dict(window=2, warmup_iters=0.25)
-    first = run(tmp_path / 'first', 40, UN(4, **share))
-    assert first.unsettled == 10
-    checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
-    resumed = run(tmp_path / 'resumed', 40, UN(4, **share), load_from=checkpoint, resume=True)
-    assert resumed.num_batches_tracked == 40 and resumed.unsettled == 10
-    assert run(tmp_path / 'tuned', 20, UN(4, **share), load_from=checkpoint).unsettled == 5
-    assert run(tmp_path / 'short', 5, UN(4, window=4, warmup_iters=0.25)).unsettled == 4  # until the records are full
+    def averaged(name, max_iters, times=1, window=2, **kwargs):
+        norm = Averaged(4, window=window, warmup_iters=0.25, outlier_filter=False)
+        return run(tmp_path / name, max_iters, norm, times=times, **kwargs).averaged[times - 1::times]
+
+    assert averaged('once', 40) == averaged('first', 40, times=5) == [False] * 10 + [True] * 30
+    early, late = (str(tmp_path / 'first' / f'iter_{step}.pth') for step in (5, 15))
+    assert averaged('early', 40, times=5, load_from=early, resume=True) == [False] * 5 + [True] * 30
+    assert averaged('late', 40, times=5, load_from=late, resume=True) == [True] * 25
+    assert averaged('tuned', 20, times=5, load_from=late) == [False] * 5 + [True] * 15
+    assert averaged('short', 5, window=4) == [False] * 4 + [True]  # until the records are full
     assert not warnings
+
+
+def test_a_share_is_refused_where_compiled_code_would_not_see_it_end(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmunorm.engine.offline_norms.sees_attributes', lambda: False)
+    with pytest.raises(PreflightError, match='set warmup_iters to a number of steps'):
+        run(tmp_path / 'share', 5, UN(4, warmup_iters=0.5), cfg=dict(compile=True))
 
 
 @pytest.mark.parametrize('hooks', [[], [dict(type='RepeatableHook')]])

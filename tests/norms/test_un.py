@@ -470,9 +470,21 @@ def test_bad_inputs():
 def test_a_share_of_a_run_of_unknown_length_is_refused_before_the_first_step():
     norm = UN(4, warmup_iters=0.5)
     norm.eval()(torch.ones(3, 4))
-    with pytest.raises(RuntimeError, match='warmup_iters=0.5 is a share .*start_run'):
+    with pytest.raises(RuntimeError, match='warmup_iters=0.5 is a share .*set_progress'):
         norm.train()(torch.ones(3, 4))
     assert norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize('calls', [1, 5])
+def test_a_share_counts_steps_of_the_run_and_not_calls(calls):
+    """A layer that runs five times a step has the same warm-up as one that runs once."""
+    norm = UN(4, window=2, warmup_iters=0.3, outlier_filter=False)
     assert norm.start_run(resumed=False, steps=30) == ''
-    assert copy.deepcopy(norm).unsettled == 15
-    norm(torch.ones(3, 4))
+    averaged = []
+    for done in range(30):
+        norm.set_progress(done, 30)
+        for _ in range(calls):
+            norm(torch.randn(9, 4))
+        averaged.append(norm.newest_step.averaged.item())
+    assert averaged == [False] * 9 + [True] * 21
+    assert norm.num_batches_tracked == 30 * calls
