@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmcv.cnn.bricks.drop import DropPath
 from mmcv.cnn.bricks.transformer import FFN
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
 from torch import Tensor, nn
@@ -23,6 +24,23 @@ class Entrance(nn.Sequential):
         for part in self:
             x = call_norm(part, x, pad_mask)
         return x
+
+
+class TakenDropPath(nn.Identity):
+    """Where the stochastic depth of F stood before a connection took it: does nothing, but has its `drop_prob`."""
+
+    def __init__(self, taken: DropPath):
+        super().__init__()
+        self._taken = (taken, )  # in a tuple: it is a child of the connection
+
+    @property
+    def drop_prob(self) -> float:
+        """Of the connection's stochastic depth. To set it sets that."""
+        return self._taken[0].drop_prob
+
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self._taken[0].drop_prob = value
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,7 @@ class Sublayer:
     def take_drop(self) -> nn.Module:
         """Takes the stochastic depth out of F, which then gives what it computes, and answers it."""
         drop = getattr(self.drop_owner, self.drop_name)
-        setattr(self.drop_owner, self.drop_name, nn.Identity())
+        setattr(self.drop_owner, self.drop_name, TakenDropPath(drop) if isinstance(drop, DropPath) else nn.Identity())
         return drop
 
 
