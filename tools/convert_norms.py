@@ -12,7 +12,7 @@ from mmunorm.cli.calibration import test_metrics, training_batches
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, parse_norm, renamed
+from mmunorm.config.presets import HELP, parse_norm, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
 from mmunorm.errors import PreflightError
@@ -42,6 +42,7 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options)
     name, norm_cfg = parse_norm(args.to)
+    norm_cfg = with_means_kept(norm_cfg)  # what is converted has those of the pictures
     check_checkpoint(args.checkpoint)
     check_data(cfg, ['train', 'test'] if args.test else ['train'])
     set_dataloader_defaults(cfg)

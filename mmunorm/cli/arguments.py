@@ -15,7 +15,7 @@ import torch
 from mmengine.config import Config, DictAction
 
 from ..config.checkpoints import pretrained_path, set_pretrained
-from ..config.presets import HELP, apply_norm
+from ..config.presets import HELP, apply_norm, keep_means
 from ..config.unpickling import restricted
 from ..errors import LocalError, PreflightError, RunError, describe, one_line
 from ..quiet import quiet_console
@@ -153,6 +153,8 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         work_dir = apply_norm(cfg, norm)
         if cfg.get('work_dir') is None:
             cfg.work_dir = work_dir
+        _merge(cfg, path, options)  # may name other weights to start from
+        keep_means(cfg)
         _merge(cfg, path, options)
     check_norms(cfg)
     return cfg

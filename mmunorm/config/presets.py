@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
 from ..errors import PreflightError
-from .checkpoints import pretrained_path, set_pretrained
+from .checkpoints import pretrained_path, read_checkpoint, set_pretrained
 
 NORMS = {
     'LN': dict(type='LN'),
@@ -101,11 +102,37 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     cfg.model.backbone = replace_norm_cfgs(backbone, norm_cfg)
 
 
-def keep_means(cfg: Config, name: str) -> None:
-    """Makes UN+ keep the means of the weights that the recipe starts from, if any, in place; `name` is the norm's."""
-    if name == 'UN+' and (pretrained_path(cfg) is not None or cfg.get('load_from') is not None):
-        backbone = cfg.model.backbone
-        cfg.model.backbone = replace_norm_cfgs(backbone, {**backbone.norm_cfg, 'centered': 'frozen'})
+def keep_means(cfg: Config) -> None:
+    """The one rule for the means of a norm that `--norm` has set: `centered=True` becomes 'frozen', in place, if the
+    weights that the run starts from bring means.
+
+    These are the weights of `load_from`, else those that the backbone starts from. Weights that cannot be looked at,
+    because they are not there or remote, count as those of a model with this norm. In testing it makes no difference:
+    both forms are the same function of the same buffers.
+    """
+    norm_cfg = (cfg.model.get('backbone') or {}).get('norm_cfg') or {}
+    if norm_cfg.get('centered') is not True:
+        return
+    if cfg.get('load_from') is not None and not cfg.get('resume'):
+        path, prefix = cfg.load_from, 'backbone.'
+    else:
+        path = pretrained_path(cfg)
+        prefix = '' if path is None else cfg.model.backbone.init_cfg.get('prefix', '')
+    if path is not None and _bring_means(path, prefix):
+        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, with_means_kept(norm_cfg))
+
+
+def with_means_kept(norm_cfg: dict) -> dict:
+    """The `norm_cfg` for weights that bring means: with 'frozen' for `centered=True`."""
+    return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
+
+
+def _bring_means(path: str, prefix: str) -> bool:
+    """Whether the norms of the backbone, whose names begin with `prefix`, have means in a checkpoint."""
+    if '://' in path or not os.path.isfile(path):
+        return True
+    content = read_checkpoint(path)
+    return any(key.startswith(prefix) and key.endswith('.running_mean') for key in content.get('state_dict', content))
 
 
 def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
@@ -124,7 +151,8 @@ def apply_norm(cfg: Config, text: str) -> str:
     """Makes a recipe one with another norm, in place: `--norm`.
 
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`, and so does the folder of the checkpoint
-    that the backbone starts from, where it is named after the config's norm.
+    that the backbone starts from, where it is named after the config's norm. :func:`keep_means` has to follow, once it
+    is settled which weights these are.
 
     Args:
         cfg (Config): the recipe.
@@ -139,11 +167,10 @@ def apply_norm(cfg: Config, text: str) -> str:
     name, norm_cfg = parse_norm(text)
     old = cfg.model.get('backbone', {}).get('norm_cfg', {}).get('type', '')
     set_norm(cfg, norm_cfg)
-    keep_means(cfg, name)
     path = pretrained_path(cfg)
     if path is not None and '://' not in path:
         folder = Path(path).parent
-        set_pretrained(cfg, str(folder.with_name(_renamed(folder.name, old, name)) / Path(path).name))
+        set_pretrained(cfg, str(folder.parent / _renamed(folder.name, old, name) / Path(path).name))
     return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 

@@ -22,7 +22,8 @@ from .runner import saves_after_this_step
 class OfflineNormHook(Hook):
     """Does what norms need from a training loop; `tools/train.py` adds it.
 
-    - It refuses to train or test with a checkpoint that gave norms their scale but not their statistics.
+    - It refuses to train or test with a checkpoint that gave norms their scale but not their statistics, and to train
+      norms with `centered='frozen'` from weights that bring no means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
       epoch ends with a few samples whose statistics are next to noise.
@@ -46,6 +47,8 @@ class OfflineNormHook(Hook):
                 isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} does not notice that the warm-up of a '
                                  'compiled model ends; set warmup_iters to a number of steps, or take torch 2.5.')
+        if runner.iter == 0:
+            check_means(runner.model)
         left = runner.max_iters - runner.iter
         warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
         if any(isinstance(norm, OfflineNorm) for norm in norms):
@@ -80,6 +83,23 @@ class OfflineNormHook(Hook):
             return
         averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
         average_statistics([runner.model, *averaged])
+
+
+def check_means(model: nn.Module) -> None:
+    """Checks that the norms that keep the means of the weights have got some: not all of these are 0.
+
+    Single ones may have none, as the output norms of a detector's backbone that comes from a classifier.
+
+    Raises:
+        PreflightError: they have not.
+    """
+    means = [module.running_mean for module in model.modules()
+             if isinstance(module, OfflineNorm) and module.centered == 'frozen' and not module.blends_another]
+    if means and not any(mean.any() for mean in means):
+        raise PreflightError(
+            "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "
+            f'{len(means)} such norms none has a mean: set centered=True, or start from a checkpoint of a model that '
+            'was trained with centered=True.')
 
 
 def _small_last_batch(batches) -> str:

@@ -37,9 +37,11 @@ class UN(OfflineNorm):
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
         centered (bool | str): whether to take the mean over tokens off: the current step's, with its exact gradient.
-            The variance about it is averaged and filtered as the mean square is else. 'frozen' takes off the
-            `running_mean` of the checkpoint that the run starts from, 0 without one, and does not change it: right for
-            a detector on a backbone that was pretrained with True. Not of the paper. Defaults to False.
+            The variance about it is averaged and filtered as the mean square is else. 'frozen' subtracts the
+            `running_mean` of the checkpoint that the run starts from, and does not change it: right for a detector on
+            a backbone that was pretrained with True. OfflineNormHook refuses it where no mean has been loaded. In
+            eval mode both are the same. `--norm` of the tools chooses between them; a config names one. Not of the
+            paper. Defaults to False.
         eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not of the
             paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.

@@ -1,7 +1,8 @@
 import pytest
+import torch
 from mmengine.config import Config
 
-from mmunorm.config.checkpoints import set_pretrained
+from mmunorm.cli.arguments import load_config
 from mmunorm.config.presets import NORMS, apply_norm, parse_norm, set_norm, slug
 from mmunorm.errors import PreflightError
 
@@ -28,7 +29,7 @@ def config(tmp_path, norm="dict(type='UN', window=8, alpha=0.5, warmup_iters=7)"
 pretrained = 'work_dirs/swin_un_classifier/epoch_3.pth'
 model = dict(backbone=dict(
     norm_cfg={norm}, stage_cfgs=[dict(norm_cfg=dict(type='UN'), depth=2), dict(block_cfgs=dict(norm_cfg={norm}))],
-    init_cfg=dict(type='Pretrained', checkpoint=pretrained)))
+    init_cfg=dict(type='Pretrained', checkpoint=pretrained, prefix='backbone.')))
 train_cfg = dict(by_epoch=False, max_iters=100)
 """)
     return Config.fromfile(tmp_path / f'{name}.py')
@@ -68,18 +69,45 @@ def test_work_directory_and_weights_go_with_the_norm(name, norm, folder, weights
     assert cfg.model.backbone.init_cfg.checkpoint == cfg.pretrained == f'work_dirs/{weights}/epoch_3.pth'
 
 
-@pytest.mark.parametrize(('norm', 'centered'), [('UN+', 'frozen'), ('mine=UN,centered=True,eta=0.', True)])
-def test_un_plus_keeps_the_means_of_pretrained_weights(norm, centered, tmp_path):
-    cfg = config(tmp_path)
-    apply_norm(cfg, norm)
-    assert cfg.model.backbone.norm_cfg.centered == centered
-    cfg = config(tmp_path)
-    set_pretrained(cfg, None)
-    apply_norm(cfg, norm)
-    assert cfg.model.backbone.norm_cfg.centered is True
-    cfg.load_from = 'detector.pth'
-    apply_norm(cfg, norm)
-    assert cfg.model.backbone.norm_cfg.centered == centered
+def save(path, *keys):
+    torch.save(dict(state_dict={key: torch.ones(3) for key in keys}), path)
+    return str(path)
+
+
+UN_PLUS = ['UN+', 'mine=UN,centered=True,eta=0.']
+
+
+@pytest.mark.parametrize('norm', UN_PLUS)
+def test_means_are_kept_where_the_weights_bring_some(norm, tmp_path):
+    config(tmp_path)
+    means = save(tmp_path / 'means.pth', 'backbone.norm1.weight', 'backbone.norm1.running_mean')
+    none = save(tmp_path / 'none.pth', 'backbone.norm1.weight', 'backbone.norm1.running_var', 'neck.bn.running_mean')
+
+    def centered(**options):
+        cfg = load_config(str(tmp_path / 'swin_un_detector.py'), options, norm)
+        norm_cfgs = [cfg.model.backbone.norm_cfg, cfg.model.backbone.stage_cfgs[0].norm_cfg]
+        assert norm_cfgs[0] == norm_cfgs[1]
+        return norm_cfgs[0].centered
+
+    assert centered(pretrained=means) == 'frozen'
+    assert centered(pretrained=none) is True
+    assert centered(pretrained=None) is True
+    assert centered(pretrained=None, load_from=means) == 'frozen'
+    assert centered(pretrained=means, load_from=none) is True
+    # What cannot be seen is taken for weights of this norm: a run may be resumed or tested without them.
+    assert centered() == centered(pretrained='gone.pth') == centered(pretrained='https://a.org/b.pth') == 'frozen'
+    assert centered(pretrained=none, load_from=means, resume=True) is True
+
+
+def test_who_names_a_form_gets_it(tmp_path):
+    config(tmp_path, "dict(type='UN', centered=True)")
+    path = str(tmp_path / 'swin_un_detector.py')
+    assert load_config(path).model.backbone.norm_cfg.centered is True
+    for norm, options, centered in [('a=UN,centered=False', {}, False), ('a=UN,centered=frozen', {}, 'frozen'),
+                                    ('UN+', {'model.backbone.norm_cfg.centered': True}, True),
+                                    ('UN+', {'model.backbone.norm_cfg.centered': 'frozen', 'pretrained': None},
+                                     'frozen')]:
+        assert load_config(path, options, norm).model.backbone.norm_cfg.centered == centered
 
 
 def test_weights_from_elsewhere_stay(tmp_path):

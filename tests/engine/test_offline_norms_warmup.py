@@ -147,6 +147,20 @@ def test_a_share_is_refused_where_compiled_code_would_not_see_it_end(tmp_path, m
         run(tmp_path / 'share', 5, UN(4, warmup_iters=0.5), cfg=dict(compile=True))
 
 
+def test_frozen_means_that_no_weights_bring_are_refused(tmp_path):
+    """Not if they were set or loaded, nor on resuming."""
+    frozen = dict(warmup_iters=1, centered='frozen')
+    with pytest.raises(PreflightError, match="centered='frozen' keeps .* of the model's 1 such norms none has a mean"):
+        run(tmp_path / 'none', 5, UN(4, **frozen))
+    run(tmp_path / 'pretrained', 5, UN(4, warmup_iters=1, centered=True))
+    pretrained = str(tmp_path / 'pretrained/iter_5.pth')
+    norm = run(tmp_path / 'tuned', 5, UN(4, **frozen), load_from=pretrained)
+    mean = torch.load(pretrained, weights_only=False)['state_dict']['norm.running_mean']
+    assert torch.equal(norm.running_mean, mean) and mean.any()
+    assert torch.equal(run(tmp_path / 'on', 10, UN(4, **frozen), load_from=str(tmp_path / 'tuned/iter_5.pth'),
+                           resume=True).running_mean, mean)
+
+
 @pytest.mark.parametrize('hooks', [[], [dict(type='RepeatableHook')]])
 def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, hooks):
     few = dict(samples=18, batch_size=17, custom_hooks=hooks)

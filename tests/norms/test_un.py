@@ -467,6 +467,19 @@ def test_bad_inputs():
     assert norm.num_batches_tracked == 0
 
 
+@pytest.mark.parametrize('trained, tested', [(True, 'frozen'), ('frozen', True)])
+def test_with_a_frozen_mean_and_with_one_of_its_own_it_is_the_same_at_inference(trained, tested):
+    norm = UN(4, centered=trained, eta=0.3, warmup_iters=0)
+    with torch.no_grad():
+        norm.running_mean.normal_()
+    for _ in range(6):
+        norm(torch.randn(9, 4) + 1)
+    other = UN(4, centered=tested, eta=0.)
+    other.load_state_dict(norm.state_dict())
+    x = torch.randn(9, 4)
+    assert torch.equal(other.eval()(x), norm.eval()(x))
+
+
 def test_a_share_of_a_run_of_unknown_length_is_refused_before_the_first_step():
     norm = UN(4, warmup_iters=0.5)
     norm.eval()(torch.ones(3, 4))

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
@@ -195,7 +196,7 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(('options', 'centered'), [([], True), (['--pretrained', '{norm}_{seed}.pth'], 'frozen')])
 def test_un_plus_keeps_the_means_of_pretrained_weights(options, centered, config, fake, tmp_path):
-    (tmp_path / 'un_plus_0.pth').touch()
+    torch.save({'backbone.norm1.running_mean': torch.ones(2)}, tmp_path / 'un_plus_0.pth')
     compare(config, '--norms', 'UN+', '--seeds', 1, *options)
     assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == centered
 

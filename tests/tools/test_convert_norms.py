@@ -1,5 +1,6 @@
 """tools/convert_norms.py: from a LayerNorm config and checkpoint to a UN model that the other tools take."""
 import json
+from pathlib import Path
 
 import pytest
 import timm
@@ -104,6 +105,18 @@ def test_other_goals_and_kept_norms(ln, capsys):
     tiny_runs.call(TRAIN, config, '--work-dir', 'tuned')
     assert states('tuned/epoch_1.pth')['state_dict'].keys() == states(checkpoint)['state_dict'].keys()
     assert 'missing' not in ''.join(capsys.readouterr())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('norm', ['UN+', 'mine=UN,centered=True'])
+def test_a_converted_model_keeps_its_means(ln, norm):
+    convert(*ln, '--to', norm)
+    config, = (path for path in Path('out').glob('*.py'))
+    assert Config.fromfile(config).model.backbone.norm_cfg.centered == 'frozen'
+    tiny_runs.call(TRAIN, config, '--work-dir', 'tuned')
+    before, after = (states(path)['state_dict'] for path in (config.with_suffix('.pth'), 'tuned/epoch_1.pth'))
+    means = [key for key in before if key.endswith('.running_mean')]
+    assert len(means) == 7 and all(before[key].any() and torch.equal(before[key], after[key]) for key in means)
 
 
 def test_what_is_refused(ln, tmp_path, capsys):

@@ -122,7 +122,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    keep_means(cfg, run.norm)
+    keep_means(cfg)
     return cfg
 
 
