@@ -1,0 +1,236 @@
+"""The tables of training scores in README.md and docs/: what write_scores.py writes, by name.
+
+- `labels`: the headers of the first columns.
+- `rows`: by label, or a tuple of them, the values that pick trainings.
+- `columns`: by header the metric, how it is printed (`form`, `digits`, `missing`), and more values that pick.
+- `where`: values that hold for the whole table.
+
+A value is that of a field of scores.jsonl, or of one of its options.
+"""
+TOP1, BOX, MASK = 'accuracy/top1', 'coco/bbox_mAP', 'coco/segm_mAP'
+BLEU, CHRF, LOSS = 'translation/BLEU', 'translation/chrF', 'loss'
+
+PLAIN = dict(options={})
+AVX512 = dict(cpu='AMD EPYC, AVX512', precision='bfloat16')
+AVX2 = dict(cpu='AMD EPYC, AVX2', precision='float32')
+INTEL = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='float32')
+STRESSED = dict(options=dict(condition='stressed'))
+
+# Every norm of the comparisons, by what the tables call it.
+FOLDING = {'BN': 'BN', 'RepBN': 'RepBN', 'MABN': 'MABN', 'PN*': 'PN*', 'UN without its filter': 'UN-nofilter',
+           'UN': 'UN', 'UN+': 'UN+'}
+VARIANTS = {'UN, `eta=0.`': 'eta', 'UN, `centered=True`': 'mean', 'UN+ with `eta=1.`': 'eta1'}
+
+
+def norms(names):
+    return {label: dict(norm=name) for label, name in names.items()}
+
+
+def same(*names):
+    return norms({name: name for name in names})
+
+
+def mean(metric, form='mean', **values):
+    digits = 3 if metric in (BOX, MASK, 'enhancement/SSIM') else 2
+    return dict(metric=metric, digits=digits, form=form, **values)
+
+
+def by_seed(metric, count):
+    return {'mean ± std': mean(metric),
+            **{f'seed {seed}': mean(metric, seed=seed, missing='') for seed in range(count)}}
+
+
+def boxes():
+    """Mean and scores of box AP and mask AP."""
+    return {'box AP': mean(BOX), 'by seed': mean(BOX, 'each', missing=''),
+            'mask AP': mean(MASK), 'mask AP by seed': mean(MASK, 'each', missing='')}
+
+
+def pictures(metric):
+    """Scores on other pictures."""
+    return {'as they are': mean(metric, pictures=None), 'darker (x 0.6)': mean(metric, pictures='darker'),
+            'noisier (sigma 25 of 255)': mean(metric, pictures='noisier'),
+            'larger (x 1.25)': mean(metric, pictures='larger')}
+
+
+# Ways from LayerNorm to UN, as benchmarks/conversion.py names them.
+WAYS = {label: dict(way=way) for label, way in {
+    'LN, trained on (the control)': 'LN, trained on',
+    'gamma kept, statistics collected': 'gamma kept',
+    'the nearest map, all at once': 'affine, at once',
+    'the nearest map, one after the other (`convert_norms`)': 'affine, sequential',
+    'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher',
+    'fading': 'fading',
+    'fading with the teacher': 'fading, teacher'}.items()}
+TESTED = {'LN, trained on': dict(way='LN, trained on'),
+          'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
+
+TABLES = {
+    'main': dict(
+        labels=['on digits'], where={**PLAIN, **AVX512},
+        rows=norms({'LN': 'LN', **FOLDING}),
+        columns={'Swin, top-1': mean(TOP1, 'count', experiment='swin', steps=752),
+                 'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752),
+                 'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn')}),
+    # docs/results.md
+    'swin': dict(
+        labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX512),
+        rows=norms({'LN': 'LN', **FOLDING, **VARIANTS}), columns=by_seed(TOP1, 5)),
+    'swin30': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='swin', options={'train_cfg.max_epochs': '30'}, **AVX512),
+        rows=same('LN', 'UN', 'UN+'),
+        columns={f'epoch {epoch}': mean(TOP1, steps=94 * epoch) for epoch in (8, 16, 24, 30)}),
+    't2t_attention': dict(
+        labels=['top-1, mean ± std (seeds)'], where=dict(experiment='t2t', **AVX512),
+        rows={"mmpretrain's attention, 16 epochs": dict(attention="mmpretrain's", steps=1504),
+              '`UNT2TViT`, 8 epochs': dict(PLAIN, steps=752)},
+        columns={norm: mean(TOP1, 'count', norm=norm) for norm in ('LN', 'BN', 'UN', 'UN+')}),
+    't2t': dict(
+        labels=['top-1'], where=dict(experiment='t2t', **PLAIN, **AVX512),
+        rows=norms({'LN': 'LN', **FOLDING, **VARIANTS}), columns=by_seed(TOP1, 3)),
+    't2t_first_norm': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='t2t', seed=0, attention=None, mean=None, **AVX512),
+        rows={'LN in the other places': dict(norm='LN'), 'RMSN in the other places': dict(norm='RMSN')},
+        columns={'the same norm first': mean(TOP1, **{'first norm': None}),
+                 'LN first': mean(TOP1, **{'first norm': 'LN'}), 'RMSN first': mean(TOP1, **{'first norm': 'RMSN'})}),
+    't2t_mean': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='t2t', seed=0, steps=752, **AVX512),
+        rows={"mmpretrain's attention": dict(attention="mmpretrain's"), '`UNT2TViT`': dict(attention=None)},
+        columns={'UN': mean(TOP1, norm='UN'),
+                 'a mean before the attention alone': mean(TOP1, norm='mean', mean='before attention'),
+                 'before the MLPs alone': mean(TOP1, norm='mean', mean='before MLPs'),
+                 'in all norms': mean(TOP1, norm='mean', mean=None)}),
+    'maskrcnn': dict(
+        labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX512),
+        rows={**norms({'LN': 'LN', **FOLDING, **VARIANTS, 'UN+ with means of its own, `centered=True`': 'own-means'}),
+              'the same with `backbone=dict(norm_eval=True)`': dict(
+                  norm='own-means', options={'model.backbone.norm_eval': 'True'})},
+        columns=boxes()),
+    'stress': dict(
+        labels=['top-1, seeds 0 to 2'], where=dict(experiment='swin', steps=752, **AVX512), rows=same('UN', 'UN+'),
+        columns={**{f'calm, seed {seed}': mean(TOP1, seed=seed, **PLAIN) for seed in range(3)},
+                 'stressed, mean ± std': mean(TOP1, **STRESSED),
+                 **{f'seed {seed}': mean(TOP1, seed=seed, **STRESSED) for seed in range(3)}}),
+    'after_outlier': dict(
+        labels=['on an outlier step, the running statistic takes'], where=dict(experiment='swin_after_outlier'),
+        rows={"the step's own statistic, as in the paper": dict(running_statistic="the step's own"),
+              'the GM of the record': dict(running_statistic='the GM'), 'nothing': dict(running_statistic='nothing')},
+        columns={'mean of the last ten tests': dict(metric='last ten tests, mean', digits=1),
+                 'lowest of them': dict(metric='last ten tests, lowest', digits=1),
+                 'outlier steps of the first norm': dict(metric='outlier steps, first norm', digits=0),
+                 'of all norms': dict(metric='outlier steps, all norms', digits=0),
+                 'at the end, on all pictures': dict(metric=TOP1, digits=1)}),
+    'stress_intel': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='swin', seed=0, **INTEL),
+        rows=same('UN', 'UN-nofilter', 'LN', 'BN', 'PN*', 'MABN'),
+        columns={'calm': mean(TOP1, **PLAIN), 'stressed': mean(TOP1, **STRESSED)}),
+    'swin_intel': dict(
+        labels=['top-1'], where=dict(experiment='swin', **PLAIN, **INTEL),
+        rows={**same('LN', 'BN', 'MABN'), 'MABN with an alpha of 0.98': dict(norm='alpha0.98'),
+              **same('PN*', 'PN', 'UN', 'UN-nofilter', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm')},
+        columns=by_seed(TOP1, 3)),
+    # docs/translation.md
+    'translation': dict(
+        labels=['norm'], where=dict(experiment='translation', **PLAIN),
+        rows=norms({'LN': 'LN', 'UN': 'UN', 'UN with its filter': 'UN-filter'}),
+        columns={'BLEU after 2,000 steps': mean(BLEU, steps=2000), 'BLEU': mean(BLEU, steps=4000),
+                 'chrF': mean(CHRF, steps=4000), 'loss': mean(LOSS, steps=4000)}),
+    'translation_soon': dict(
+        labels=['norm', 'paper, BLEU'],
+        where={'experiment': 'translation', 'steps': 1500, 'optim_wrapper.optimizer.lr': None},
+        rows={(label, paper): dict(norm=norm) for label, paper, norm in (
+            ('LN', '35.3', 'LN'), ('BN', '31.1', 'BN'), ('UN', '35.4', 'UN'), ('UN with its filter', '', 'UN-filter'),
+            ('RMSN', '35.3', 'RMSN'), ('PN', '35.3', 'PN'), ('MABN', '35.4', 'MABN'), ('PN*', '35.0', 'PN*'),
+            ('NoNorm', 'FAIL', 'NoNorm'), ('UN+', '', 'UN+'))},
+        columns={'BLEU': mean(BLEU), 'chrF': mean(CHRF), 'loss': mean(LOSS)}),
+    'translation_rate': dict(
+        labels=['BLEU, seed 0'], where=dict(experiment='translation', **{'optim_wrapper.optimizer.lr': '2e-3'}),
+        rows={'rate 2e-3': {}}, columns={norm: mean(BLEU, norm=norm) for norm in ('LN', 'UN')}),
+    'translation_statistics': dict(
+        labels=['validation loss'], where=dict(experiment='translation_statistics'),
+        rows={'of the batch': dict(statistics='batch'), 'running': dict(statistics='running')},
+        columns={norm: dict(metric='validation loss', digits=3, norm=norm)
+                 for norm in ('LN', 'RMSN', 'BN', 'UN', 'UN+', 'PN', 'MABN')}),
+    'translation_stacks': dict(
+        labels=['validation loss'], where=dict(experiment='translation_statistics'),
+        rows={'of the batch in the decoder alone': dict(statistics='batch in the decoder'),
+              'in the encoder alone': dict(statistics='batch in the encoder')},
+        columns={norm: dict(metric='validation loss', norm=norm) for norm in ('BN', 'UN+')}),
+    'translation_averages': dict(
+        labels=["row of the paper's table", '`--norms`', 'paper'], where=dict(experiment='translation_averages'),
+        rows={(label, f'`{norm}`', paper): dict(norm=norm.partition('=')[0]) for label, norm, paper in (
+            ('UN, alpha 0.9', 'UN', '35.4'),
+            ('without GM', 'noGM=UN,forward_average=current', '34.5'),
+            ('without AM', 'noAM=UN,backward_average=current', '35.3'),
+            ('without alpha in the backward pass', 'noalpha=UN,backward_momentum=False', '18.3'),
+            ('GM alone', 'GMalone=UN,backward_average=current,backward_momentum=False', 'FAIL'),
+            ('alpha 0.8', 'alpha0.8=UN,alpha=0.8', '35.4'),
+            ('alpha 0.7', 'alpha0.7=UN,alpha=0.7', '35.3'),
+            ('alpha 0.6', 'alpha0.6=UN,alpha=0.6', 'FAIL'))},
+        columns={'BLEU': mean(BLEU), 'chrF': mean(CHRF), 'loss': mean(LOSS)}),
+    'translation_depth': dict(
+        labels=['scheme', 'norm'], where=dict(experiment='translation_depth', steps=500),
+        rows={(scheme, label): dict(scheme=scheme, norm=norm)
+              for label, norm in (('LN', 'LN'), ('UN', 'UN'), ('UN without its filter', 'UN-nofilter'))
+              for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
+        columns={f'{layers} + {layers} layers': mean(LOSS, layers=layers) for layers in (6, 12, 18)}),
+    'translation_depth_long': dict(
+        labels=['scheme'], where=dict(experiment='translation_depth', steps=1000),
+        rows={scheme: dict(scheme=scheme) for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
+        columns={f'{norm}: {header}': dict(metric=metric, digits=digits, norm=norm) for norm in ('LN', 'UN')
+                 for header, metric, digits in (('loss', LOSS, 2), ('BLEU', BLEU, 1), ('chrF', CHRF, 1))}),
+    # docs/deep.md
+    'depth': dict(
+        labels=['scheme', 'norm'], where=dict(experiment='depth'),
+        rows={(label, norm): dict(norm=norm, scheme=label.partition(',')[0], **({'T': T} if T else {}))
+              for norm in ('LN', 'UN') for label, T in (
+                  ('PostNorm', 0), ('PreNorm', 0), ('DeepNorm', 0), ('BranchNorm, T = 25', 25),
+                  ('BranchNorm, T = 100', 100), ('LayerScale', 0))},
+        columns={f'{layers} layers': mean(TOP1, layers=layers) for layers in (12, 24, 48, 96)}),
+    'ramp': dict(
+        labels=['top-1, seed 0'], where={'experiment': 'depth_24', 'scheme': 'BranchNorm', 'warm-up of the rate': None,
+                                         'optim_wrapper.optimizer.lr': None},
+        rows=same('LN', 'UN'),
+        columns={**{f'T = {T}': mean(TOP1, T=T, schedule='linear') for T in (25, 100, 200, 400)},
+                 **{f'T = 100, {schedule}': mean(TOP1, T=100, schedule=schedule)
+                    for schedule in ('exponential', 'sigmoid')}}),
+    'rate': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='depth_24', norm='LN'),
+        rows={'PostNorm': dict(scheme='PostNorm'), 'DeepNorm': dict(scheme='DeepNorm'),
+              'BranchNorm, T = 25': dict(scheme='BranchNorm', T=25)},
+        columns={header: mean(TOP1, **{'optim_wrapper.optimizer.lr': rate, 'warm-up of the rate': steps})
+                 for header, rate, steps in (('2.5e-4', '2.5e-4', None), ('5e-4', None, None), ('1e-3', '1e-3', None),
+                                             ('5e-4, 100 steps of warm-up', None, 100))}),
+    # docs/low_light.md
+    'enhancers': dict(
+        labels=['enhancer'], where=dict(experiment='iat'),
+        rows={'before': dict(norm='none'), 'IAT, LN': dict(norm='LN'), 'IAT, UN': dict(norm='UN')},
+        columns={'PSNR, dB': mean('enhancement/PSNR'), 'SSIM': mean('enhancement/SSIM')}),
+    'dark': dict(
+        labels=['Mask R-CNN with UN, in the dark'], where=dict(experiment='dark'),
+        rows={'trained on light scenes alone': dict(trained='light scenes alone'),
+              'trained on dark scenes': dict(trained='dark scenes'), 'with a frozen IAT': dict(trained='frozen IAT'),
+              'jointly with IAT': dict(trained='jointly with IAT')},
+        columns=boxes()),
+    # docs/conversion.md
+    'conversion_start': dict(
+        labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
+        rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
+    'conversion': dict(
+        labels=['top-1'], where=dict(experiment='conversion', pictures=None), rows=WAYS,
+        columns={'untrained': mean(TOP1, steps=0, missing=''), 'after 188 steps': mean(TOP1, steps=188)}),
+    'conversion_pictures': dict(
+        labels=['top-1'], where=dict(experiment='conversion', steps=188), rows=TESTED, columns=pictures(TOP1)),
+    'conversion_detector_start': dict(
+        labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX2),
+        rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
+    'conversion_detector': dict(
+        labels=['way'], where=dict(experiment='conversion_detector', pictures=None),
+        rows={**{label: way for label, way in WAYS.items() if label != 'fading'},
+              'one after the other, with the teacher, UN+': dict(way='UN+, sequential, teacher')},
+        columns={f'{name} AP, {when}': mean(metric, steps=steps, missing='not run' if steps == 174 else '')
+                 for name, metric in (('box', BOX), ('mask', MASK))
+                 for when, steps in (('untrained', 0), ('174 steps', 174), ('348 steps', 348))}),
+    'conversion_detector_pictures': dict(
+        labels=['box AP'], where=dict(experiment='conversion_detector', steps=174), rows=TESTED, columns=pictures(BOX)),
+}

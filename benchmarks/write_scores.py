@@ -1,0 +1,153 @@
+"""Writes the tables of training scores in README.md and docs/ from results/scores.jsonl, a row a training.
+
+    python benchmarks/write_scores.py                                                  # the tables, from the data
+    python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
+
+score_tables.py says what the tables contain. In a page, a table stands between `<!-- scores: NAME -->` and
+`<!-- /scores -->`. `--add` takes the runs of tools/analysis/compare_norms.py that have ended, and replaces rows of the
+same training. Call it on the machine that trained them: the rows name its CPU.
+"""
+import argparse
+import json
+import re
+import shlex
+import statistics
+import sys
+from datetime import datetime, timezone
+from itertools import takewhile
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+
+from mmunorm.benchmark.environment import device_name
+from mmunorm.comparison.runs import FAIL, STRESSED
+from mmunorm.config.presets import NORMS, slug
+from mmunorm.files import write_text
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from score_tables import TABLES  # noqa: E402
+
+DATA = ROOT / 'benchmarks/results/scores.jsonl'
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
+# What makes two rows the same training.
+IDENTITY = ('experiment', 'norm', 'settings', 'options', 'seed', 'steps', 'cpu', 'precision')
+BFLOAT16 = ('BFloat16OptimWrapper', 'AmpOptimWrapper')  # the second is bfloat16, too, on a CPU
+
+
+def load(path=DATA):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def matches(row, wanted):
+    """Whether a row has these values, in its fields or its options."""
+    return all({**row['options'], **row}.get(key) == value for key, value in wanted.items())
+
+
+def cell(rows, metric, form='mean', digits=2, missing='not run'):
+    """What a table says of these trainings.
+
+    'mean' is the mean and the sample standard deviation, 'count' adds the number of seeds, 'each' is all scores.
+    """
+    failed = [row for row in rows if 'failed_step' in row]
+    lost = [row for row in rows if metric in row.get('mean', ())]
+    values = [row['metrics'][metric] for row in rows if metric in row.get('metrics', ())]
+    if lost:
+        row, = lost  # the scores of its seeds are lost
+        mean, spread, count = row['mean'][metric], row['std'][metric], row['seeds']
+    elif values:
+        mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+        count = len(values)
+    elif failed:
+        steps = ', '.join(str(row['failed_step']) for row in failed)
+        return f'{FAIL} ({len(failed)})' if form == 'count' else f'{FAIL} at step {steps}'
+    else:
+        return missing
+    if form == 'each':
+        return ', '.join(f'{value:.{digits}f}' for value in values) or 'lost'
+    text = f'{mean:.{digits}f}' + ('' if spread is None else f' ± {spread:.{digits}f}')
+    others = f', {len(failed)} {FAIL}' if failed else ''
+    return f'{text} ({count}{others})' if form == 'count' or others else text
+
+
+def table(name, data):
+    """A table in Markdown."""
+    spec = TABLES[name]
+    header = [*spec['labels'], *spec['columns']]
+    lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+    for label, wanted in spec['rows'].items():
+        cells = []
+        for column in spec['columns'].values():
+            form = {key: column[key] for key in ('metric', 'form', 'digits', 'missing') if key in column}
+            rest = {key: value for key, value in column.items() if key not in form}
+            cells.append(cell([row for row in data if matches(row, {**spec['where'], **wanted, **rest})], **form))
+        labels = label if isinstance(label, tuple) else (label, )
+        lines.append(f'| {" | ".join([*labels, *cells])} |')
+    return '\n'.join(lines) + '\n'
+
+
+def written(text, data):
+    """A page with its tables as the data say."""
+    return MARKED.sub(lambda match: match[1] + table(match[2], data) + match[3], text)
+
+
+def finished(out, experiment):
+    """The rows of the runs in a folder of compare_norms.py that have ended."""
+    names = {slug(name): name for name in NORMS}
+    for file in sorted(out.glob('**/seed_*/result.json')):
+        run, result = file.parent, json.loads(file.read_text())
+        stressed = run.parents[1].name == STRESSED
+        cfg = Config.fromfile(run.with_suffix('.py'))
+        title, _, command = (out / f'{"stress" if stressed else "comparison"}.md').read_text().splitlines()[:3]
+        words = [*shlex.split(command.strip('`')), '--cfg-options']
+        given = takewhile(lambda word: not word.startswith('--'), words[words.index('--cfg-options') + 1:])
+        options = dict(word.split('=', 1) for word in given)
+        options.pop('optim_wrapper.type', None)  # is `precision`
+        if stressed:
+            options['condition'] = STRESSED
+        log = sorted(run.glob('*/*.log'))[-1].read_text()
+        steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
+            re.search(r'Epoch\(train\)\s+\[\d+\]\[\s*\d+/(\d+)\]', log)[1])
+        row = dict(
+            experiment=experiment, config=title.rpartition(' ')[2], norm=names.get(run.parent.name, run.parent.name),
+            settings=json.loads(json.dumps(cfg.model.backbone.norm_cfg)), options=options, seed=cfg.randomness.seed,
+            steps=steps, metrics={key: round(value, 4) for key, value in result['metrics'].items()},
+            cpu=f'{device_name(torch.device("cpu"))}, {re.search(r"CPU capability usage: (.*)", log)[1]}',
+            precision='bfloat16' if cfg.optim_wrapper.type in BFLOAT16 else 'float32',
+            date=datetime.fromtimestamp(file.stat().st_mtime, timezone.utc).date().isoformat())
+        yield row if result['status'] != FAIL else {**row, 'failed_step': result['step']}
+
+
+def merged(data, rows):
+    """All rows; of two that are the same training, the new one."""
+    def identity(row):
+        return json.dumps([row.get(key) for key in IDENTITY], sort_keys=True)
+
+    return list({identity(row): row for row in [*data, *rows]}.values())
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--add', type=Path, metavar='OUT', help='folder that compare_norms.py wrote')
+    parser.add_argument('--experiment', help='name of these trainings in the data, such as swin')
+    args = parser.parse_args(argv)
+    if (args.add is None) != (args.experiment is None):
+        parser.error('--add and --experiment go together')
+    data = load()
+    if args.add:
+        rows = list(finished(args.add, args.experiment))
+        data = merged(data, rows)
+        write_text(DATA, ''.join(json.dumps(row) + '\n' for row in data))
+        print(f'{len(rows)} runs of {args.add} stand in {DATA}')
+    for page in PAGES:
+        text = page.read_text()
+        if (new := written(text, data)) != text:
+            write_text(page, new)
+            print(f'{page} has changed')
+
+
+if __name__ == '__main__':
+    main()

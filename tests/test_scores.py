@@ -1,0 +1,102 @@
+"""The tables of training scores are what benchmarks/write_scores.py writes from the data."""
+import importlib
+import json
+import re
+
+import pytest
+
+from . import tiny_runs
+
+ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
+# Pages whose scores all stand in marked tables.
+PAGES = ['README.md', *(f'docs/{name}.md' for name in ('results', 'translation', 'deep', 'low_light', 'conversion'))]
+CPU = 'CPU capability usage: AVX2\n'
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+    return importlib.import_module('write_scores')
+
+
+def test_tables_are_those_of_the_data(scores):
+    data, names = scores.load(), []
+    for page in scores.PAGES:
+        text = page.read_text()
+        assert scores.written(text, data) == text, f'{page}: call python benchmarks/write_scores.py'
+        names += [match[2] for match in scores.MARKED.finditer(text)]
+        assert text.count('<!-- scores:') == len(scores.MARKED.findall(text)), page
+    assert sorted(names) == sorted(scores.TABLES)
+
+
+def test_a_changed_number_is_noticed(scores):
+    data, text = scores.load(), (tiny_runs.ROOT / 'README.md').read_text()
+    wrong = text.replace('87.96 ±', '87.97 ±')
+    assert wrong != text and scores.written(wrong, data) == text
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_means_stand_in_tables_of_the_data_alone(scores, page):
+    assert not re.search(r'\d\** ± \d', scores.MARKED.sub('', (tiny_runs.ROOT / page).read_text()))
+
+
+def test_rows(scores):
+    rows = scores.load()
+    for row in rows:
+        found = set(row) - ALWAYS - {'failed_step'}
+        assert set(row) >= ALWAYS and found in ({'seed', 'metrics'}, {'runs', 'seeds', 'mean', 'std'}), row
+        assert (tiny_runs.ROOT / row['config']).is_file() and re.fullmatch(r'20\d\d-\d\d-\d\d', row['date']), row
+        assert row.get('metrics') or row.get('mean') or row['failed_step'], row
+    assert len(scores.merged([], rows)) == len(rows), 'a training stands twice'
+
+
+def row(seed, value=None, **fields):
+    return dict(options={}, seed=seed, metrics={} if value is None else {'accuracy/top1': value}, **fields)
+
+
+def test_cells(scores):
+    cell, two, failed = scores.cell, [row(0, 80.0), row(1, 82.0)], row(2, failed_step=7)
+    assert cell(two, 'accuracy/top1') == '81.00 ± 1.41'
+    assert cell(two, 'accuracy/top1', 'each', 1) == '80.0, 82.0'
+    assert cell([*two, failed], 'accuracy/top1', 'count') == '81.00 ± 1.41 (2, 1 FAIL)'
+    assert cell([*two, failed], 'accuracy/top1') == '81.00 ± 1.41 (2, 1 FAIL)'
+    assert cell(two[:1], 'accuracy/top1', 'count') == '80.00 (1)'
+    assert cell([failed], 'accuracy/top1') == 'FAIL at step 7'
+    assert cell([failed], 'accuracy/top1', 'count') == 'FAIL (1)'
+    assert cell([], 'accuracy/top1') == 'not run'
+    lost = dict(options={}, runs='lost', seeds=3, mean={'accuracy/top1': 81.0}, std={'accuracy/top1': 1.5})
+    assert cell([lost], 'accuracy/top1', 'count') == '81.00 ± 1.50 (3)'
+
+
+def write_run(out, folder, seed, result, cfg=''):
+    run = out / folder / f'seed_{seed}'
+    (run / '2026').mkdir(parents=True)
+    (run / 'result.json').write_text(json.dumps(result))
+    (run / '2026/2026.log').write_text(f'{CPU}Epoch(train)  [1][20/94]  lr: 1\n')
+    run.with_suffix('.py').write_text(
+        f"randomness = dict(seed={seed})\ntrain_cfg = dict(max_epochs=8)\noptim_wrapper = dict(type='OptimWrapper')\n"
+        f"model = dict(backbone=dict(norm_cfg=dict(type='UN', window=4)))\n{cfg}")
+
+
+def test_runs_are_added_once(scores, tmp_path):
+    """What compare_norms.py leaves of a run that has finished, of one that has diverged, and of a stressed one."""
+    command = 'tools/analysis/compare_norms.py configs/x.py --norms UN+ m=UN,window=2'
+    (tmp_path / 'comparison.md').write_text(f'# Norms compared: configs/x.py\n\n`python {command}`\n')
+    command += ' --stress --cfg-options optim_wrapper.type=OptimWrapper train_cfg.max_epochs=8 --jobs 2'
+    (tmp_path / 'stress.md').write_text(f'# Norms compared: configs/x.py\n\n`python {command}`\n')
+    write_run(tmp_path, 'un_plus', 0, dict(status='finished', step=738, metrics={'accuracy/top1': 89.4000015}))
+    write_run(tmp_path, 'un_plus', 1, dict(status='FAIL', step=77, metrics={}))
+    write_run(tmp_path, 'stressed/m', 0, dict(status='finished', step=738, metrics={'accuracy/top1': 50.0}),
+              "optim_wrapper = dict(type='BFloat16OptimWrapper')\n")
+    (tmp_path / 'un_plus/seed_2').mkdir()  # is still being trained
+    stressed, first, failed = scores.finished(tmp_path, 'mine')
+    assert first['experiment'] == 'mine' and first['config'] == 'configs/x.py' and first['norm'] == 'UN+'
+    assert first['settings'] == dict(type='UN', window=4) and first['options'] == {}
+    assert (first['seed'], first['steps'], first['precision']) == (0, 752, 'float32')
+    assert first['metrics'] == {'accuracy/top1': 89.4} and first['cpu'].endswith(', AVX2')
+    assert failed['failed_step'] == 77 and failed['metrics'] == {}
+    assert stressed['norm'] == 'm' and stressed['precision'] == 'bfloat16'
+    assert stressed['options'] == {'condition': 'stressed', 'train_cfg.max_epochs': '8'}
+    again = {**first, 'metrics': {'accuracy/top1': 90.0}, 'date': '2027-01-01'}
+    assert scores.merged([first, failed], [again, {**first, 'cpu': 'another'}]) == [
+        again, failed, {**first, 'cpu': 'another'}]
