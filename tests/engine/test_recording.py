@@ -305,7 +305,7 @@ class Trouble(Hook):
 
 
 @pytest.mark.parametrize(('error', 'last'), [
-    (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 10)])
+    (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 9)])
 def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, last):
     def with_trouble(runner):
         runner.register_hook(Trouble(error))

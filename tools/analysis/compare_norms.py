@@ -3,9 +3,8 @@
 The same command goes on after an interruption: finished runs are not repeated, others resume from their
 last checkpoint. A run that crashes is an error. The next call tries it again.
 
-FAIL marks a run that diverged and was stopped: it had --fail-patience bad steps in a row. A step is bad if
-its loss, or the output, statistics or gradient of a norm, is not finite. A step whose loss exceeds
---fail-factor times that of the start is bad too. A run that ends in fewer non-finite steps is also a FAIL.
+FAIL marks a run that diverged and was stopped: it had --fail-patience bad steps in a row, or weights that are
+not finite. A step is bad if its loss is not finite, or exceeds --fail-factor times that of the start.
 
 The results are OUT/comparison.md, .csv and .png; with --stress, they are OUT/stress.md, .csv and .png. They
 cover the norms and seeds that the command names, and no others.
@@ -132,10 +131,9 @@ def describe(args, configs):
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
              f'Metrics of the last validation; {args.seeds} seed(s); '
              + ('' if rate is None else f'learning rate {rate:g}; ') +
-             'std is the sample standard deviation. A step is bad if its loss, or a norm\'s output, statistics or '
-             f'gradient, is not finite, or if its loss is more than {args.fail_factor:g} times that of the start. '
-             f'FAIL is a run with {args.fail_patience} bad steps in a row, or one that ends in fewer non-finite '
-             'steps.']
+             'std is the sample standard deviation. A step is bad if its loss is not finite, or is more than '
+             f'{args.fail_factor:g} times that of the start. FAIL is a run with {args.fail_patience} bad steps in a '
+             'row, or with weights that are not finite.']
     if args.stress:
         low, high = args.stress_scale
         lines.append(
