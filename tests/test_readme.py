@@ -1,13 +1,17 @@
 """The configs that the README tells a user to write."""
 import re
+from pathlib import Path
 
+import mmdet
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmunorm.norms import UN
 
+from . import processes, tiny_runs
 from .tiny_runs import ROOT
 
 README = (ROOT / 'README.md').read_text()
@@ -48,13 +52,32 @@ def test_own_coco_data(own_data):
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 2
 
 
-def test_norm_cfg_in_a_stock_config(tmp_path):
+def stock_config(folder):
     """mmdet's own Swin, which hands `norm_cfg` to every norm."""
-    cfg = load(next(block for block in BLOCKS if 'custom_imports' in block), tmp_path, 'stock.py')
+    return load(next(block for block in BLOCKS if 'custom_imports' in block), folder, 'stock.py')
+
+
+def test_norm_cfg_in_a_stock_config(tmp_path):
+    cfg = stock_config(tmp_path)
     assert cfg.model.backbone.type == 'SwinTransformer'
-    cfg.model.backbone.init_cfg = None
     norms = norms_of(build(cfg))
     assert len(norms) == 32 and {type(norm) for norm in norms} == {UN}
+
+
+@pytest.mark.slow
+def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
+    """The file word for word, on small pictures."""
+    monkeypatch.chdir(tmp_path)
+    options = tiny_runs.tiny_data(stock_config(tmp_path), tmp_path / 'data/coco')
+    # The stock tools ask for workers that persist.
+    options = [option.replace('num_workers=0', 'num_workers=1') for option in options]
+    options.append('train_dataloader.batch_size=1')
+    tool = Path(mmdet.__file__).parent / '.mim/tools/train.py'
+    assert processes.run_script(tool, 'stock.py', '--work-dir', 'w', '--cfg-options', *options) == 0
+    state = torch.load('w/epoch_1.pth', weights_only=False)['state_dict']
+    norms = [key.removesuffix('.running_var') for key in state if key.endswith('.running_var')]
+    assert len(norms) == 32 and all(state[f'{norm}.num_batches_tracked'] == 2 for norm in norms)
+    assert all(value.isfinite().all() for value in state.values())
 
 
 def test_norm_cfg_in_mmpretrains_own_swin(tmp_path):

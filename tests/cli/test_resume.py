@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmunorm.cli.arguments import load_config
 from mmunorm.cli.resume import find_resumable, is_whole, set_resume
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.errors import PreflightError
@@ -138,3 +139,19 @@ class TestResume:
         with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
             set_resume(self.cfg(tmp_path), str(tmp_path / 'gone.pth'))
         check_checkpoint('https://example.org/a.pth')
+
+    def test_means_that_were_kept_are_kept_on(self, tmp_path):
+        """`--norm UN+ --resume`, with and without the file that the run once started from."""
+        pretrained, checkpoint = tmp_path / 'pretrained.pth', tmp_path / 'epoch_1.pth'
+        torch.save({'backbone.norm1.running_mean': torch.ones(2)}, pretrained)
+        torch.save(dict(state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
+        (tmp_path / 'detector.py').write_text("model = dict(backbone=dict(norm_cfg=dict(type='UN'), init_cfg=dict("
+                                              f"type='Pretrained', checkpoint='{pretrained}', prefix='backbone.')))")
+        for _ in range(2):
+            cfg = load_config(str(tmp_path / 'detector.py'), norm='UN+')
+            set_resume(cfg, str(checkpoint))
+            assert cfg.model.backbone.norm_cfg.centered == 'frozen' and cfg.load_from == str(checkpoint)
+            pretrained.unlink(missing_ok=True)
+        cfg = load_config(str(tmp_path / 'detector.py'), {'pretrained': None}, 'UN+')
+        set_resume(cfg, str(checkpoint))
+        assert cfg.model.backbone.norm_cfg.centered is True
