@@ -48,9 +48,9 @@ def boxes():
 
 def pictures(metric):
     """Scores on other pictures."""
-    return {'as they are': mean(metric, pictures=None), 'darker (x 0.6)': mean(metric, pictures='darker'),
-            'noisier (sigma 25 of 255)': mean(metric, pictures='noisier'),
-            'larger (x 1.25)': mean(metric, pictures='larger')}
+    return {'as they are': mean(metric, condition='trained'), 'darker (x 0.6)': mean(metric, condition='darker'),
+            'noisier (sigma 25 of 255)': mean(metric, condition='noisier'),
+            'larger (x 1.25)': mean(metric, condition='larger')}
 
 
 # Ways from LayerNorm to UN, as benchmarks/conversion.py names them.
@@ -64,6 +64,9 @@ WAYS = {label: dict(way=way) for label, way in {
     'fading with the teacher': 'fading, teacher'}.items()}
 TESTED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
+# What benchmarks/int8.py calls the forms of a model.
+FORMS = {(norm, label): dict(model=norm, form=form) for norm in ('LN', 'UN') for label, form in (
+    ('float', 'float'), ('OpenVINO INT8', 'OpenVINO INT8, folded'), ('ONNX Runtime INT8', 'ONNX Runtime INT8, folded'))}
 
 TABLES = {
     'main': dict(
@@ -201,6 +204,10 @@ TABLES = {
         columns={header: mean(TOP1, **{'optim_wrapper.optimizer.lr': rate, 'warm-up of the rate': steps})
                  for header, rate, steps in (('2.5e-4', '2.5e-4', None), ('5e-4', None, None), ('1e-3', '1e-3', None),
                                              ('5e-4, 100 steps of warm-up', None, 100))}),
+    'last_batch': dict(
+        labels=['top-1, seed 0'], where=dict(experiment='depth_last_batch'), rows={'PreNorm, UN, 12 layers': {}},
+        columns={'the last batch is dropped': mean(TOP1, **{'train_dataloader.drop_last': 'True'}),
+                 'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
     # docs/low_light.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),
@@ -217,20 +224,29 @@ TABLES = {
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
     'conversion': dict(
-        labels=['top-1'], where=dict(experiment='conversion', pictures=None), rows=WAYS,
-        columns={'untrained': mean(TOP1, steps=0, missing=''), 'after 188 steps': mean(TOP1, steps=188)}),
+        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=WAYS,
+        columns={'untrained': mean(TOP1, condition='untrained', missing=''),
+                 'after 188 steps': mean(TOP1, condition='trained')}),
     'conversion_pictures': dict(
-        labels=['top-1'], where=dict(experiment='conversion', steps=188), rows=TESTED, columns=pictures(TOP1)),
+        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=pictures(TOP1)),
     'conversion_detector_start': dict(
         labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
     'conversion_detector': dict(
-        labels=['way'], where=dict(experiment='conversion_detector', pictures=None),
+        labels=['way'], where=dict(experiment='conversion_detector', **AVX2),
         rows={**{label: way for label, way in WAYS.items() if label != 'fading'},
-              'one after the other, with the teacher, UN+': dict(way='UN+, sequential, teacher')},
-        columns={f'{name} AP, {when}': mean(metric, steps=steps, missing='not run' if steps == 174 else '')
-                 for name, metric in (('box', BOX), ('mask', MASK))
-                 for when, steps in (('untrained', 0), ('174 steps', 174), ('348 steps', 348))}),
+              'one after the other, with the teacher, UN+': dict(way='UN+, sequential, teacher'),
+              'one after the other, with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
+        columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
+                 for name, metric in (('box', BOX), ('mask', MASK)) for when, condition, missing in (
+                     ('untrained', 'untrained', ''), ('fine-tuned', 'trained', 'not run'))}),
     'conversion_detector_pictures': dict(
-        labels=['box AP'], where=dict(experiment='conversion_detector', steps=174), rows=TESTED, columns=pictures(BOX)),
+        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=pictures(BOX)),
+    # docs/deployment.md
+    'int8': dict(
+        labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
+        columns={'top-1': mean(TOP1), 'signal to noise, dB': dict(metric='snr', digits=1, missing='')}),
+    'int8_detector': dict(
+        labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
+        columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),
 }

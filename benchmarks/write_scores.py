@@ -4,10 +4,11 @@
     python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
 
 score_tables.py says what the tables contain. In a page, a table stands between `<!-- scores: NAME -->` and
-`<!-- /scores -->`. `--add` takes the runs of tools/analysis/compare_norms.py that have ended, and replaces rows of the
-same training. Call it on the machine that trained them: the rows name its CPU.
+`<!-- /scores -->`. `--add` takes the runs of tools/analysis/compare_norms.py that have ended, or of conversion.py, and
+replaces rows of the same training. Call it on the machine that trained them: the rows name its CPU.
 """
 import argparse
+import csv
 import json
 import re
 import shlex
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
+INT8 = DATA.with_name('int8.jsonl')  # what int8.py appends: the same trainings in 8 bits
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
@@ -38,8 +40,17 @@ IDENTITY = ('experiment', 'norm', 'settings', 'options', 'seed', 'steps', 'cpu',
 BFLOAT16 = ('BFloat16OptimWrapper', 'AmpOptimWrapper')  # the second is bfloat16, too, on a CPU
 
 
-def load(path=DATA):
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def load():
+    """What the tables are written from."""
+    rows = [dict(row, experiment='int8', options={}) for row in read(INT8)]
+    for row in rows:
+        if (noise := row.get('snr')) is not None:
+            row['metrics']['snr'] = noise
+    return read(DATA) + rows
 
 
 def matches(row, wanted):
@@ -55,15 +66,14 @@ def cell(rows, metric, form='mean', digits=2, missing='not run'):
     failed = [row for row in rows if 'failed_step' in row]
     lost = [row for row in rows if metric in row.get('mean', ())]
     values = [row['metrics'][metric] for row in rows if metric in row.get('metrics', ())]
-    if lost:
-        row, = lost  # the scores of its seeds are lost
-        mean, spread, count = row['mean'][metric], row['std'][metric], row['seeds']
-    elif values:
+    if values:
         mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
         count = len(values)
+    elif lost:
+        row, = lost  # only this is left of its seeds
+        mean, spread, count = row['mean'][metric], row['std'][metric], row['seeds']
     elif failed:
-        steps = ', '.join(str(row['failed_step']) for row in failed)
-        return f'{FAIL} ({len(failed)})' if form == 'count' else f'{FAIL} at step {steps}'
+        return f'{FAIL} at step {failed[0]["failed_step"]}' if len(failed) == 1 else f'{FAIL} ({len(failed)})'
     else:
         return missing
     if form == 'each':
@@ -94,31 +104,55 @@ def written(text, data):
     return MARKED.sub(lambda match: match[1] + table(match[2], data) + match[3], text)
 
 
-def finished(out, experiment):
-    """The rows of the runs in a folder of compare_norms.py that have ended."""
+def described(run):
+    """What the files of a run say of its training."""
+    cfg = Config.fromfile(run.with_suffix('.py'))
+    log = sorted(run.glob('*/*.log'))[-1].read_text()
+    steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
+        re.search(r'Epoch\(train\)\s+\[\d+\]\[\s*\d+/(\d+)\]', log)[1])
+    return dict(
+        settings=json.loads(json.dumps(cfg.model.backbone.norm_cfg)), seed=cfg.randomness.seed, steps=steps,
+        cpu=f'{device_name(torch.device("cpu"))}, {re.search(r"CPU capability usage: (.*)", log)[1]}',
+        precision='bfloat16' if cfg.optim_wrapper.type in BFLOAT16 else 'float32',
+        date=datetime.fromtimestamp((run / 'result.json').stat().st_mtime, timezone.utc).date().isoformat())
+
+
+def rounded(metrics):
+    return {key: round(float(value), 4) for key, value in metrics.items()}
+
+
+def compared(out):
+    """The rows of the runs of tools/analysis/compare_norms.py that have ended."""
     names = {slug(name): name for name in NORMS}
     for file in sorted(out.glob('**/seed_*/result.json')):
         run, result = file.parent, json.loads(file.read_text())
         stressed = run.parents[1].name == STRESSED
-        cfg = Config.fromfile(run.with_suffix('.py'))
         title, _, command = (out / f'{"stress" if stressed else "comparison"}.md').read_text().splitlines()[:3]
         words = [*shlex.split(command.strip('`')), '--cfg-options']
         given = takewhile(lambda word: not word.startswith('--'), words[words.index('--cfg-options') + 1:])
         options = dict(word.split('=', 1) for word in given)
         options.pop('optim_wrapper.type', None)  # is `precision`
-        if stressed:
-            options['condition'] = STRESSED
-        log = sorted(run.glob('*/*.log'))[-1].read_text()
-        steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
-            re.search(r'Epoch\(train\)\s+\[\d+\]\[\s*\d+/(\d+)\]', log)[1])
-        row = dict(
-            experiment=experiment, config=title.rpartition(' ')[2], norm=names.get(run.parent.name, run.parent.name),
-            settings=json.loads(json.dumps(cfg.model.backbone.norm_cfg)), options=options, seed=cfg.randomness.seed,
-            steps=steps, metrics={key: round(value, 4) for key, value in result['metrics'].items()},
-            cpu=f'{device_name(torch.device("cpu"))}, {re.search(r"CPU capability usage: (.*)", log)[1]}',
-            precision='bfloat16' if cfg.optim_wrapper.type in BFLOAT16 else 'float32',
-            date=datetime.fromtimestamp(file.stat().st_mtime, timezone.utc).date().isoformat())
-        yield row if result['status'] != FAIL else {**row, 'failed_step': result['step']}
+        yield dict(config=title.rpartition(' ')[2], norm=names.get(run.parent.name, run.parent.name),
+                   options={**options, 'condition': STRESSED} if stressed else options,
+                   metrics=rounded(result['metrics']), **described(run),
+                   **({'failed_step': result['step']} if result['status'] == FAIL else {}))
+
+
+def converted(out):
+    """The rows of the runs of conversion.py, by way and condition of the test."""
+    found = {}
+    with (out / 'conversion.csv').open() as file:
+        for row in csv.DictReader(file):
+            if row['metric'] != 'norms' and not row['way'].endswith('from scratch'):
+                found.setdefault((row['way'], row['seed'], row['condition']), {})[row['metric']] = row['value']
+    for (way, seed, condition), metrics in found.items():
+        training = described(out / slug(way) / f'seed_{seed}')
+        if condition == 'untrained':
+            training['steps'] = 0
+        config = (f'configs/convert/swin_un_{"classifier" if "accuracy/top1" in metrics else "maskrcnn"}_'
+                  f'{"faded" if way.startswith("fading") else "converted"}.py')
+        yield dict(config=config, norm=training['settings']['type'], options=dict(way=way, condition=condition),
+                   metrics=rounded(metrics), **training)
 
 
 def merged(data, rows):
@@ -131,17 +165,18 @@ def merged(data, rows):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--add', type=Path, metavar='OUT', help='folder that compare_norms.py wrote')
-    parser.add_argument('--experiment', help='name of these trainings in the data, such as swin')
+    parser.add_argument('--add', type=Path, metavar='OUT', help='folder that compare_norms.py or conversion.py wrote')
+    parser.add_argument('--experiment', help='what the data call these trainings: swin, t2t, maskrcnn, '
+                        'conversion, conversion_detector, or a name that no table has yet')
     args = parser.parse_args(argv)
     if (args.add is None) != (args.experiment is None):
         parser.error('--add and --experiment go together')
-    data = load()
     if args.add:
-        rows = list(finished(args.add, args.experiment))
-        data = merged(data, rows)
-        write_text(DATA, ''.join(json.dumps(row) + '\n' for row in data))
+        runs = (converted if (args.add / 'conversion.csv').exists() else compared)(args.add)
+        rows = [dict(experiment=args.experiment, **run) for run in runs]
+        write_text(DATA, ''.join(json.dumps(row) + '\n' for row in merged(read(DATA), rows)))
         print(f'{len(rows)} runs of {args.add} stand in {DATA}')
+    data = load()
     for page in PAGES:
         text = page.read_text()
         if (new := written(text, data)) != text:

@@ -31,7 +31,8 @@ def test_tables_are_those_of_the_data(scores):
 
 def test_a_changed_number_is_noticed(scores):
     data, text = scores.load(), (tiny_runs.ROOT / 'README.md').read_text()
-    wrong = text.replace('87.96 ±', '87.97 ±')
+    last_digit = re.search(r'\d ± ', text).start()
+    wrong = f'{text[:last_digit]}{(int(text[last_digit]) + 1) % 10}{text[last_digit + 1:]}'
     assert wrong != text and scores.written(wrong, data) == text
 
 
@@ -41,7 +42,8 @@ def test_means_stand_in_tables_of_the_data_alone(scores, page):
 
 
 def test_rows(scores):
-    rows = scores.load()
+    rows = scores.read(scores.DATA)
+    assert len(rows) > 300
     for row in rows:
         found = set(row) - ALWAYS - {'failed_step'}
         assert set(row) >= ALWAYS and found in ({'seed', 'metrics'}, {'runs', 'seeds', 'mean', 'std'}), row
@@ -62,10 +64,11 @@ def test_cells(scores):
     assert cell([*two, failed], 'accuracy/top1') == '81.00 ± 1.41 (2, 1 FAIL)'
     assert cell(two[:1], 'accuracy/top1', 'count') == '80.00 (1)'
     assert cell([failed], 'accuracy/top1') == 'FAIL at step 7'
-    assert cell([failed], 'accuracy/top1', 'count') == 'FAIL (1)'
+    assert cell([failed] * 3, 'accuracy/top1', 'count') == 'FAIL (3)'
     assert cell([], 'accuracy/top1') == 'not run'
     lost = dict(options={}, runs='lost', seeds=3, mean={'accuracy/top1': 81.0}, std={'accuracy/top1': 1.5})
     assert cell([lost], 'accuracy/top1', 'count') == '81.00 ± 1.50 (3)'
+    assert cell([lost, *two], 'accuracy/top1', 'count') == '81.00 ± 1.41 (2)', 'trained again'
 
 
 def write_run(out, folder, seed, result, cfg=''):
@@ -89,8 +92,8 @@ def test_runs_are_added_once(scores, tmp_path):
     write_run(tmp_path, 'stressed/m', 0, dict(status='finished', step=738, metrics={'accuracy/top1': 50.0}),
               "optim_wrapper = dict(type='BFloat16OptimWrapper')\n")
     (tmp_path / 'un_plus/seed_2').mkdir()  # is still being trained
-    stressed, first, failed = scores.finished(tmp_path, 'mine')
-    assert first['experiment'] == 'mine' and first['config'] == 'configs/x.py' and first['norm'] == 'UN+'
+    stressed, first, failed = (dict(experiment='mine', **run) for run in scores.compared(tmp_path))
+    assert first['config'] == 'configs/x.py' and first['norm'] == 'UN+'
     assert first['settings'] == dict(type='UN', window=4) and first['options'] == {}
     assert (first['seed'], first['steps'], first['precision']) == (0, 752, 'float32')
     assert first['metrics'] == {'accuracy/top1': 89.4} and first['cpu'].endswith(', AVX2')
@@ -100,3 +103,15 @@ def test_runs_are_added_once(scores, tmp_path):
     again = {**first, 'metrics': {'accuracy/top1': 90.0}, 'date': '2027-01-01'}
     assert scores.merged([first, failed], [again, {**first, 'cpu': 'another'}]) == [
         again, failed, {**first, 'cpu': 'another'}]
+
+
+def test_conversions_are_added(scores, tmp_path):
+    write_run(tmp_path, 'fading_teacher', 0, {}, 'train_cfg = dict(max_iters=188)\n')
+    (tmp_path / 'conversion.csv').write_text(
+        'way,seed,condition,metric,value\n"LN, from scratch",0,trained,accuracy/top1,88.0\n'
+        '"fading, teacher",0,untrained,accuracy/top1,88.0\n"fading, teacher",0,folded,accuracy/top1,85.5\n'
+        '"fading, teacher",0,folded,norms,0\n')
+    untrained, folded = scores.converted(tmp_path)
+    assert untrained['options'] == {'way': 'fading, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
+    assert folded['metrics'] == {'accuracy/top1': 85.5} and folded['steps'] == 188 and folded['norm'] == 'UN'
+    assert folded['config'] == 'configs/convert/swin_un_classifier_faded.py'
