@@ -3,9 +3,9 @@
     python tools/analysis/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
     python benchmarks/conversion.py classifier COMPARED --out OUT
 
-COMPARED has the LayerNorm checkpoints of all seeds, and UN trained from scratch. Each way starts from the checkpoint of
-its seed and has the recipe of configs/convert. The same command goes on after an interruption: finished runs are not
-repeated. The results are OUT/conversion.md, .csv and .png.
+COMPARED has the LayerNorm checkpoints of all seeds; its UN from scratch is a row, if there is one. Each way starts from
+the checkpoint of its seed and has the recipe of configs/convert. The same command goes on after an interruption:
+finished runs are not repeated. The results are OUT/conversion.md, .csv and .png.
 """
 import argparse
 import copy
@@ -265,9 +265,9 @@ def write_results(args, runs, starts):
     rows, curves = [], {}
     for seed in range(args.seeds):
         for norm in ('LN', 'UN'):
-            run = ComparedRun(args.compared, norm, seed)
-            rows += [(f'{norm}, from scratch', seed, 'trained', key, value)
-                     for key, value in main_metrics(run.result()['metrics']).items()]
+            if result := ComparedRun(args.compared, norm, seed).result():
+                rows += [(f'{norm}, from scratch', seed, 'trained', *item)
+                         for item in main_metrics(result['metrics']).items()]
     for run in runs:
         rows += [(run.norm, run.seed, 'untrained', *item) for item in starts[run].items()]
         if not (result := run.result()):
