@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from mmengine.config import Config
 
 from ..recording.record import FOLDER, Record, RecordError
 from .curves import Scalars, read_scalars
@@ -32,12 +31,15 @@ WINDOW = 4
 
 @dataclass(frozen=True)
 class WorkDir:
-    """What a work directory has. A missing `record` or `config` is None; missing `scalars` are empty."""
+    """What a work directory has. A missing `record` is None; missing `scalars` and `config_name` are empty.
+
+    `config_name` is the file name of the run's config. It is not read: a config is code.
+    """
     name: str
     folder: Path
     record: Record | None
     scalars: Scalars
-    config: Config | None
+    config_name: str
 
     @property
     def label(self) -> str:
@@ -50,13 +52,6 @@ class WorkDir:
         if self.record is None:
             return ''
         return ', '.join(dict.fromkeys(layer.norm for layer in self.record.layers))
-
-    @property
-    def config_name(self) -> str:
-        """The file name of its config, empty if it is not known."""
-        if self.record is not None and self.record.info.get('config'):
-            return self.record.info['config']
-        return Path(self.config.filename).name if self.config is not None else ''
 
     @property
     def last_step(self) -> int | None:
@@ -101,17 +96,11 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
         if record is None and not scalars:
             raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
                               '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')
-        runs.append(WorkDir(name, folder, record, scalars, _read_config(folder)))
+        config_name = record.info.get('config') if record is not None else None
+        if not config_name:
+            config_name = min((path.name for path in folder.glob('*.py')), default='')
+        runs.append(WorkDir(name, folder, record, scalars, config_name))
     return runs
-
-
-def _read_config(folder: Path) -> Config | None:
-    for path in sorted(folder.glob('*.py')):
-        try:
-            return Config.fromfile(path, import_custom_modules=False)
-        except Exception:  # a config is code and may raise anything; the page does not need it
-            continue
-    return None
 
 
 class MeasuredRun(NamedTuple):

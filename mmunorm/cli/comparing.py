@@ -11,6 +11,7 @@ from mmengine.registry import HOOKS, MODELS
 
 from ..comparison.processes import train_all
 from ..comparison.runs import ComparedRun, config_text, differing_keys
+from ..config.plain import read_config_text
 from ..config.presets import set_norm
 from ..errors import PreflightError, RunError
 from ..norms import Norm
@@ -103,8 +104,11 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
         text = config_text(cfg)
         if run.config.read_text() == text:
             continue
-        old = Config.fromfile(run.config).to_dict()
-        if keys := differing_keys(old, Config.fromstring(text, '.py').to_dict()):
+        try:
+            keys = differing_keys(read_config_text(run.config.read_text()), read_config_text(text))
+        except ValueError as error:
+            raise PreflightError(f'cannot compare {run.config} with the settings of this call: {error}.') from None
+        if keys:
             raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '
                                  'choose another --out, or remove that folder and the config beside it.')
 

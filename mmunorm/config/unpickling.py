@@ -44,6 +44,11 @@ def restricted(trusted: bool = False) -> Iterator[None]:
         torch.load, _trusted = _torch_load, False
 
 
+def is_trusted() -> bool:
+    """Whether the files that are loaded now may run code."""
+    return _trusted
+
+
 def _load(file, map_location=None, *args, **kwargs):
     """`torch.load`, which raises a PreflightError for a file that holds more than data."""
     if _trusted:
@@ -51,7 +56,7 @@ def _load(file, map_location=None, *args, **kwargs):
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, 'name', 'that was read')
     try:
         _refuse_programs(file)
-        return load_listed(file, map_location, _listed(), _torch_load)
+        content = load_listed(file, map_location, _listed(), _torch_load)
     except UnpicklingError as error:
         found = re.search(r'GLOBAL (\S+)', str(error))
         if found is None:  # no pickle at all, or a damaged one; torch adds advice that does not fit here
@@ -60,6 +65,9 @@ def _load(file, map_location=None, *args, **kwargs):
         raise PreflightError(
             f'the checkpoint {name} holds a `{found[1]}`, which is neither weights nor plain data: to load it could '
             'run code. If you trust who made the file, add --trust-checkpoint.') from None
+    if isinstance(content, dict) and isinstance(content.get('meta'), dict):
+        content['meta'].pop('config', None)  # the text of a config, which mmengine's Runner would run on resuming
+    return content
 
 
 def _refuse_programs(file) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints of folded models: what is in them, and the model type that they load into.
 
-A folded checkpoint is an ordinary one of mmengine. Its config is in it, as mmengine's own Runner saves it,
-with the model type `FoldedModel`, so that the inferencers of mmdet and mmpretrain build the folded structure
-by themselves.
+A folded checkpoint is an ordinary one of mmengine. Its config is in it twice, with the model type `FoldedModel`: in
+`meta['mmunorm']['config']` as plain data, which :func:`load_folded` reads, and in `meta['cfg']` as text, as mmengine's
+Runner saves it. The inferencers of OpenMMLab want the text, and run it.
 """
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
+from ..config.plain import is_known_scope, read_config_text, registered_types_only
+from ..config.unpickling import is_trusted, restricted
+from ..errors import PreflightError
 from ..files import whole_file
 from ..norms import replace_norms
 from .algebra import FoldedNorm
@@ -109,7 +112,7 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
         meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
 
     Raises:
-        ValueError: nothing in `model` has been folded.
+        ValueError: nothing in `model` has been folded, or `cfg` has a value that is no plain data.
     """
     state_dict = weights_to_cpu(model.state_dict())
     names = folded_norms(state_dict)
@@ -121,13 +124,15 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     cfg.model = folded_config(cfg.model, names, made)
     if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    text = cfg.pretty_text
     note = dict(
         what='A model whose norms mmunorm has folded into their neighbours. It is built by the model type '
         f'{FOLDED_TYPE}; the config in this file names it.',
         folded={fold.norm: fold.where for fold in report.folded},
         kept={fold.norm: fold.where for fold in report.kept},
-        made=made)
-    meta = {**(meta or {}), 'cfg': cfg.pretty_text, 'mmunorm': note}
+        made=made,
+        config=read_config_text(text))
+    meta = {**(meta or {}), 'cfg': text, 'mmunorm': note}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
@@ -135,17 +140,43 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
 
 
 def load_folded(path: str | os.PathLike) -> nn.Module:
-    """The model of a folded checkpoint, in eval mode: its own config builds it.
+    """The model of a folded checkpoint, in eval mode: its own config builds it, of registered types alone.
+
+    Nothing of the file runs, unless this is called inside `restricted(trusted=True)` of `mmunorm.config.unpickling`.
 
     Raises:
         ValueError: the checkpoint is not one that :func:`save_folded` has written.
+        PreflightError: it holds code.
     """
-    checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-    meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
-    if 'mmunorm' not in meta:
-        raise ValueError(f'{path}: is no folded checkpoint; mmunorm.fusion.save_folded writes one')
-    cfg = Config.fromstring(meta['cfg'], '.py')
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    model = MODELS.build(cfg.model)
+    with restricted():
+        checkpoint = torch.load(path, map_location='cpu')
+        meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
+        if 'mmunorm' not in meta:
+            raise ValueError(f'{path}: is no folded checkpoint; mmunorm.fusion.save_folded writes one')
+        if is_trusted():
+            model = _build(Config.fromstring(meta['cfg'], '.py'))
+        else:
+            cfg = _plain_config(meta, path)
+            with registered_types_only():
+                model = _build(cfg)
     model.load_state_dict(checkpoint['state_dict'])
     return model.eval()
+
+
+def _build(cfg: Config) -> nn.Module:
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    return MODELS.build(cfg.model)
+
+
+def _plain_config(meta: dict, path: str | os.PathLike) -> Config:
+    """The config in a folded checkpoint. Older files have the text alone."""
+    try:
+        cfg = Config(meta['mmunorm'].get('config') or read_config_text(meta['cfg']))
+    except ValueError as error:
+        raise PreflightError(f'the checkpoint {path} has a config that is code, which is not run: {error}. If you '
+                             'trust who made the file, add --trust-checkpoint, or load it inside '
+                             '`mmunorm.config.unpickling.restricted(trusted=True)`.') from None
+    scope = cfg.get('default_scope', 'mmengine')
+    if not is_known_scope(scope):
+        raise ValueError(f'{path}: default_scope={scope!r} is no package of OpenMMLab; import it first if it is yours')
+    return cfg

@@ -110,6 +110,16 @@ def test_a_run_with_a_log_alone_or_a_short_record(tmp_path):
         measure_work_dirs(read_work_dirs([write_record(tmp_path / 'r', steps=30)]), span=50)
 
 
+def test_a_config_is_named_and_not_run(tmp_path):
+    """A work directory may be somebody else's."""
+    folder = tmp_path / 'run'
+    (folder / '1/vis_data').mkdir(parents=True)
+    (folder / '1/vis_data/scalars.json').write_text('{"loss": 1.0, "step": 1}')
+    (folder / 'un.py').write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    run, = read_work_dirs([folder])
+    assert run.config_name == 'un.py' and not (tmp_path / 'marker').exists()
+
+
 def test_folders_that_are_no_runs(tmp_path, folders):
     for given, message in (([tmp_path / 'gone'], 'no work directory'), ([tmp_path], 'neither a record'),
                            ([folders[0], folders[0]], 'named twice')):

@@ -149,6 +149,15 @@ def test_trust(tmp_path):
     refusal(path)
 
 
+def test_the_config_that_mmengine_would_run_is_left_out(tmp_path):
+    """Its Runner counts the GPUs of an mmdet 2 run in this text."""
+    path = tmp_path / 'a.pth'
+    torch.save(dict(state_dict={}, meta=dict(epoch=1, config=f"open({str(tmp_path / 'made')!r}, 'w')")), path)
+    assert read_checkpoint(str(path))['meta'] == dict(epoch=1)
+    with restricted(trusted=True):
+        assert 'config' in read_checkpoint(str(path))['meta']
+
+
 @pytest.mark.parametrize('name', ['state.pth', 'empty.pth', 'text.pth'])
 def test_a_damaged_file_is_one_line(tmp_path, name):
     path = tmp_path / name

@@ -158,6 +158,10 @@ def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
     assert 'out/ln/seed_0 was trained with other settings (optim_wrapper.optimizer.lr)' in printed
     assert 'another --out' in printed
     assert fake.calls() == [] and not os.path.exists('out/un')
+    with open('out/ln/seed_0.py', 'a') as file:  # a folder of somebody else's
+        file.write("open('marker', 'w')\n")
+    compare(config, '--norms', 'LN', '--seeds', 1, status=2)
+    assert 'cannot compare out/ln/seed_0.py' in capsys.readouterr().err and not os.path.exists('marker')
 
 
 def test_a_run_that_another_process_trains_is_left_alone(config, fake):

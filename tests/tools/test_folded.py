@@ -9,6 +9,8 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms
+from mmunorm.config.unpickling import restricted
+from mmunorm.errors import PreflightError
 from mmunorm.fusion import folded_config, folded_norms, load_folded, save_folded
 
 from .. import tiny_runs
@@ -68,8 +70,10 @@ def test_a_classifier_is_tested_folded(classifier, tmp_path):
     assert '7 of 7 norms folded' in logs['b'] and '0 of 0 norms folded' in logs['d']
     kept, folded = (torch.load(path, weights_only=False) for path in ('new/kept.pth', 'folded.pth'))
     torch.testing.assert_close(kept['state_dict'], folded['state_dict'], rtol=0, atol=0)
-    for key in ('mmunorm', 'dataset_meta'):
-        assert kept['meta'][key] == folded['meta'][key]
+    assert kept['meta']['dataset_meta'] == folded['meta']['dataset_meta']
+    for content in (kept, folded):
+        content['meta']['mmunorm'].pop('config')  # the test run adds to it
+    assert kept['meta']['mmunorm'] == folded['meta']['mmunorm']
     preprocessor = load_folded('new/kept.pth').data_preprocessor
     assert preprocessor.mean.flatten().tolist() == cfg.data_preprocessor.mean
 
@@ -120,7 +124,7 @@ def test_the_classification_inferencer_loads_it(classifier, tmp_path):
         inferencer = ImageClassificationInferencer(config, pretrained=str(checkpoint), device='cpu')
         return torch.as_tensor(inferencer(picture)[0]['pred_scores'])
 
-    folded_cfg = Config.fromstring(torch.load('folded.pth', weights_only=False)['meta']['cfg'], '.py')
+    folded_cfg = Config(torch.load('folded.pth', weights_only=True)['meta']['mmunorm']['config'])
     torch.testing.assert_close(scores(folded_cfg, 'folded.pth'), scores(cfg, 'unfolded.pth'))
     with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
         scores(cfg, 'folded.pth')
@@ -163,6 +167,66 @@ def test_what_is_in_the_file(classifier, tmp_path):
     model = models.randomize(models.build(cfg.model), seed=1)
     fuse_norms(model)
     load_checkpoint(model, 'folded.pth', strict=True)
+
+
+@pytest.fixture
+def rewrite(classifier):
+    """Writes `other.pth`: `folded.pth` with another `meta['cfg']`, and with or without the config as plain data."""
+
+    def rewrite(text=None, **config):
+        content = torch.load('folded.pth', weights_only=True)
+        plain = content['meta']['mmunorm'].pop('config')
+        if text is not None:
+            content['meta']['cfg'] = text + content['meta']['cfg']
+        if config:
+            content['meta']['mmunorm']['config'] = {**plain, **config}
+        torch.save(content, 'other.pth')
+    return rewrite
+
+
+def test_an_older_file_loads(rewrite):
+    """It has its config as text alone."""
+    rewrite()
+    old, new = load_folded('other.pth'), load_folded('folded.pth')
+    assert str(old) == str(new)
+    torch.testing.assert_close(old.state_dict(), new.state_dict(), rtol=0, atol=0)
+
+
+def test_a_config_that_is_code_does_not_run(rewrite, tmp_path):
+    marker = tmp_path / 'marker'
+    rewrite(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(PreflightError, match='other.pth has a config that is code.*line 1.*--trust-checkpoint'):
+        load_folded('other.pth')
+    assert not marker.exists()
+    with restricted(trusted=True):
+        load_folded('other.pth')
+    assert marker.exists()
+
+
+def test_the_plain_config_counts(rewrite, tmp_path):
+    rewrite(f"open({str(tmp_path / 'marker')!r}, 'w')\n", default_scope='mmpretrain')
+    load_folded('other.pth')
+    assert not (tmp_path / 'marker').exists()
+
+
+@pytest.mark.parametrize('config, error, message', [
+    (dict(model=dict(type='os.mkdir', path='marker')), KeyError, 'os.mkdir is not in'),
+    (dict(model=dict(type='FoldedModel', of='os.mkdir', folded=[], path='marker')), KeyError, 'os.mkdir is not in'),
+    (dict(model=dict(type='ImageClassifier', backbone=dict(type='os.mkdir', path='marker'))), KeyError,
+     'os.mkdir is not in'),
+    (dict(custom_imports=dict(imports=['makes_a_marker'])), None, ''),
+    (dict(default_scope='makes_a_marker'), ValueError, "default_scope='makes_a_marker' is no package"),
+])
+def test_a_plain_config_runs_nothing_but_registered_types(rewrite, config, error, message, tmp_path, monkeypatch):
+    (tmp_path / 'makes_a_marker.py').write_text("import os\nos.mkdir('marker')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewrite(**config)
+    if error is None:
+        load_folded('other.pth')
+    else:
+        with pytest.raises(error, match=message):
+            load_folded('other.pth')
+    assert not (tmp_path / 'marker').exists()
 
 
 def test_an_unfolded_model_is_not_saved(classifier, tmp_path):

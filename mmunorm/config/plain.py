@@ -1,0 +1,73 @@
+"""Configs out of files that others made: read as plain data, and built of registered types. Nothing of them runs."""
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from unittest import mock
+
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.registry import registry
+
+
+def read_config_text(text: str) -> dict:
+    """The settings in the text of a config that stands alone, as mmengine writes it, without running it.
+
+    Raises:
+        ValueError: the text has something else than `NAME = VALUE`, where a value is made of numbers, strings, lists,
+            tuples, sets and dicts; the message says on which line.
+    """
+    settings, line = {}, 0
+    try:
+        for statement in ast.parse(text).body:
+            line = statement.lineno
+            if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+                raise ValueError
+            name = statement.targets[0]
+            if not isinstance(name, ast.Name):
+                raise ValueError
+            settings[name.id] = ast.literal_eval(_WithoutDictCalls().visit(statement.value))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        line = getattr(error, 'lineno', line)
+        raise ValueError(f'line {line} of the config is not `NAME = VALUE` with a value of plain data') from None
+    return settings
+
+
+class _WithoutDictCalls(ast.NodeTransformer):
+    """`dict(a=1)` and `dict({'a': 1})` become `{'a': 1}`. Other calls stay, and literal_eval refuses them."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id != 'dict':
+            return node
+        if not node.keywords and len(node.args) == 1 and isinstance(node.args[0], ast.Dict):
+            return node.args[0]
+        if node.args or any(keyword.arg is None for keyword in node.keywords):
+            return node
+        return ast.Dict([ast.Constant(keyword.arg) for keyword in node.keywords],
+                        [keyword.value for keyword in node.keywords])
+
+
+@contextmanager
+def registered_types_only() -> Iterator[None]:
+    """Inside, mmengine builds a config of registered types alone.
+
+    Elsewhere it imports what a `type` names that no registry has, and calls it: `type='os.system'` runs a command.
+    It also imports `NAME.registry` for each scope that a config names.
+    """
+
+    def import_known(name: str):
+        if not is_known_scope(name.partition('.')[0]):
+            raise ImportError(name)
+        return import_module(name)
+
+    with mock.patch.object(registry, 'get_object_from_string', lambda name: None), \
+            mock.patch.object(registry, 'import_module', import_known):
+        yield
+
+
+def is_known_scope(name: str) -> bool:
+    """Whether a scope is a package of OpenMMLab's, or one that somebody has imported."""
+    return name in MODULE2PACKAGE or name in sys.modules
