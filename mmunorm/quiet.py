@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from unittest import mock
 
-import mmengine.logging
-from mmengine.logging import MMLogger
+from mmengine.logging import MMLogger, logger
 
 # How messages begin that no user can do anything about, or that are as long as a page.
 _CHATTER = re.compile('|'.join((
@@ -22,19 +21,34 @@ _WARNINGS = ('faster_coco_eval is not installed', "Only use 'alpha' for pillow b
              r'torch\.searchsorted\(\): input value tensor is non-contiguous', r'torch\.meshgrid')
 
 
+_held_back: list[str] = []
+
+
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Inside, libraries that are imported do not print what nobody can do anything about."""
-    with suppress(ImportError), warnings.catch_warnings(record=True):
+    """Inside, libraries that are imported do not print what nobody can do anything about.
+
+    mmengine's `print_log` itself stays as it is, for the modules that are imported here keep it. Only the `print` that
+    it calls is another one inside.
+    """
+    with suppress(ImportError), warnings.catch_warnings(record=True) as caught:
         import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
-    print_log = mmengine.logging.print_log
+    _held_back.extend(str(each.message) for each in caught)
 
-    def print_what_matters(message, logger=None, level=logging.INFO):
-        if logger is not None or not _CHATTER.match(str(message)):
-            print_log(message, logger, level)
+    def print_what_matters(message):
+        if _CHATTER.match(str(message)):
+            _held_back.append(str(message))
+        else:
+            print(message)
 
-    with mock.patch.object(mmengine.logging, 'print_log', print_what_matters):
+    with mock.patch.object(logger, 'print', print_what_matters, create=True):
         yield
+
+
+def print_held_back() -> None:
+    """Prints what :func:`quiet_imports` has held back so far, for somebody who wants to see all."""
+    while _held_back:
+        print(_held_back.pop(0))
 
 
 @contextmanager
@@ -42,13 +56,15 @@ def quiet_console() -> Iterator[None]:
     """Inside, screens show what concerns a user, of libraries' logs and warnings."""
     make_logger = MMLogger.__init__
 
-    def make_quiet_logger(self, *args, **kwargs):
-        make_logger(self, *args, **kwargs)
-        for handler in self.handlers:
-            if type(handler) is logging.StreamHandler:
-                handler.addFilter(_concerns_a_user)
-
     with ExitStack() as stack:
+
+        def make_quiet_logger(self, *args, **kwargs):
+            make_logger(self, *args, **kwargs)
+            for handler in self.handlers:
+                if type(handler) is logging.StreamHandler:
+                    handler.addFilter(_concerns_a_user)
+                    stack.callback(handler.removeFilter, _concerns_a_user)
+
         stack.enter_context(quiet_imports())
         stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
         stack.enter_context(warnings.catch_warnings())

@@ -1,6 +1,7 @@
 """What a person sees who starts a tool."""
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -36,3 +37,79 @@ def test_a_warning_that_concerns_the_user_stays(tmp_path, capsys):
     tiny_runs.call(train, config, '--work-dir', tmp_path / 'w', '--cfg-options',
                    'model.backbone.norm_cfg.warmup_iters=100')
     assert 'UN never leaves its warm-up in this run' in capsys.readouterr().out
+
+
+def in_a_process(code):
+    """What a new Python prints."""
+    return subprocess.run([sys.executable, '-W', 'ignore', '-c', textwrap.dedent(code)], capture_output=True, text=True,
+                          check=True, cwd=tiny_runs.ROOT).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_importing_it_leaves_no_other_function_behind():
+    """Neither in mmengine nor in what is imported on the way, which keeps what it imports by name."""
+    shown = in_a_process('''
+        import sys
+        import warnings
+        import torch
+        from mmengine import logging
+
+        def functions():
+            return torch.load, logging.print_log, logging.MMLogger.__init__, warnings.showwarning, print
+
+        before = functions()
+        import mmunorm
+        import mmunorm.cli.arguments
+        assert functions() == before and 'print' not in vars(logging.logger)
+        import mmdet.datasets
+        for name, module in sys.modules.items():
+            assert vars(module).get('print_log', logging.print_log) is logging.print_log, name
+    ''')
+    # What mmdet says on its own behalf stays.
+    assert set(shown) <= {'Could not import OneDL. Skipping OneDL datasets.'}
+
+
+@pytest.mark.slow
+def test_importing_it_changes_nothing_in_other_packages():
+    """Every name of every module and class that is there already means the same afterwards."""
+    in_a_process('''
+        import sys
+        import warnings
+        import mmengine.runner, mmcv, mmpretrain.models, mmpretrain.datasets, mmpretrain.engine  # noqa: E401
+
+        def snapshot():
+            found = {}
+            for name, module in sys.modules.copy().items():
+                if name.partition('.')[0] in ('mmunorm', '__main__', '__mp_main__'):
+                    continue
+                for key, value in list(vars(module).items()):
+                    found[name, key] = value
+                    if type(value) is type and value.__module__ == name:
+                        found.update({(name, key, inner): each for inner, each in vars(value).items()})
+            return found
+
+        before, filters, finders = snapshot(), [*warnings.filters], [*sys.meta_path]
+        import mmunorm
+        after = snapshot()
+        changed = [key for key, value in before.items() if key not in after or after[key] is not value]
+        assert not changed, changed
+        assert all(each in warnings.filters for each in filters)
+        assert all(each.__module__ == 'mmunorm.ops' for each in sys.meta_path if each not in finders)
+    ''')
+
+
+@pytest.mark.slow
+def test_verbose_shows_what_the_import_has_held_back():
+    """Which of these packages have something to say depends on their distribution."""
+    code = '''
+        import mmengine.logging
+        from mmunorm import quiet
+        with quiet.quiet_imports():
+            mmengine.logging.print_log('Could not import OneDL')
+            mmengine.logging.print_log('something else')
+        from mmunorm.cli.arguments import command
+        command(lambda argv: print('main'))({argv})
+    '''
+    assert in_a_process(code.format(argv=[])) == ['something else', 'main']
+    first, *others, last = in_a_process(code.format(argv=['--verbose']))
+    assert (first, last) == ('something else', 'main') and 'Could not import OneDL' in others

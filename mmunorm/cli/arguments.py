@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,14 +19,15 @@ from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm, keep_means
 from ..config.unpickling import restricted
 from ..errors import LocalError, PreflightError, RunError, describe, one_line
-from ..quiet import quiet_console
+from ..quiet import print_held_back, quiet_console
 from .preflight import check_norms
 
 
 def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
-    An OSError, such as that of a full disk, counts as a RunError. Ctrl+C ends with status 130, as a shell has it.
+    An OSError, such as that of a full disk, counts as a RunError. With `--verbose`, the traceback stands before the
+    line. Ctrl+C ends with status 130, as a shell has it.
 
     At the end of a distributed run, it closes the process group in order.
     """
@@ -33,18 +35,23 @@ def command(main):
     @functools.wraps(main)
     def wrapper(argv=None):
         argv = sys.argv[1:] if argv is None else argv
+        verbose = _is_given('--verbose', argv)
         try:
             with ExitStack() as stack:
                 # Or each line that a full disk refuses becomes a traceback.
                 stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
                 logging.raiseExceptions = False
                 stack.enter_context(restricted(trusted=_is_given('--trust-checkpoint', argv)))
-                if not _is_given('--verbose', argv):
+                if verbose:
+                    print_held_back()
+                else:
                     stack.enter_context(quiet_console())
                 result = main(argv)
         except (PreflightError, RunError, OSError) as error:
             # What only one process of a distributed run has seen, only that one can say.
             if is_first_process() or isinstance(error, (LocalError, OSError)):
+                if verbose:
+                    traceback.print_exc()
                 print(f'error: {one_line(error)}', file=sys.stderr)
             raise SystemExit(2 if isinstance(error, PreflightError) else 3) from None
         except KeyboardInterrupt:
@@ -101,7 +108,8 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
     parser.add_argument('--trust-checkpoint', action='store_true',
                         help='load checkpoints that hold more than weights and plain data, which may run code')
     parser.add_argument('--verbose', action='store_true',
-                        help='show all that libraries log: the environment, the config, the order of the hooks')
+                        help='show all that libraries log, such as the environment and the config, and the traceback '
+                        'of an error')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:

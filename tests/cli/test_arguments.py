@@ -126,3 +126,16 @@ def test_one_process_prints_the_error(monkeypatch, capsys):
             main([])
         assert stop.value.code == 2
         assert capsys.readouterr().err == printed
+
+
+def test_verbose_shows_where_an_error_was_raised(tmp_path, capsys):
+    @command
+    def main(argv=None):
+        (tmp_path / 'missing').read_text()
+
+    for argv, shown in (([], False), (['--verbose'], True)):
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        *above, last = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 3 and last == f'error: {tmp_path / "missing"}: No such file or directory'
+        assert bool(above) == shown == any('in main' in line for line in above)
