@@ -69,7 +69,10 @@ class RepeatableHook(Hook):
 
     def after_train(self, runner) -> None:
         if self._order is not None:
-            runner.train_dataloader.batch_sampler.sampler = self._order.sampler
+            dataloader = runner.train_dataloader
+            dataloader.batch_sampler.sampler = self._order.sampler
+            if hasattr(dataloader.dataset, '__dict__'):
+                vars(dataloader.dataset).pop('__getitems__', None)
         if self._was_over and runner.val_loop is not None:
             runner.logger.warning('The run is resumed at its end, with nothing left to train: it is '
                                   'validated, in case the last validation was interrupted.')

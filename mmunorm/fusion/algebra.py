@@ -50,7 +50,7 @@ class FoldedNorm(nn.Identity):
 
 Norm.refused_state['folded'] = (
     'this checkpoint is of a folded model, and this one has norms. Fold it first with '
-    "mmunorm.fuse_norms(model.eval()), or build it from the checkpoint's own config, checkpoint['meta']['cfg'].")
+    "mmunorm.fuse_norms(model.eval()), or let mmunorm.fusion.load_folded build the model of this checkpoint.")
 
 
 class FoldedNormAct(FoldedNorm):

@@ -269,3 +269,14 @@ def test_workers_that_load_before_the_run_begins_change_nothing(tmp_path, monkey
     torch.testing.assert_close(train(1, 9), expected, rtol=0, atol=0)
     torch.testing.assert_close(train(1, 3), expected[:3], rtol=0, atol=0)
     torch.testing.assert_close(train(1, 9, resume=True), expected[3:], rtol=0, atol=0)
+
+
+def test_after_training_the_data_set_is_as_it_was(tmp_path):
+    runner = Runner(model=Model(), work_dir=str(tmp_path), train_cfg=dict(by_epoch=False, max_iters=2),
+                    train_dataloader=dict(batch_size=2, dataset=Draws(), sampler=dict(type='InfiniteSampler'),
+                                          collate_fn=dict(type='default_collate')),
+                    optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)), custom_hooks=[dict(type='RepeatableHook')],
+                    experiment_name=os.urandom(4).hex())
+    runner.train()
+    assert vars(runner.train_dataloader.dataset) == {}
+    assert isinstance(runner.train_dataloader.batch_sampler.sampler, InfiniteSampler)
