@@ -1,4 +1,4 @@
-"""Configs out of files that others made: read as plain data, and built of registered types. Nothing of them runs."""
+"""Configs out of files that others made: read as plain data, and built of registered types that run no text."""
 from __future__ import annotations
 
 import ast
@@ -8,8 +8,16 @@ from contextlib import contextmanager
 from importlib import import_module
 from unittest import mock
 
+from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import registry
+
+from ..errors import PreflightError
+
+# Registered types there evaluate text that they are given, or read other files and models.
+_REFUSED = ('mmdet.models.task_modules.tracking', 'mmdet.models.mot', 'mmdet.models.language_models',
+            'mmpretrain.models.multimodal', 'mmpretrain.models.retrievers',
+            'mmpretrain.models.classifiers.hugging_face', 'mmpretrain.models.utils.huggingface')
 
 
 def read_config_text(text: str) -> dict:
@@ -52,11 +60,25 @@ class _WithoutDictCalls(ast.NodeTransformer):
 
 @contextmanager
 def registered_types_only() -> Iterator[None]:
-    """Inside, mmengine builds a config of registered types alone.
+    """Inside, mmengine builds a config of registered types alone, and none that runs what it is given.
 
     Elsewhere it imports what a `type` names that no registry has, and calls it: `type='os.system'` runs a command.
-    It also imports `NAME.registry` for each scope that a config names.
+    It also imports `NAME.registry` for each scope that a config names. Some registered types evaluate a string or run
+    the config file of a teacher.
+
+    Raises:
+        PreflightError: a type or a config file is asked for that could run code.
     """
+    get = registry.Registry.get
+
+    def get_harmless(self, key: str):
+        found = get(self, key)
+        if getattr(found, '__module__', '').startswith(_REFUSED):
+            raise PreflightError(f'the config names the type {key}, which may run text or read other files.')
+        return found
+
+    def refuse(path, *args, **kwargs):
+        raise PreflightError(f'the config names the config file {path}, which is code.')
 
     def import_known(name: str):
         if not is_known_scope(name.partition('.')[0]):
@@ -64,7 +86,9 @@ def registered_types_only() -> Iterator[None]:
         return import_module(name)
 
     with mock.patch.object(registry, 'get_object_from_string', lambda name: None), \
-            mock.patch.object(registry, 'import_module', import_known):
+            mock.patch.object(registry, 'import_module', import_known), \
+            mock.patch.object(registry.Registry, 'get', get_harmless), \
+            mock.patch.object(Config, 'fromfile', refuse):
         yield
 
 

@@ -37,7 +37,7 @@ class DivergenceHook(Hook):
     the start, the median of the first `patience` losses. The run ends with a :class:`DivergenceError`
 
     - after `patience` bad steps in a row;
-    - at the end of an epoch, and before a checkpoint is saved, if weights are not finite. So checkpoints are good.
+    - before a checkpoint is saved, if weights or statistics are not finite. So checkpoints are good.
 
     `divergence.json` in the work directory then has `step` (the first bad one, counted from 1), its `loss`,
     `start_loss`, `layer` (the first norm layer, in the order of execution, whose output was not finite at that step),
@@ -64,6 +64,7 @@ class DivergenceHook(Hook):
         self.patience = patience
         self.factor = factor
         self.interval = interval
+        self._handles = None  # not training
 
     def before_train(self, runner) -> None:
         if is_main_process():
@@ -72,7 +73,7 @@ class DivergenceHook(Hook):
         self._finite: dict[str, Tensor] = {}  # of the current step: whether each norm's output is
         self._order: dict[str, None] = {}  # names of the norms as they are executed
         self._rows: list[Tensor] = []  # loss, and whether each norm was finite, of the steps since the last look
-        self._bad: tuple[int, float, str | None] | None = None  # step, loss and layer of the first bad step in a row
+        self._bad: tuple[int, float | None, str | None] | None = None  # step, loss, layer of the first bad step
         self._bad_steps = 0
         self._norms = {name: module for name, module in unwrapped_model(runner).named_modules() if is_norm(module)}
         self._handles = [module.register_forward_hook(partial(self._watch, name))
@@ -81,8 +82,9 @@ class DivergenceHook(Hook):
     def _watch(self, name: str, module: nn.Module, args, output) -> None:
         if module.training and isinstance(output, Tensor) and not (is_compiling() or in_backward_pass()):
             self._order.setdefault(name)
-            # A sum is finite where all values are, and reads the output once.
-            self._finite[name] = output.detach().sum(dtype=torch.float32).isfinite().float()
+            # A sum reads the output once. One that overflows counts as not finite. A norm may be called several times.
+            finite = output.detach().sum(dtype=torch.float32).isfinite().float()
+            self._finite[name] = finite * self._finite.get(name, 1)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         finite, self._finite = self._finite, {}
@@ -101,9 +103,14 @@ class DivergenceHook(Hook):
         self._look(runner, runner.iter)
         self._check_weights(runner, runner.iter)
 
+    def before_val_epoch(self, runner) -> None:
+        if self._handles is not None:  # the best checkpoint is saved after it
+            self._check_weights(runner, runner.iter)
+
     def after_train(self, runner) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = None
 
     def _look(self, runner, last_step: int) -> None:
         if not self._rows:
@@ -133,13 +140,14 @@ class DivergenceHook(Hook):
         return statistics.median(self._first_losses) if self._first_losses else None
 
     def _check_weights(self, runner, step: int) -> None:
-        """Stops a run whose weights, which are about to be saved, are not finite in any process."""
-        broken = torch.tensor(sum(not parameter.detach().isfinite().all() for parameter in runner.model.parameters()))
+        """Stops a run whose weights or statistics, which are about to be saved, are not finite in any process."""
+        saved = [*runner.model.parameters(), *runner.model.buffers()]
+        broken = torch.tensor(sum(not tensor.detach().isfinite().all() for tensor in saved))
         all_reduce(broken)
         if broken:
             if self._bad_steps == 0:
-                self._bad = step, math.nan, None
-            self._stop(runner, 'weights are not finite')
+                self._bad = step, None, None
+            self._stop(runner, 'weights or statistics are not finite')
 
     def _stop(self, runner, why: str) -> None:
         message = [None]
@@ -152,12 +160,12 @@ class DivergenceHook(Hook):
     def _report(self, runner, why: str) -> str:
         """Writes RECORD and returns the message."""
         (step, loss, layer), start, checkpoint = self._bad, self._start_loss(), _info(runner, 'last_ckpt')
-        what = f'the loss is {loss:.4g}'
-        if math.isfinite(loss):
+        what = '' if loss is None else f'the loss is {loss:.4g}'
+        if loss is not None and math.isfinite(loss):
             what += f', more than {self.factor:g} times the {start:.4g} of the start'
         if layer is not None:
             what += f'; the first norm layer with an output that is not finite is {layer}'
-        message = (f'the run diverged at step {step}: {what}; {why}. '
+        message = (f'the run diverged at step {step}: {what}{"; " if what else ""}{why}. '
                    + (f'The last checkpoint is {checkpoint}. ' if checkpoint else 'No checkpoint was saved. ') + ADVICE)
         record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer, checkpoint=checkpoint,
                       message=message)

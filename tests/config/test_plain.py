@@ -6,6 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmunorm.config.plain import read_config_text, registered_types_only
+from mmunorm.errors import PreflightError
 
 PLAIN = dict(
     default_scope='mmpretrain', empty=None, yes=True,
@@ -51,3 +52,21 @@ def test_only_registered_types_are_built(cfg, tmp_path, monkeypatch):
         except KeyError as error:
             assert 'is not in' in str(error)
     assert not (tmp_path / 'marker').exists() and 'stranger' not in sys.modules
+
+
+@pytest.mark.parametrize('cfg', [
+    dict(type='CameraMotionCompensation', warp_mode="__import__('os').mkdir('marker')"),
+    dict(type='KnowledgeDistillationSingleStageDetector', teacher_config='teacher.py', backbone=dict(
+        type='ResNet', depth=18), neck=dict(type='FPN', in_channels=[64], out_channels=8, num_outs=1),
+         bbox_head=dict(type='RetinaHead', num_classes=2, in_channels=8)),
+])
+def test_registered_types_that_run_what_they_are_given(cfg, tmp_path, monkeypatch):
+    import mmdet.models  # noqa: F401
+    from mmdet.registry import MODELS as DETECTORS
+    from mmdet.registry import TASK_UTILS
+    (tmp_path / 'teacher.py').write_text("import os\nos.mkdir('marker')\n")
+    monkeypatch.chdir(tmp_path)
+    kind = TASK_UTILS if 'warp_mode' in cfg else DETECTORS
+    with registered_types_only(), pytest.raises(PreflightError, match='the config names'):
+        kind.build(dict(cfg))
+    assert not (tmp_path / 'marker').exists()

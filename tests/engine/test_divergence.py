@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,20 +93,23 @@ def test_an_explosion_among_the_first_steps(runner):
         go(hook, runner, [2.3] * 4 + [1e6] * 40)
 
 
-@pytest.mark.parametrize('by_epoch', [True, False])
-def test_broken_weights_are_never_saved(runner, by_epoch):
-    """Though the loss of the step that broke them was good, and patience is left."""
-    runner.hooks = [CheckpointHook(interval=5, by_epoch=by_epoch)]
+@pytest.mark.parametrize('when', ['step', 'epoch', 'validation'])
+@pytest.mark.parametrize('broken', ['last.weight', 'middle.running_var'])
+def test_what_is_not_finite_is_never_saved(runner, when, broken):
+    """Though the loss of the step that broke it was good, and patience is left."""
+    runner.hooks = [CheckpointHook(interval=5, by_epoch=when != 'step')]
     hook = DivergenceHook()
+    hook.before_val_epoch(runner)  # outside of a training it looks at nothing
     hook.before_train(runner)
     runner.message_hub.update_info('last_ckpt', 'iter_2.pth')
     go(hook, runner, [1.0] * 4)
-    with torch.no_grad():
-        runner.model.last.weight[0] = math.inf
-    with pytest.raises(DivergenceError, match='weights are not finite. The last checkpoint is iter_2.pth'):
+    runner.model.state_dict()[broken][0] = math.inf
+    with pytest.raises(DivergenceError, match='at step 5: weights or statistics are not finite. '
+                       'The last checkpoint is iter_2.pth'):
         go(hook, runner, [1.0])
-        assert by_epoch
-        hook.after_train_epoch(runner)
+        assert when != 'step'
+        (hook.after_train_epoch if when == 'epoch' else hook.before_val_epoch)(runner)
+    assert json.loads(Path(runner.work_dir, RECORD).read_text())['loss'] is None
 
 
 @pytest.mark.parametrize('outputs', [None, dict(log_vars=1)])

@@ -122,6 +122,7 @@ def make_config(recipe, run, args):
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
     keep_means(cfg)
+    cfg.merge_from_dict(args.cfg_options or {})  # who names a form of the norm gets it
     return cfg
 
 
