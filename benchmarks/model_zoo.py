@@ -2,18 +2,15 @@
 
     python benchmarks/model_zoo.py            # all models, about ten minutes on one core
     python benchmarks/model_zoo.py --only 'swin|convnext' --again
-    python benchmarks/model_zoo.py --speed    # beside that, folded against LN in float32
 
 Each model has random weights, and norms of random statistics whose scales are negative or zero in some channels. It
 runs in float64 before and after `fuse_norms(model, example=...)`. Each finished model is one line in
 benchmarks/results/model_zoo.jsonl; a run goes on where the last one ended.
 """
 import argparse
-import copy
 import gc
 import json
 import re
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -31,16 +28,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.benchmark.environment import device_name
 from mmunorm.cli.arguments import command
 from mmunorm.errors import describe
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
 
-SPEED = '''Speed is the time of the model with its own norms over that of the folded one: {}, float32, eager, medians of
-ten calls each in turn, at this size of picture. Models take milliseconds there; ratios within 0.05 of 1 say nothing.
-
-'''
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'
 # Names with the side of the picture, and arguments where the architecture asks for that.
@@ -81,8 +73,6 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', default='', help='regular expression: models whose name it is found in')
     parser.add_argument('--again', action='store_true', help='run models that have a result, too')
-    parser.add_argument('--speed', action='store_true', help='measure folded against LN, float32, batch 1')
-    parser.add_argument('--rounds', type=int, default=10, help='of the measured speed')
     parser.add_argument('--results', type=Path, default=RESULTS, help='the file of finished models')
     parser.add_argument('--page', type=Path, default=PAGE, help='the page to write')
     return parser.parse_args(argv)
@@ -163,14 +153,6 @@ def to_double(model):
     return model.double()
 
 
-def to_float(model):
-    """What :func:`to_double` has changed, in float32 again."""
-    for module in model.modules():
-        if getattr(module, 'dtype', None) is torch.float64:
-            module.dtype = torch.float32
-    return model.float()
-
-
 @torch.no_grad()
 def outputs(model, example):
     """All tensors that come out for an example, or for each of several."""
@@ -225,26 +207,10 @@ def short(reason):
     return re.sub(r'\S*\d\S*', 'N', reason)
 
 
-def speed(layer_norm, folded, example, rounds):
-    """Median time of LN over that of the folded model; the two take turns."""
-    layer_norm, folded = layer_norm.eval(), to_float(folded).eval()
-    example = example[0] if isinstance(example, list) else example
-    example = ({**example, 'inputs': example['inputs'].float()} if isinstance(example, dict) else example.float())
-    times = {id(model): [] for model in (layer_norm, folded)}
-    for _ in range(rounds + 1):
-        for model in (layer_norm, folded):
-            start = time.perf_counter()
-            outputs(model, example)
-            times[id(model)].append(time.perf_counter() - start)
-    medians = [sorted(each[1:])[rounds // 2] for each in times.values()]
-    return medians[0] / medians[1]
-
-
-def measure(make, name, args):
+def measure(make, name):
     """The row of one model."""
     torch.manual_seed(0)
     model, example = make(name)
-    layer_norm = copy.deepcopy(model) if args.speed else None
     replaced = len(set(layer_norms(model).values()))
     if replaced:
         replace_norms(model, dict(type='UN'))
@@ -252,13 +218,9 @@ def measure(make, name, args):
     count = len({module for module in model.modules() if is_norm(module)})
     before = outputs(model, example)
     report = fuse_norms(model, example=example)
-    row = dict(norms=count, replaced=replaced, folded=len(report.folded),
-               kept={fold.norm: fold.where for fold in report.kept},
-               difference=difference(outputs(model, example), before))
-    if args.speed:
-        row['speed'] = speed(layer_norm, model, example, args.rounds)
-        row['machine'] = f'{device_name(torch.device("cpu"))}, {torch.get_num_threads()} thread(s)'
-    return row
+    return dict(norms=count, replaced=replaced, folded=len(report.folded),
+                kept={fold.norm: fold.where for fold in report.kept},
+                difference=difference(outputs(model, example), before))
 
 
 def read(path):
@@ -279,11 +241,8 @@ def page(rows):
     norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
     wrong = [row['model'] for row in good if not row['difference'] <= EXACT]
     padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
-    machines = {row['machine'] for row in good if 'speed' in row}
-    with_speed = bool(machines)
-    header = (*HEADER, *['speed folded / LN'] * with_speed)
-    lines = [(*cells(row), *([f'{row["speed"]:.2f}' if 'speed' in row else ''] if with_speed else [])) for row in rows]
-    table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in (header, ['---'] * len(header), *lines))
+    lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
+    table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     return f'''# Models whose norms fold
 
 `python benchmarks/model_zoo.py` writes this page. Every LayerNorm and RMSNorm of a model is replaced by UN with random
@@ -298,7 +257,7 @@ statistics; then `fuse_norms(model, example=...)` folds these and the BatchNorms
 The largest difference is that of any output in float64, as a share of the largest value of that output. Pictures are as
 small as the architecture takes; detectors run on two sizes and in the mode `tensor`.
 
-{SPEED.format(', '.join(sorted(machines))) if with_speed else ''}{table}
+{table}
 
 Most norms that are kept cannot be folded by algebra:
 - What adds to the output of a norm, multiplies it or takes a maximum is no linear layer.
@@ -312,12 +271,12 @@ def main(argv=None):
     args = parse_args(argv)
     rows = read(args.results)
     chosen = [case for case in cases() if re.search(args.only, case[0])
-              and (args.again or case[0] not in rows or args.speed and 'speed' not in rows[case[0]])]
+              and (args.again or case[0] not in rows)]
     args.results.parent.mkdir(parents=True, exist_ok=True)
     for name, make, key in (bar := tqdm(chosen, unit='model')):
         bar.set_description(name)
         try:
-            row = measure(make, key, args)
+            row = measure(make, key)
         except Exception as error:  # one that does not run is a row of the table, too
             row = dict(error=describe(error))
         rows[name] = dict(model=name, versions=dict(mmunorm=mmunorm.__version__, timm=timm.__version__), **row)
