@@ -96,7 +96,7 @@ def main() -> None:
     run('9/13 Draw what it finds', 'tools/infer.py', config, checkpoint, 'data/digits/coco/val', '--limit', '24',
         '--score-thr', '0.3', '--out-dir', PICTURES)
     run('10/13 Fold its norms away, and measure what that gains', 'tools/analysis/fuse_and_benchmark.py', config,
-        checkpoint, '--repeat', '4', '--save', FOLDED, '--out', BENCHMARK)
+        checkpoint, '--save', FOLDED, '--out', BENCHMARK)
     run('11/13 Test the folded detector', 'tools/test.py', config, FOLDED, '--work-dir', 'work_dirs/demo/test_folded')
     run('12/13 Make it one file for OpenVINO', 'tools/deploy/export.py', config, checkpoint, '--format', 'openvino',
         '--out', EXPORTED)

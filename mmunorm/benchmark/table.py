@@ -13,8 +13,8 @@ from ..files import whole_file, write_text
 from .measure import ratio
 from .models import LN
 
-COLUMNS = ('row', 'images/s (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M', 'GFLOPs/image',
-           'norm calls', 'largest difference')
+COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M',
+           'GFLOPs/image', 'norm calls', 'largest difference')
 
 
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
@@ -53,11 +53,23 @@ def spread(values: np.ndarray) -> dict[str, float]:
     return dict(median=float(median), low=float(low), high=float(high))
 
 
+def quartiles(ratio: dict[str, float]) -> str:
+    """What :func:`.measure.ratio` gives, for the reader: '1.102 [1.051, 1.148]'."""
+    return f'{ratio["value"]:.3f} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
+
+
+def speed_beside(ratio: dict[str, float]) -> str:
+    """The same, and where the quartiles span 1 that it says nothing."""
+    if ratio['low'] <= 1 <= ratio['high']:
+        return f'no difference that this machine can show [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
+    return quartiles(ratio)
+
+
 def markdown(result: dict) -> str:
     """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
     folded, kept = result['fusion']['folded'], result['fusion']['kept']
-    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. In parentheses: x times LN.',
-             f'Folded: {folded} of {folded + kept} norms.']
+    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are those of single '
+             'rounds. In parentheses: x times LN.', f'Folded: {folded} of {folded + kept} norms.']
     lines = [f'# {result["title"]}: what folding gains', '', *(f'- {note}' for note in notes), '',
              f'| {" | ".join(COLUMNS)} |', '|---' * len(COLUMNS) + '|']
     lines += [f'| {" | ".join(_cells(row))} |' for row in result['rows']]
@@ -69,8 +81,7 @@ def markdown(result: dict) -> str:
 def _cells(row: dict) -> list[str]:
     if row['error'] is not None:
         return [row['name'], row['error'], *['-'] * (len(COLUMNS) - 2)]
-    ratios = {key: value['value'] if isinstance(value, dict) else value
-              for key, value in row['to_ln'].items()}
+    ratios = row['to_ln']
 
     def with_ratio(text: str, key: str) -> str:
         return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text
@@ -78,8 +89,9 @@ def _cells(row: dict) -> list[str]:
     speed, difference = row['throughput'], row.get('output_difference')
     return [
         row['name'],
-        with_ratio(f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]', 'throughput'),
-        with_ratio(f'{row["latency_ms"]["median"]:.4g}', 'latency_ms'),
+        f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]',
+        speed_beside(ratios['throughput']) if ratios and row['name'] != LN else '-',
+        f'{row["latency_ms"]["median"]:.4g}',
         with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
         with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
         with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),

@@ -269,8 +269,13 @@ def test_markdown():
     assert '- Folded: 2 of 3 norms.' in lines and 'what stays' in lines
     cells = [line for line in lines if line.startswith('|')]
     assert len({line.count('|') for line in cells}) == 1
-    assert cells[-1] == ('| UN folded | 8 [6, 12] (2.000x) | 1000 (0.500x) | 3.0 (0.750x) | 0.001 (1.100x) '
+    assert cells[-1] == ('| UN folded | 8 [6, 12] | 2.000 [1.500, 3.000] | 1000 | 3.0 (0.750x) | 0.001 (1.100x) '
                          '| 2 (1.000x) | 2 | 0.5 (0.05 of the largest output) |')
+
+
+def test_a_ratio_whose_quartiles_span_1_says_nothing():
+    text = markdown(result_of(rows(seconds=[2.0, 1.0, 4.0])))  # 0.5, 2 and 1 times LN's speed
+    assert '| no difference that this machine can show [0.750, 1.500] |' in text
 
 
 def test_a_row_without_memory(tmp_path):
