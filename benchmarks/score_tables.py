@@ -65,8 +65,8 @@ WAYS = {label: dict(way=way) for label, way in {
 TESTED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
 # What benchmarks/int8.py calls the forms of a model.
-FORMS = {(norm, label): dict(model=norm, form=form) for norm in ('LN', 'UN') for label, form in (
-    ('float', 'float'), ('OpenVINO INT8', 'OpenVINO INT8, folded'), ('ONNX Runtime INT8', 'ONNX Runtime INT8, folded'))}
+FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
+         for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
 
 TABLES = {
     'main': dict(

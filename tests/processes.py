@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from multiprocessing import forkserver
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,11 @@ from . import tiny_runs
 # Tests have threads, and cannot be forked. The working directory may be any, so no module of the tests is here.
 FORKSERVER = multiprocessing.get_context('forkserver')
 FORKSERVER.set_forkserver_preload(['mmunorm.cli.training', 'mmdet.apis', 'mmdet.datasets', 'mmpretrain.apis'])
+
+
+def start():
+    """Starts the process that others are forked from, also those of the package."""
+    forkserver.ensure_running()
 
 
 def without_a_gpu():

@@ -1,4 +1,4 @@
-"""Shipping: a trained model as one file for ONNX Runtime, OpenVINO or TensorRT, and what runs that file."""
+"""Shipping: a trained model as one file for ONNX Runtime or OpenVINO, and what runs that file."""
 from .export import Traced, describe_model, trace
 from .formats import FORMATS, find_format
 from .runner import Detections, Runner

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,19 +15,27 @@ from matplotlib.figure import Figure
 from ..analysis.curves import COLOURS
 from ..benchmark.environment import environment
 from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, timed, warm_up
-from ..benchmark.table import spread
+from ..benchmark.table import quartiles, speed_beside, spread
 from ..errors import PreflightError
 from ..files import whole_file, write_text
-from .rows import ROWS, Subject
+from .rows import INT8, ROWS, Subject
 from .testing import ExportedModel
+from .workers import Worker
 
 COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB')
+
+
+class _Race(Race):
+    """Takes the time that each worker measures for itself."""
+
+    def seconds(self, name) -> float:
+        return self.runs[name]()
 
 
 def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
                   metrics_of: Callable[[Subject, ExportedModel, str], dict[str, float]],
                   repeat: int | None = None) -> dict:
-    """Measures models in several forms, all in one process: metrics one after the other, then time in turn.
+    """Measures models in several forms, each in a process of its own: first the metrics, then time in turn.
 
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
@@ -39,23 +48,36 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
         A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
         `format`, `label` and `error` (what is in the way, or None). Without an error it also has `metrics`, `size`
         (bytes), `seconds` (of each round), `throughput` (images/s) and `latency_ms`, both as :func:`spread` gives
-        them, and with a baseline `to_baseline`: its time over this one's, as :func:`ratio` gives it, or None.
+        them. A row of the second subject has `to_baseline`, the first one's time over its own as :func:`ratio` gives
+        it, and an INT8 row `to_float`, the time of its runtime's float row over its own; if those were measured.
+        `control` has `model`, `label` and `ratio` of the last row to a second process with the same file, or is None.
     """
-    rows, runners = [], {}
-    for subject in subjects:
-        for name in formats:
-            row = dict(model=subject.name, format=name, label=ROWS[name].label, error=None)
-            rows.append(row)
-            try:
-                runner, row['size'] = ROWS[name].make(subject)
-            except PreflightError as error:
-                row['error'] = str(error)
-                continue
-            row['metrics'] = metrics_of(subject, ExportedModel(runner), f'{subject.name}, {row["label"]}')
-            runners[subject.name, name] = lambda runner=runner: runner(*arrays)
+    rows, workers, openers = [], {}, {}
+    with ExitStack() as stack:
 
-    race = Race(runners, torch.device('cpu'))
-    seconds = timed(race, repeat, warm_up(race, 2)) if runners else {}
+        def start(key, opener) -> Worker:
+            workers[key] = Worker(opener)
+            stack.callback(workers[key].close)
+            return workers[key]
+
+        for subject in subjects:
+            for name in formats:
+                row = dict(model=subject.name, format=name, label=ROWS[name].label, error=None)
+                rows.append(row)
+                try:
+                    openers[subject.name, name], row['size'] = ROWS[name].make(subject)
+                    worker = start((subject.name, name), openers[subject.name, name])
+                except PreflightError as error:
+                    row['error'] = str(error)
+                    continue
+                row['metrics'] = metrics_of(subject, ExportedModel(worker), f'{subject.name}, {row["label"]}')
+        again = next((row for row in reversed(rows) if row['error'] is None), None)
+        if again:
+            start('control', openers[again['model'], again['format']])
+        race = _Race({key: lambda worker=worker: worker.seconds(*arrays) for key, worker in workers.items()},
+                     torch.device('cpu'))
+        seconds = timed(race, repeat, warm_up(race, 2)) if workers else {}
+
     batch, _, *shape = subjects[0].traced.meta['shape']
     for row in rows:
         if row['error'] is not None:
@@ -66,15 +88,20 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
         row['seconds'] = seconds[row['model'], row['format']]
         row['throughput'] = spread(batch / np.array(row['seconds']))
         row['latency_ms'] = spread(1000 * np.array(row['seconds']))
-        if len(subjects) > 1:
-            base = seconds.get((subjects[0].name, row['format']))
-            row['to_baseline'] = ratio(base, row['seconds']) if base else None
+        if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
+            row['to_baseline'] = ratio(base, row['seconds'])
+        in_float = seconds.get((row['model'], row['format'].removesuffix(INT8)))
+        if row['format'].endswith(INT8) and in_float:
+            row['to_float'] = ratio(in_float, row['seconds'])
+    control = None
+    if 'control' in seconds and again['error'] is None:
+        control = dict(model=again['model'], label=again['label'], ratio=ratio(again['seconds'], seconds['control']))
     packages = [name for name in ('onnxruntime', 'openvino') if find_spec(name)]
     return dict(
         title=subjects[-1].name, baseline=subjects[0].name if len(subjects) > 1 else None, batch=batch, shape=shape,
         threads=subjects[0].threads, repeat=max(map(len, seconds.values()), default=0),
         environment=environment(torch.device('cpu')) | dict(runtimes={name: version(name) for name in packages}),
-        rows=rows)
+        rows=rows, control=control)
 
 
 def markdown(result: dict) -> str:
@@ -86,17 +113,32 @@ def markdown(result: dict) -> str:
     lines = [
         f'# {result["title"]}: formats', '',
         f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels, of the test data; '
-        f'{env["cpu"]}, threads: {result["threads"]}; {runtimes}.',
-        f'- All rows run in one process, one batch each in turn, {result["repeat"]} rounds, in an order that rotates. '
-        'Speed is the median with its quartiles.',
+        f'{env["cpu"]} ({" ".join(env["instructions"]) or "instructions unknown"}), threads: {result["threads"]}; '
+        f'{runtimes}.',
+        f'- Each row runs in a process of its own, in turn, {result["repeat"]} rounds, in an order that rotates; a '
+        'turn is two batches, of which the second is timed. Speed is the median with its quartiles.',
         '- Every row takes pixels and gives boxes or probabilities; masks are not pasted. The MB of torch are weights '
         'in memory, the others are files.']
     if baseline:
         lines.append(f'- x {baseline}: its median time over this one in the same format; in brackets the quartiles of '
                      'single rounds.')
+    if control := result['control']:
+        lines.append(f'- Control: {control["model"]}, {control["label"]} in two rows, first over second: '
+                     f'{quartiles(control["ratio"])}. A smaller difference between rows says nothing.')
     lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
     lines += [f'| {" | ".join(_cells(row, len(columns)))} |' for row in result['rows']]
+    lines += ['', *slow] if (slow := [_slower(row) for row in result['rows'] if is_slower_in_int8(row)]) else []
     return '\n'.join(lines) + '\n'
+
+
+def is_slower_in_int8(row: dict) -> bool:
+    """Whether a row of :func:`run_benchmark` is an INT8 file that was slower than its float file in most rounds."""
+    return row.get('to_float', dict(high=np.inf))['high'] < 1
+
+
+def _slower(row: dict) -> str:
+    return (f'**{row["label"]} of {row["model"]} is slower than its float file**, {quartiles(row["to_float"])} of its '
+            'speed: use that one.')
 
 
 def main_metrics(metrics: dict[str, float]) -> dict[str, float]:
@@ -114,10 +156,8 @@ def _cells(row: dict, number: int) -> list[str]:
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]',
               f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
-    if 'to_baseline' in row:
-        value = row['to_baseline']
-        cells.append(f'{value["value"]:.3f} [{value["low"]:.3f}, {value["high"]:.3f}]' if value else '-')
-    return cells
+    ratios = [speed_beside(row['to_baseline'])] if 'to_baseline' in row else []
+    return [*cells, *ratios, *['-'] * (number - len(cells) - len(ratios))]
 
 
 def chart(result: dict) -> Figure:

@@ -1,26 +1,23 @@
-"""What a benchmark of formats compares: a model in torch and in each runtime, all behind the same :class:`Runner`."""
+"""What a benchmark of formats compares: a model in torch and in each runtime, all as a :class:`Runner`."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ..benchmark.measure import size_in_memory, weights_of
-from ..errors import PreflightError
 from ..fusion import fuse_norms
-from .export import Traced, trace
+from .export import trace
 from .formats import find_format
 from .graphs import graph_of
-from .int8 import NormForm, Samples, apply_forms, choose_forms, samples_of
+from .int8 import samples_of
 from .runner import Runner
 from .saving import file_size, save
-from .torch_runner import TorchRunner
-from .windows import with_static_windows
+from .torch_runner import TorchRunner, open_torch
 
 
 class Subject:
@@ -28,7 +25,7 @@ class Subject:
 
     Args:
         name (str): of its rows.
-        model (nn.Module): with its norms, in eval mode, on the CPU.
+        model (nn.Module): in eval mode, on the CPU; its norms are folded, in place.
         meta (dict): what :func:`describe_model` gives.
         batch (int): pictures at once.
         folder (Path): for its files.
@@ -36,75 +33,44 @@ class Subject:
         pictures (Sequence[Tensor]): uint8 `(3, h, w)` training pictures, for INT8. Defaults to none.
 
     Attributes:
-        model (nn.Module): folded.
         traced (Traced): the folded model.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
                  pictures: Sequence[torch.Tensor] = ()):
-        self.name, self.folder, self.threads = name, folder, threads
-        self._model, self._meta, self._batch, self._pictures = model, meta, batch, pictures
-        self.model = copy.deepcopy(model)
-        fuse_norms(self.model)
-        self.traced = trace(self.model, meta, batch)
+        self.name, self.model, self.folder, self.threads = name, model, folder, threads
+        self._batch, self._pictures = batch, pictures
+        fuse_norms(model)
+        self.traced = trace(model, meta, batch)
         self._files = {}
 
-    def file(self, name: str, form: str = 'float') -> Path:
+    def file(self, name: str, int8: bool = False) -> Path:
         """The model in the format of this name; written when it is asked for the first time.
 
         Args:
             name (str): of the format.
-            form (str): 'float'; 'int8', with the better form of each norm; or 'int8-folded'. Defaults to 'float'.
+            int8 (bool): Defaults to False.
 
         Raises:
-            PreflightError: a form of INT8 is asked for, and a package for it is missing, or there are no pictures.
+            PreflightError: a package is missing, or INT8 is asked for and there are no pictures.
         """
-        if (name, form) not in self._files:
-            chosen = find_format(name, ('int8', ) if form != 'float' else ())
-            traced = self._traced_with_chosen_norms if form == 'int8' else self.traced
-            self._files[name, form] = save(traced, chosen, self.folder / f'{form}{chosen.suffix}',
-                                           samples=None if form == 'float' else self.samples)
-        return self._files[name, form].path
+        if (name, int8) not in self._files:
+            chosen = find_format(name, int8)
+            samples = samples_of(self.model, self.traced.meta, self._pictures, self._batch) if int8 else None
+            path = self.folder / f'{"int8" if int8 else "float"}{chosen.suffix}'
+            self._files[name, int8] = save(self.traced, chosen, path, samples=samples).path
+        return self._files[name, int8]
 
     @cached_property
-    def samples(self) -> Samples:
-        """The pictures as batches."""
-        return samples_of(self._model, self._meta, self._pictures, self._batch)
-
-    @cached_property
-    def forms(self) -> list[NormForm]:
-        """What :func:`choose_forms` measures."""
-        return choose_forms(self._model, samples_of(self._model, self._meta, self._pictures), progress=True)
-
-    @cached_property
-    def with_chosen_norms(self) -> nn.Module:
-        """The model with the better form of each norm."""
-        model = copy.deepcopy(self._model)
-        apply_forms(model, self.forms)
-        return model
-
-    @cached_property
-    def _traced_with_chosen_norms(self) -> Traced:
-        return trace(self.with_chosen_norms, self._meta, self._batch)
+    def pickled(self) -> Path:
+        """The model with its own layers, for :func:`open_torch`."""
+        path = self.folder / 'torch.pth'
+        torch.save((graph_of(self.model), self.traced.meta, self.traced.inputs), path)
+        return path
 
     def eager(self) -> Runner:
         """In torch, with the model's own layers."""
         return TorchRunner(graph_of(self.model), self.traced.meta)
-
-    def compiled(self) -> Runner:
-        """In torch, compiled.
-
-        Raises:
-            PreflightError: torch cannot compile it, for example because there is no compiler for C++.
-        """
-        graph = torch.compile(with_static_windows(graph_of(self.model)).eval())
-        try:
-            with torch.no_grad():
-                graph(*self.traced.inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = ' '.join(str(error).strip().splitlines()[:2])  # behind them come hints for torch's developers
-            raise PreflightError(f'torch.compile: {reason}') from error
-        return TorchRunner(graph, self.traced.meta)
 
     def weights(self) -> int:
         """Bytes of its parameters and buffers in torch."""
@@ -117,27 +83,33 @@ class Row:
 
     Attributes:
         label: for the reader.
-        make: gives its runner and the bytes that it takes on the disk, or in memory if it is no file.
+        make: gives what opens its runner, and the bytes that it takes on the disk, or in memory if it is no file.
     """
     label: str
-    make: Callable[[Subject], tuple[Runner, int]]
+    make: Callable[[Subject], tuple[Callable[[], Runner], int]]
 
 
-def _of_file(name: str, form: str = 'float', precision: str = 'f32') -> Callable[[Subject], tuple[Runner, int]]:
-    def make(subject: Subject) -> tuple[Runner, int]:
-        path = subject.file(name, form)
-        return Runner(path, subject.threads, precision), file_size(path)
+def _of_file(name: str, int8: bool = False, precision: str = 'f32'):
+    def make(subject: Subject) -> tuple[Callable[[], Runner], int]:
+        path = subject.file(name, int8)
+        return partial(Runner, path, subject.threads, precision), file_size(path)
+    return make
+
+
+def _of_torch(compiled: bool):
+    def make(subject: Subject) -> tuple[Callable[[], Runner], int]:
+        return partial(open_torch, subject.pickled, subject.threads, compiled), subject.weights()
     return make
 
 
 # By what `--formats` of tools/deploy/benchmark.py takes.
+INT8 = '-int8'
 ROWS = {
-    'torch': Row('torch eager', lambda subject: (subject.eager(), subject.weights())),
-    'compiled': Row('torch compiled', lambda subject: (subject.compiled(), subject.weights())),
+    'torch': Row('torch eager', _of_torch(False)),
+    'compiled': Row('torch compiled', _of_torch(True)),
     'onnx': Row('ONNX Runtime', _of_file('onnx')),
     'openvino': Row('OpenVINO', _of_file('openvino')),
     'openvino-bf16': Row('OpenVINO bfloat16', _of_file('openvino', precision='bf16')),
-    'onnx-int8': Row('ONNX Runtime INT8', _of_file('onnx', 'int8')),
-    'openvino-int8': Row('OpenVINO INT8', _of_file('openvino', 'int8')),
-    'openvino-int8-folded': Row('OpenVINO INT8, all norms folded', _of_file('openvino', 'int8-folded')),
+    'onnx-int8': Row('ONNX Runtime INT8', _of_file('onnx', True)),
+    'openvino-int8': Row('OpenVINO INT8', _of_file('openvino', True)),
 }

@@ -31,7 +31,7 @@ class Detections:
 
 
 class Runner:
-    """An exported model, ready to run.
+    """An exported model, ready to run on the CPU.
 
     Args:
         path: a `.onnx` file, which ONNX Runtime runs, or a `.xml` file of OpenVINO.
@@ -172,7 +172,9 @@ class _OnnxRuntime:
         options = onnxruntime.SessionOptions()
         if threads:
             options.intra_op_num_threads = threads
-        self.session = onnxruntime.InferenceSession(path, options, providers=onnxruntime.get_available_providers())
+        # Threads that spin while they wait take the cores from all else on the machine.
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+        self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
         self.meta = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         self.names = [each.name for each in self.session.get_inputs()]
 

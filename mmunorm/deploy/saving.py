@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .differences import Differences, differences
 from .export import Traced
 from .formats import Format
 from .runner import KEY, Runner
@@ -24,51 +25,35 @@ class Exported:
         path: the file.
         size: bytes on the disk.
         norms: number of norms left in the model.
-        difference: the largest absolute difference to torch by kind of output, for pictures of noise; empty if
-            torch finds no object in them.
+        difference: to torch, for pictures of noise.
     """
     path: Path
     size: int
     norms: int
-    difference: dict[str, float]
+    difference: Differences
 
 
 def save(traced: Traced, chosen: Format, path: str | Path, half: bool = False,
          samples: Sequence[tuple[np.ndarray, ...]] | None = None) -> Exported:
     """Writes a graph as a file for a runtime, runs it there and compares it with torch.
 
-    An engine of TensorRT cannot be run here; the ONNX file that it is made of stays beside it, with `.onnx` behind its
-    name, and is compared.
-
     Args:
         traced (Traced): what :func:`trace` gives.
         chosen (Format): what :func:`find_format` gives.
         path: of the file, with the suffix of the format.
-        half (bool): weights in float16; TensorRT also computes in it. Defaults to False.
+        half (bool): weights in float16. Defaults to False.
         samples (Sequence[tuple[np.ndarray, ...]], optional): batches of the graph's inputs; with them, the linear
             layers and convolutions become INT8. Defaults to None.
 
     Returns:
         Exported: a report.
-
-    Raises:
-        PreflightError: TensorRT cannot take the model.
     """
     path = Path(path)
-    is_engine = chosen.name == 'tensorrt'
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         # All files are made and tried in here: a failure leaves those of an earlier export as they are.
-        runnable = Path(folder, f'{path.name}.onnx' if is_engine else path.name)
-        if chosen.name == 'openvino':
-            _save_openvino(traced, runnable, half, samples)
-        else:
-            if is_engine:
-                from .tensorrt_engine import build_engine, check_limits
-                check_limits(traced.program.model)
-            _save_onnx(traced, runnable, half and not is_engine, samples, symmetric=is_engine)
-            if is_engine:
-                Path(folder, path.name).write_bytes(build_engine(runnable, half, samples is not None))
-        found = differences(Runner(runnable)(*(each.numpy() for each in traced.inputs)), traced.expected)
+        part = Path(folder, path.name)
+        (_save_openvino if chosen.name == 'openvino' else _save_onnx)(traced, part, half, samples)
+        found = differences(Runner(part)(*(each.numpy() for each in traced.inputs)), traced.expected)
         for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
             made.replace(path.parent / made.name)
     return Exported(path, file_size(path), traced.norms, found)
@@ -80,13 +65,13 @@ def file_size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _save_onnx(traced: Traced, path: Path, half: bool, samples: Sequence | None, symmetric: bool) -> None:
+def _save_onnx(traced: Traced, path: Path, half: bool, samples: Sequence | None) -> None:
     traced.program.model.metadata_props[KEY] = json.dumps(traced.meta)
     traced.program.save(path, external_data=False)
     if samples is not None:
         from .int8.onnx import quantize
         names = [each.name for each in traced.program.model.graph.inputs]
-        quantize(path, path, (dict(zip(names, arrays, strict=True)) for arrays in samples), symmetric)
+        quantize(path, path, (dict(zip(names, arrays, strict=True)) for arrays in samples))
     if half:
         import onnx
         model = onnx.load(path)
@@ -126,39 +111,3 @@ def _save_openvino(traced: Traced, path: Path, half: bool, samples: Sequence | N
         model = quantize(model, samples)
     model.set_rt_info(json.dumps(traced.meta), [KEY])
     openvino.save_model(model, path, compress_to_fp16=half)
-
-
-def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest absolute difference by kind of output: `scores`; of a detector also `boxes` and `masks`.
-
-    Each detection of either side is compared with the nearest one of its class on the other, because those of equal
-    score have no order. Where there is none, the difference is infinite. Without any detection on both sides, there is
-    nothing to compare, and the dict is empty.
-    """
-    if 'dets' not in expected:
-        return dict(scores=float(np.abs(got['scores'] - expected['scores']).max()))
-    if not any((each['dets'][..., 4] > 0).any() for each in (got, expected)):
-        return {}
-    one_way, other_way = _to_nearest(expected, got), _to_nearest(got, expected)
-    return {kind: max(one_way[kind], other_way[kind]) for kind in one_way}
-
-
-def _to_nearest(each: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest difference of one side's detections to the nearest of the other's."""
-    largest = dict.fromkeys(('scores', 'boxes', *(['masks'] if 'masks' in each else [])), 0.)
-
-    def note(kind, value):
-        largest[kind] = max(largest[kind], float(value))
-
-    for image, dets in enumerate(each['dets']):
-        for index in np.flatnonzero(dets[:, 4] > 0):
-            same = (others['labels'][image] == each['labels'][image, index]) & (others['dets'][image, :, 4] > 0)
-            if not same.any():
-                return dict.fromkeys(largest, float('inf'))
-            distance = np.abs(others['dets'][image] - dets[index])
-            nearest = np.where(same, distance.max(1), np.inf).argmin()
-            note('boxes', distance[nearest, :4].max())
-            note('scores', distance[nearest, 4])
-            if 'masks' in largest:
-                note('masks', np.abs(others['masks'][image, nearest] - each['masks'][image, index]).max())
-    return largest

@@ -1,21 +1,26 @@
 """tools/deploy/benchmark.py on a tiny classifier, beside the same with LayerNorm."""
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from mmengine.config import Config
 
 from mmunorm.deploy import benchmark, rows
 from mmunorm.errors import PreflightError
 
-from .. import tiny_runs
+from .. import processes, tiny_runs
 
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
-FORMATS = ['torch', 'compiled', 'onnx', 'openvino-bf16', 'onnx-int8']
+FORMATS = ['torch', 'openvino-bf16', 'onnx', 'onnx-int8']
 TOOL = tiny_runs.load_tool('deploy/benchmark')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _server():
+    processes.start()
 
 
 @pytest.fixture
@@ -29,15 +34,10 @@ def baseline(classifier, tmp_path):
 
 @pytest.mark.slow
 def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch, 'compile', lambda graph: graph)  # half a minute, and no matter of ours
+    def lacks(subject):
+        raise PreflightError('no bfloat16 here')
 
-    def lacks(path, threads=None, precision='f32'):
-        if precision == 'bf16':
-            raise PreflightError('no bfloat16 here')
-        return runner(path, threads, precision)
-
-    runner = rows.Runner
-    monkeypatch.setattr(rows, 'Runner', lacks)
+    monkeypatch.setitem(rows.ROWS, 'openvino-bf16', replace(rows.ROWS['openvino-bf16'], make=lacks))
     result = tiny_runs.call(TOOL, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
                             '--formats', *FORMATS, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
     printed = capsys.readouterr().out
@@ -56,13 +56,31 @@ def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
         assert row['metrics'] == same['metrics'] and 'accuracy/top1' in row['metrics']
         assert len(row['seconds']) == 2 and row['size'] > 10_000
         base = next(each for each in result['rows'] if each['format'] == row['format'])
-        assert row['to_baseline']['value'] == pytest.approx(np.median(base['seconds']) / np.median(row['seconds']))
+        assert ('to_baseline' in row) == (row is not base)
+        if row is not base:
+            assert row['to_baseline']['value'] == pytest.approx(np.median(base['seconds']) / np.median(row['seconds']))
+        assert ('to_float' in row) == (row['format'] == 'onnx-int8')
+    control = result['control']  # the last row, and once more
+    assert (control['model'], control['label']) == ('classifier', 'ONNX Runtime INT8') and control['ratio']['value'] > 0
+    assert 'Control: classifier, ONNX Runtime INT8 in two rows' in text
 
 
 def test_which_metrics_the_table_shows():
     both = {'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.4}
     assert benchmark.main_metrics(both) == {'coco/bbox_mAP': 0.5, 'coco/segm_mAP': 0.4}
     assert benchmark.main_metrics({'accuracy/top1': 80., 'accuracy/top5': 90.}) == {'accuracy/top1': 80.}
+
+
+@pytest.mark.parametrize('high, is_slower', [(0.9, True), (1.1, False)])
+def test_an_int8_file_that_is_slower_than_float_is_named(high, is_slower):
+    row = dict(model='m', format='onnx-int8', label='ONNX Runtime INT8', error=None, metrics={}, size=1e6,
+               throughput=dict(median=5., low=4., high=6.), latency_ms=dict(median=200.),
+               to_float=dict(value=0.8, low=0.7, high=high))
+    result = dict(title='m', baseline=None, batch=1, shape=[32, 32], threads=1, repeat=5, control=None, rows=[row],
+                  environment=dict(cpu='a chip', instructions=['avx2'], runtimes={}, versions=dict(torch='2')))
+    text = benchmark.markdown(result)
+    assert 'a chip (avx2)' in text
+    assert ('ONNX Runtime INT8 of m is slower than its float file**, 0.800 [0.700, 0.900]' in text) == is_slower
 
 
 def test_an_unknown_format_is_refused(classifier, capsys):

@@ -1,7 +1,6 @@
 """Exports a trained model, its norms folded, to one file that a runtime loads."""
 import argparse
 import time
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from mmunorm.cli.calibration import training_pictures
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model, trace
 from mmunorm.deploy.formats import FORMATS, find_format, table
-from mmunorm.deploy.int8 import apply_forms, choose_forms, forms_table, samples_of
+from mmunorm.deploy.int8 import samples_of
 from mmunorm.deploy.saving import save
 from mmunorm.errors import PreflightError
 from mmunorm.fusion import fuse_norms
@@ -34,8 +33,7 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--format', required=True, help='what to make; see the table below')
     parser.add_argument('--half', action='store_true', help='weights in float16')
-    parser.add_argument('--int8', action='store_true',
-                        help='linear layers and convolutions in INT8; for each norm the form that loses less')
+    parser.add_argument('--int8', action='store_true', help='linear layers and convolutions in INT8')
     parser.add_argument('--num-samples', type=positive, default=300,
                         help='training pictures that the ranges of INT8 are taken from (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
@@ -71,7 +69,7 @@ def out_file(text, checkpoint, suffix, int8):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    chosen = find_format(args.format, tuple(flag for flag in ('half', 'int8', 'dynamic') if getattr(args, flag)))
+    chosen = find_format(args.format, args.int8)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     out = out_file(args.out, Path(args.checkpoint), chosen.suffix, args.int8)
     out_folder(out.parent)
@@ -81,19 +79,8 @@ def main(argv=None):
     model, meta = loaded_model(cfg, args.checkpoint, args.shape)
     samples = None
     if args.int8:
-        pictures = training_pictures(cfg, args.num_samples)
-        samples = samples_of(model, meta, pictures, args.batch or 1)
-        forms = choose_forms(model, samples_of(model, meta, pictures), progress=True)
-        if forms:
-            print(f'{forms_table(forms)}\n')
-        else:
-            warn(f'{args.checkpoint} has no norm that could be folded or kept: it is folded already, or its norms are '
-                 'of a kind that stays')
-        meta['norms'] = [{**asdict(form), 'form': form.form} for form in forms]
-        kept = apply_forms(model, forms).kept
-    else:
-        kept = fuse_norms(model).kept
-    for reason, names in groupby(kept, lambda fold: f'({fold.kind}): {fold.where}'):
+        samples = samples_of(model, meta, training_pictures(cfg, args.num_samples), args.batch or 1)
+    for reason, names in groupby(fuse_norms(model).kept, lambda fold: f'({fold.kind}): {fold.where}'):
         names = [fold.norm for fold in names]
         warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
     start = time.perf_counter()
@@ -105,11 +92,8 @@ def main(argv=None):
     number = 'any number of pictures' if batch is None else f'{batch} picture' + 's' * (batch > 1)
     print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')
-    print('largest difference to torch: ' + (
-        ', '.join(f'{kind} {value:.2g}' for kind, value in made.difference.items()) or
-        'unknown, because no object is found in noise; compare the metrics'))
-    print('use it: ' + (f'python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR'
-                        if chosen.name != 'tensorrt' else f'trtexec --loadEngine={made.path}'))
+    print(f'compared with torch: {made.difference}')
+    print(f'use it: python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR')
     return made
 
 

@@ -11,7 +11,7 @@ import numpy as np
 def quantize(model, inputs: Sequence[tuple[np.ndarray, ...]]):
     """An `openvino.Model` in INT8.
 
-    SmoothQuant is off: on the digits Swin it cost 5 dB. Weights have 7 of their 8 bits: without them, CPUs that lack
+    SmoothQuant is off: on the digits Swin it cost 5 dB. Weights have 7 of their 8 bits: with all 8, CPUs that lack
     VNNI clip the sums of two products, which cost 13 dB there (docs/deployment.md).
 
     Args:

@@ -1,0 +1,77 @@
+"""Runners in processes of their own."""
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.torch_runner import TorchRunner, open_torch
+from mmunorm.deploy.workers import Worker
+from mmunorm.errors import PreflightError
+
+from .. import processes
+
+META = dict(task='classifier', classes=['a', 'b'], shape=[2, 3, None, None], divisor=1, outputs=['scores'])
+
+
+class Sum(nn.Module):
+    """Says how many threads it has, and ends its process at a picture of -1."""
+
+    def forward(self, images):
+        if images.min() == -2:
+            raise MemoryError('too large')
+        if images.min() == -1:
+            os._exit(3)
+        return torch.stack([images.sum((1, 2, 3)), torch.full((len(images), ), float(torch.get_num_threads()))], 1)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _server():
+    processes.start()
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    inputs = torch.ones(2, 3, 4, 4)
+    torch.save((Sum(), META, (inputs, )), tmp_path / 'torch.pth')
+    return tmp_path / 'torch.pth', inputs.numpy()
+
+
+def test_a_worker_is_the_runner(pickled):
+    path, images = pickled
+    worker = Worker(partial(open_torch, path, 1))
+    try:
+        assert worker.meta == META and worker.classes == ['a', 'b']
+        np.testing.assert_array_equal(worker(np.concatenate([images] * 2)[:3])['scores'], [[48, 1]] * 3)
+        assert 0 < worker.seconds(images) < 60
+        with pytest.raises(MemoryError, match='too large'):
+            worker(images - 3)
+        assert worker(images)['scores'][0, 0] == 48  # it goes on
+        with pytest.raises(PreflightError, match='ended with status 3'):
+            worker(images - 2)
+    finally:
+        worker.close()
+
+
+def test_what_does_not_open(tmp_path):
+    with pytest.raises(PreflightError, match='there is no exported model'):
+        Worker(partial(Runner, tmp_path / 'none.onnx'))
+
+
+def test_compiled(pickled, monkeypatch):
+    path, images = pickled
+    compiled = []
+    monkeypatch.setattr(torch, 'compile', lambda graph: compiled.append(graph) or graph)  # takes half a minute
+    runner = open_torch(path, 1, compiled=True)
+    assert isinstance(runner, TorchRunner) and len(compiled) == 1
+    assert runner(images)['scores'][0, 0] == 48
+
+    def fails(images):
+        raise torch._dynamo.exc.TorchDynamoException('no compiler')
+
+    monkeypatch.setattr(torch, 'compile', lambda graph: fails)
+    with pytest.raises(PreflightError, match='^torch.compile: .*no compiler'):
+        open_torch(path, 1, compiled=True)
