@@ -17,6 +17,7 @@ from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
 from mmunorm.cli.arguments import command, out_folder, positive
+from mmunorm.config.plain import read_config_text
 from mmunorm.files import write_text
 from mmunorm.recording.layers import FIELDS, read_layers
 
@@ -29,10 +30,18 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
+def backbone_of(run):
+    """The backbone's config of a run; empty if its folder has none that is plain data."""
+    try:
+        return read_config_text((run.folder / run.config_name).read_text())['model']['backbone']
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
 def table_row(run, layers, steps):
     """A run as a row of depth.md."""
-    backbone = run.config.model.get('backbone', {}) if run.config is not None else {}
-    scheme, norm = ({**backbone.get(key, {})}.get('type', '') for key in ('residual_cfg', 'norm_cfg'))
+    backbone = backbone_of(run)
+    scheme, norm = (backbone.get(key, {}).get('type', '') for key in ('residual_cfg', 'norm_cfg'))
     start = np.sqrt(np.square(layers.values['gradient'][layers.steps <= steps]).sum(axis=1))
     loss = run.scalars['loss'][-1, 1] if 'loss' in run.scalars else np.nan
     best = next((f'{METRICS[name]} {found[1]:.2f}' for name in METRICS if (found := run.last_and_best(name))), '')
