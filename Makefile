@@ -24,7 +24,7 @@ help:
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
-	@echo "                the same without the slow ones"
+	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make lint       ruff alone"
 
 install: $(STAMP)

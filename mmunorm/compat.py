@@ -55,7 +55,7 @@ def forget_compiled_code() -> None:
 
 
 def sees_attributes() -> bool:
-    """Whether a compiled model is compiled anew when an attribute of a layer changes; before 2.5 or so it is not."""
+    """Whether a compiled model is compiled anew when an attribute of a layer changes; 2.1 does not do it."""
     config = torch._dynamo.config
     return config.guard_nn_modules or getattr(config, 'inline_inbuilt_nn_modules', False)
 

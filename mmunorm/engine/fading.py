@@ -70,7 +70,7 @@ class FadingHook(Hook):
             raise PreflightError('FadingHook: the model has no norm that fades; set norm_cfg=dict(type=\'FadingUN\').')
         if runner.cfg.get('compile') and not sees_attributes():
             raise PreflightError(f'FadingHook: torch {torch.__version__} does not notice that a norm of a compiled '
-                                 'model fades; leave `compile` out, or take torch 2.5.')
+                                 'model fades; leave `compile` out, or take torch 2.4.')
         self._norms = [norms[name] for name in fading_order(list(norms))]
         resumed = runner.iter > 0
         if not resumed and (faded := [name for name, norm in norms.items() if norm.has_faded]):

@@ -46,7 +46,7 @@ class OfflineNormHook(Hook):
         if runner.cfg.get('compile') and not sees_attributes() and any(
                 isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} does not notice that the warm-up of a '
-                                 'compiled model ends; set warmup_iters to a number of steps, or take torch 2.5.')
+                                 'compiled model ends; set warmup_iters to a number of steps, or take torch 2.4.')
         if runner.iter == 0:
             check_means(runner.model)
         left = runner.max_iters - runner.iter
