@@ -162,8 +162,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         if cfg.get('work_dir') is None:
             cfg.work_dir = work_dir
         _merge(cfg, path, options)  # may name other weights to start from
-        keep_means(cfg)
-        _merge(cfg, path, options)
+        keep_means(cfg, options)
     check_norms(cfg)
     return cfg
 

@@ -102,16 +102,17 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
     cfg.model.backbone = replace_norm_cfgs(backbone, norm_cfg)
 
 
-def keep_means(cfg: Config) -> None:
+def keep_means(cfg: Config, options: Mapping | None = None) -> None:
     """The one rule for the means of a norm that `--norm` has set: `centered=True` becomes 'frozen', in place, if the
     weights that the run starts from bring means.
 
     These are the weights of `load_from`, else those that the backbone starts from. Weights that cannot be looked at,
     because they are not there or remote, count as those of a model with this norm. In testing it makes no difference:
-    both forms are the same function of the same buffers.
+    both forms are the same function of the same buffers. `options` are those of `--cfg-options`, which are merged
+    already: where they name `centered`, nothing is changed.
     """
     norm_cfg = (cfg.model.get('backbone') or {}).get('norm_cfg') or {}
-    if norm_cfg.get('centered') is not True:
+    if norm_cfg.get('centered') is not True or any(key.endswith('centered') for key in options or ()):
         return
     if cfg.get('load_from') is not None and not cfg.get('resume'):
         path, prefix = cfg.load_from, 'backbone.'

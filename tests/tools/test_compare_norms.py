@@ -198,11 +198,24 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('options', 'centered'), [([], True), (['--pretrained', '{norm}_{seed}.pth'], 'frozen')])
+@pytest.mark.parametrize(('options', 'centered'), [
+    ([], True), (['--pretrained', '{norm}_{seed}.pth'], 'frozen'),
+    (['--pretrained', '{norm}_{seed}.pth', '--cfg-options', 'model.backbone.norm_cfg.centered=True'], True)])
 def test_un_plus_keeps_the_means_of_pretrained_weights(options, centered, config, fake, tmp_path):
     torch.save({'backbone.norm1.running_mean': torch.ones(2)}, tmp_path / 'un_plus_0.pth')
     compare(config, '--norms', 'UN+', '--seeds', 1, *options)
     assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == centered
+
+
+@pytest.mark.slow
+def test_options_are_of_the_recipe(config, fake):
+    """So other norms do not get UN's settings, and stress still raises the rate."""
+    compare(config, '--norms', 'LN', 'UN', '--seeds', 1, '--stress', '--stress-lr', 5, '--cfg-options',
+            'model.backbone.norm_cfg.window=8', 'optim_wrapper.optimizer.lr=0.25')
+    assert run_config('ln/seed_0').model.backbone.norm_cfg == dict(type='LN')
+    assert run_config('un/seed_0').model.backbone.norm_cfg.window == 8
+    assert run_config('un/seed_0').optim_wrapper.optimizer.lr == 0.25
+    assert run_config('stressed/un/seed_0').optim_wrapper.optimizer.lr == 1.25
 
 
 @pytest.mark.slow

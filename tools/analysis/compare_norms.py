@@ -121,8 +121,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    keep_means(cfg)
-    cfg.merge_from_dict(args.cfg_options or {})  # who names a form of the norm gets it
+    keep_means(cfg, args.cfg_options)
     return cfg
 
 
