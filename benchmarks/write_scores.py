@@ -23,6 +23,7 @@ from mmengine.config import Config
 
 from mmunorm.benchmark.environment import device_name
 from mmunorm.comparison.runs import FAIL, STRESSED
+from mmunorm.config.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.files import write_text
 
@@ -106,7 +107,7 @@ def written(text, data):
 
 def described(run):
     """What the files of a run say of its training."""
-    cfg = Config.fromfile(run.with_suffix('.py'))
+    cfg = Config(read_config_text(run.with_suffix('.py').read_text()))
     log = sorted(run.glob('*/*.log'))[-1].read_text()
     steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
         re.search(r'Epoch\(train\)\s+\[\d+\]\[\s*\d+/(\d+)\]', log)[1])

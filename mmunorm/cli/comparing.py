@@ -101,11 +101,11 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
     for run, cfg in configs.items():
         if not run.config.exists():
             continue
-        text = config_text(cfg)
-        if run.config.read_text() == text:
+        old, new = run.config.read_text(), config_text(cfg)
+        if old == new:
             continue
         try:
-            keys = differing_keys(read_config_text(run.config.read_text()), read_config_text(text))
+            keys = differing_keys(read_config_text(old), read_config_text(new))
         except ValueError as error:
             raise PreflightError(f'cannot compare {run.config} with the settings of this call: {error}.') from None
         if keys:

@@ -112,7 +112,7 @@ def markdown(result: dict) -> str:
                          (env['runtimes'] | dict(torch=env['versions']['torch'])).items())
     lines = [
         f'# {result["title"]}: formats', '',
-        f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels, of the test data; '
+        f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels; '
         f'{env["cpu"]} ({" ".join(env["instructions"]) or "instructions unknown"}), threads: {result["threads"]}; '
         f'{runtimes}.',
         f'- Each row runs in a process of its own, in turn, {result["repeat"]} rounds, in an order that rotates; a '

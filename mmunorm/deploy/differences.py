@@ -4,6 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torchvision.ops import box_iou
 
 LEAST_IOU = 0.5
 
@@ -75,7 +77,7 @@ def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[i
     Args:
         a, b (dict[str, np.ndarray]): `dets` `(n, 5)` and `labels` `(n, )`.
     """
-    overlap = _iou(a['dets'][:, None, :4], b['dets'][None, :, :4])
+    overlap = box_iou(torch.from_numpy(a['dets'][:, :4]), torch.from_numpy(b['dets'][:, :4])).numpy()
     overlap[a['labels'][:, None] != b['labels'][None]] = 0
     apart = np.abs(a['dets'][:, None, 4] - b['dets'][None, :, 4])
     rows, columns = np.nonzero(overlap >= LEAST_IOU)
@@ -85,11 +87,3 @@ def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[i
         if i not in pairs and j not in pairs.values():
             pairs[i] = j
     return list(pairs.items())
-
-
-def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of boxes `(..., 4)`, x1 y1 x2 y2."""
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    shared = sides.clip(0).prod(-1)
-    area_a, area_b = ((box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b))
-    return shared / np.maximum(area_a + area_b - shared, 1e-12)

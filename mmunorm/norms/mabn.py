@@ -21,8 +21,7 @@ class MABN(OfflineNorm):
         alpha (float): weight of the OLD value in `running_var`, in [0, 1). Defaults to 0.9, as everywhere in
             UN's comparison. (MABN's own paper has 0.98, for longer runs: the average is then 50 steps late.)
         warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
-            counts the forward passes of this layer.
-            Defaults to 4000, as UN's.
+            counts the forward passes of this layer. Defaults to 4000, as UN's.
         eps (float): added to the mean square. Defaults to 1e-5.
 
     Raises:

@@ -23,8 +23,7 @@ class PN(OfflineNorm):
             PN* of UN's tables. Defaults to True.
         alpha (float): weight of the OLD value in `running_var` and `nu`, in [0, 1). Defaults to 0.9.
         warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
-            counts the forward passes of this layer.
-            Defaults to 4000.
+            counts the forward passes of this layer. Defaults to 4000.
         eps (float): added to every mean square. Defaults to 1e-5.
 
     Raises:

@@ -26,8 +26,8 @@ class UN(OfflineNorm):
         alpha (float): weight of the OLD value in `running_var` and `psi` (Eq. 12), in [0, 1); 1 minus
             what BatchNorm calls momentum. Defaults to 0.9.
         warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
-            counts the forward passes of this layer.
-            Defaults to 4000, right for COCO and ImageNet; a short run needs fewer.
+            counts the forward passes of this layer. Defaults to 4000, right for COCO and ImageNet; a short run needs
+            fewer.
         outlier_filter (bool): recommended for vision. Defaults to True.
         outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
             for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
