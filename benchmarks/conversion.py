@@ -59,7 +59,7 @@ class Way:
     """A way from LayerNorm to another norm.
 
     Attributes:
-        start: how the weights of the norms begin: one of `STARTS`; '' stays LayerNorm, 'faded' fades it.
+        start: how the weights of the norms begin: one of `STARTS`; '' stays LayerNorm.
         teacher: whether the LayerNorm model teaches.
         norm: the norm at the end.
         keep: LayerNorms that stay, as for `convert_norms`.
@@ -80,8 +80,6 @@ WAYS = {
     'affine, at once': Way('at once'),
     'affine, sequential': Way('sequential'),
     'affine, sequential, teacher': Way('sequential', teacher=True),
-    'fading': Way('faded'),
-    'fading, teacher': Way('faded', teacher=True),
     'LN, trained on, teacher': Way('', teacher=True),
     'UN+, sequential, teacher': Way('sequential', teacher=True, norm='UN+'),
     'patch embedding kept, teacher': Way('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
@@ -175,8 +173,7 @@ def start_weights(args, way, seed, teacher):
 
 def recipe(args, way, seed, teacher, weights):
     """The config of a run."""
-    name = 'faded' if way.start == 'faded' else 'converted'
-    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_{name}.py'), args.cfg_options)
+    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_converted.py'), args.cfg_options)
     steps = STEPS[args.task] * way.longer
     cfg.load_from = str(weights.resolve())
     for hook in cfg.custom_hooks:

@@ -59,9 +59,7 @@ WAYS = {label: dict(way=way) for label, way in {
     'gamma kept, statistics collected': 'gamma kept',
     'the nearest map, all at once': 'affine, at once',
     'the nearest map, one after the other (`convert_norms`)': 'affine, sequential',
-    'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher',
-    'fading': 'fading',
-    'fading with the teacher': 'fading, teacher'}.items()}
+    'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher'}.items()}
 TESTED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
 # What benchmarks/int8.py calls the forms of a model.
@@ -234,7 +232,7 @@ TABLES = {
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
     'conversion_detector': dict(
         labels=['way'], where=dict(experiment='conversion_detector', **AVX2),
-        rows={**{label: way for label, way in WAYS.items() if label != 'fading'},
+        rows={**WAYS,
               'one after the other, with the teacher, UN+': dict(way='UN+, sequential, teacher'),
               'one after the other, with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
         columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)

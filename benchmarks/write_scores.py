@@ -150,10 +150,9 @@ def converted(out):
         training = described(out / slug(way) / f'seed_{seed}')
         if condition == 'untrained':
             training['steps'] = 0
-        config = (f'configs/convert/swin_un_{"classifier" if "accuracy/top1" in metrics else "maskrcnn"}_'
-                  f'{"faded" if way.startswith("fading") else "converted"}.py')
-        yield dict(config=config, norm=training['settings']['type'], options=dict(way=way, condition=condition),
-                   metrics=rounded(metrics), **training)
+        task = 'classifier' if 'accuracy/top1' in metrics else 'maskrcnn'
+        yield dict(config=f'configs/convert/swin_un_{task}_converted.py', norm=training['settings']['type'],
+                   options=dict(way=way, condition=condition), metrics=rounded(metrics), **training)
 
 
 def merged(data, rows):

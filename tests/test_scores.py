@@ -106,12 +106,12 @@ def test_runs_are_added_once(scores, tmp_path):
 
 
 def test_conversions_are_added(scores, tmp_path):
-    write_run(tmp_path, 'fading_teacher', 0, {}, 'train_cfg = dict(max_iters=188)\n')
+    write_run(tmp_path, 'affine_teacher', 0, {}, 'train_cfg = dict(max_iters=188)\n')
     (tmp_path / 'conversion.csv').write_text(
         'way,seed,condition,metric,value\n"LN, from scratch",0,trained,accuracy/top1,88.0\n'
-        '"fading, teacher",0,untrained,accuracy/top1,88.0\n"fading, teacher",0,folded,accuracy/top1,85.5\n'
-        '"fading, teacher",0,folded,norms,0\n')
+        '"affine, teacher",0,untrained,accuracy/top1,88.0\n"affine, teacher",0,folded,accuracy/top1,85.5\n'
+        '"affine, teacher",0,folded,norms,0\n')
     untrained, folded = scores.converted(tmp_path)
-    assert untrained['options'] == {'way': 'fading, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
+    assert untrained['options'] == {'way': 'affine, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
     assert folded['metrics'] == {'accuracy/top1': 85.5} and folded['steps'] == 188 and folded['norm'] == 'UN'
-    assert folded['config'] == 'configs/convert/swin_un_classifier_faded.py'
+    assert folded['config'] == 'configs/convert/swin_un_classifier_converted.py'

@@ -1,7 +1,6 @@
-"""From a LayerNorm checkpoint to offline norms: calibration, fading, distillation."""
+"""From a LayerNorm checkpoint to offline norms: calibration, configs and checkpoints."""
 from .checkpoint import converted_model
 from .convert import ConversionError, convert_norms
-from .fading import FadingNorm
 from .report import ConversionReport, ConvertedNorm
 
-__all__ = ['ConversionError', 'ConversionReport', 'ConvertedNorm', 'FadingNorm', 'convert_norms', 'converted_model']
+__all__ = ['ConversionError', 'ConversionReport', 'ConvertedNorm', 'convert_norms', 'converted_model']

@@ -3,7 +3,6 @@ from .amp import BFloat16OptimWrapper
 from .distillation import DistillationHook
 from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
-from .fading import FadingHook
 from .fusing import FuseNormsHook
 from .layers import LayerStatisticsHook
 from .ntk import NTKHook
@@ -16,7 +15,7 @@ from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FadingHook', 'FuseNormsHook', 'InputStressHook',
+    'DivergenceHook', 'FuseNormsHook', 'InputStressHook',
     'LayerStatisticsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook', 'NormStatisticsHook',
     'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

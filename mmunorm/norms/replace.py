@@ -103,7 +103,7 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
         new.to(like)
     for name in ('weight', 'bias'):
         value = getattr(old, name, None)
-        for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: of one that fades
+        for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
             if value is not None and parameter is not None:
                 parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
     return new.train(old.training)
