@@ -72,7 +72,7 @@ HEADER = ('model', 'norms', 'replaced', 'folded', 'kept, and why', 'largest diff
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', default='', help='regular expression: models whose name it is found in')
-    parser.add_argument('--again', action='store_true', help='run models that have a result, too')
+    parser.add_argument('--again', action='store_true', help='also run models that have a result')
     parser.add_argument('--results', type=Path, default=RESULTS, help='the file of finished models')
     parser.add_argument('--page', type=Path, default=PAGE, help='the page to write')
     return parser.parse_args(argv)
@@ -198,7 +198,7 @@ def short(reason):
                            (r'computes? .*at inference', 'computes its statistics at inference'),
                            (r'read by the norm', 'another norm reads it'),
                            (r'did not run', 'did not run'),
-                           (r'goes through its activation', 'its activation is behind it'),
+                           (r'goes through its activation', 'its activation comes after it'),
                            (r'bias that is not made of parameters', 'its reader has a computed bias'),
                            (r'is shared with', 'it or its neighbour is shared'),
                            (r'read by (\w+?)_?;', r'"\1" reads it')):
@@ -245,22 +245,25 @@ def page(rows):
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     return f'''# Models whose norms fold
 
-`python benchmarks/model_zoo.py` writes this page. Every LayerNorm and RMSNorm of a model is replaced by UN with random
-statistics; then `fuse_norms(model, example=...)` folds these and the BatchNorms. GroupNorm stays as it is.
+For whoever wants to know whether `fuse_norms` folds their architecture: look it up in the table. To try a model that is
+missing, see [fusion.md](fusion.md#models-without-a-rule). `python benchmarks/model_zoo.py` writes this page.
+
+Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)` folds these and
+the BatchNorms. GroupNorm stays as it is.
 
 - {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
-- {padded} of those that are kept stand in front of padding with zeros, which could be filled as in Swin. With
-  these, {folded / (folded + padded):.1%} of the norms that algebra allows to fold are folded.
+- {padded} of the kept norms stand before padding with zeros, which could be filled as in Swin. Algebra allows to fold these and the folded
+  ones: {folded / (folded + padded):.1%} of them are folded.
 - {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
 - {len(rows) - len(good)} models do not run here.
 
-The largest difference is that of any output in float64, as a share of the largest value of that output. Pictures are as
-small as the architecture takes; detectors run on two sizes and in the mode `tensor`.
+The largest difference is that of any output in float64, divided by the largest value of that output. Pictures are as small as the
+architecture takes. Detectors run on two sizes and in the mode `tensor`.
 
 {table}
 
 Most norms that are kept cannot be folded by algebra:
-- What adds to the output of a norm, multiplies it or takes a maximum is no linear layer.
+- A sum, a product or a maximum with other values is no linear layer.
 - A convolution that pads with zeros would need another padding.
 - A norm that computes its statistics at inference is no map of one scale and shift.
 '''
