@@ -248,17 +248,17 @@ def page(rows):
 For whoever wants to know whether `fuse_norms` folds their architecture: look it up in the table. To try a model that is
 missing, see [fusion.md](fusion.md#models-without-a-rule). `python benchmarks/model_zoo.py` writes this page.
 
-Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)` folds these and
-the BatchNorms. GroupNorm stays as it is.
+Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
+folds these and the BatchNorms. GroupNorm stays as it is.
 
 - {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
-- {padded} of the kept norms stand before padding with zeros, which could be filled as in Swin. Algebra allows to fold these and the folded
-  ones: {folded / (folded + padded):.1%} of them are folded.
+- {padded} of the kept norms stand before padding with zeros, which could be filled as in Swin. Algebra allows to fold
+  these and the folded ones: {folded / (folded + padded):.1%} of them are folded.
 - {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
 - {len(rows) - len(good)} models do not run here.
 
-The largest difference is that of any output in float64, divided by the largest value of that output. Pictures are as small as the
-architecture takes. Detectors run on two sizes and in the mode `tensor`.
+The largest difference is that of any output in float64, divided by the largest value of that output. Pictures are as
+small as the architecture takes. Detectors run on two sizes and in the mode `tensor`.
 
 {table}
 
