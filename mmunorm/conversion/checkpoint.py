@@ -86,7 +86,7 @@ def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of the official Swin or timm's, for mmpretrain's classifier."""
     from mmdet.models.backbones.swin import swin_converter
     last = max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
-    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging in front of its stage, not behind
+    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging before its stage, not after it
         weights = {re.sub(r'^layers\.(\d+)\.downsample', lambda m: f'layers.{int(m[1]) - 1}.downsample', name): value
                    for name, value in weights.items()}
     head = {re.sub(r'^head\.(fc\.)?', 'head.fc.', name): value for name, value in weights.items()

@@ -36,7 +36,7 @@ class ConversionError(ValueError):
 
 
 class _Enough(Exception):
-    """Ends a forward pass: what is behind the norm that is measured is of no interest."""
+    """Ends a forward pass: nothing after the measured norm is needed."""
 
 
 @torch.no_grad()
@@ -52,11 +52,11 @@ def convert_norms(model: nn.Module,
 
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
-    Norms are converted one after the other, in the order in which they run: each is measured on what the converted
-    part in front of it gives. This takes a forward pass over all batches, and then one a norm that ends there and
-    begins in the block of the norm: about four times a forward pass in all. The blocks' outputs are kept for that,
-    up to 2 GiB; what does not fit is computed again for each norm. A norm that runs several times is measured over all
-    its runs. No weight but those of the norms changes; the model is in eval mode meanwhile.
+    Norms are converted one after the other, in the order in which they run. Each is measured on the inputs that come
+    from the converted layers before it. This takes one forward pass over all batches, and then a pass for each norm
+    through its block alone: about four forward passes in all. Blocks' outputs are kept for that, up to 2 GiB; those that
+    do not fit are computed again for each norm. A norm that runs several times is measured over all its runs. Only the
+    norms' weights change. The model is in eval mode meanwhile.
 
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
@@ -237,7 +237,7 @@ def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.Module], r
 
 def _measure(model: nn.Module, batches: list, name: str, norm: nn.Module, before: _Seen, left: set[nn.Module],
              replay: Replay, bar: tqdm) -> _Seen:
-    """What one norm reads behind those that are converted; `left` are those that are not, with this one."""
+    """What one norm reads after the converted ones; `left` are the others, with this one."""
     seen = _Seen(norm)
 
     def hook(module, args, kwargs):
@@ -258,7 +258,7 @@ def _measure(model: nn.Module, batches: list, name: str, norm: nn.Module, before
     finally:
         for handle in handles:
             handle.remove()
-    seen.check(name, 'behind the norms that are converted')
+    seen.check(name, 'after the norms that are converted')
     return seen
 
 

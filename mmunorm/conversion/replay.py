@@ -12,15 +12,15 @@ MEMORY = 2 * 2**30
 
 
 class Replay:
-    """In a `with` block, the parts of a model that have finished in an earlier pass answer what they answered then.
+    """In a `with` block, parts of a model that finished in an earlier pass return the output of that pass.
 
-    A part is a module with one of `norms` in it. Its output is kept if the part has finished before :meth:`freeze` is
-    called, until one that holds it has finished too. An output that its reader writes to in place is computed anew,
-    and so is what is more than `MEMORY`. The passes must be repeatable: eval mode, no random numbers, and modules that
-    pass nothing on but by what they return.
+    A part is a module that holds one of `norms`. Its output is kept if the part finishes before :meth:`freeze` is
+    called. The output of a larger part replaces those of the parts inside. An output that another module writes to in
+    place is computed again, and so is one for which `memory` has no room. Passes must be repeatable: eval mode, no
+    random numbers, and modules that pass nothing on except what they return.
 
     Args:
-        model (nn.Module): its modules get another `forward` inside of the block.
+        model (nn.Module): its modules have another `forward` inside the block.
         norms (Collection[nn.Module]): the norms that will change between passes.
         memory (int): bytes to keep at most. Defaults to 2 GiB.
     """

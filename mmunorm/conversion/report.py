@@ -17,9 +17,9 @@ class ConvertedNorm:
     Attributes:
         norm: full name of the layer.
         cv: coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma).
-        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels behind the token's mean.
+        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels, with the token's mean subtracted.
         least_affine: the least error of one scale and shift a channel. Both on the inputs of the LN model.
-        before: the error of that scale and shift on the inputs that come from the converted part in front.
+        before: the error of that scale and shift on the inputs that come from the converted layers before it.
         after: the error of the one that was fitted on these inputs, which the norm now has.
         largest: the largest deviation of a token over the mean one.
         kept: why the layer is still LayerNorm, or ''.
@@ -42,7 +42,7 @@ class ConvertedNorm:
             return 'good'
         if self.least_affine > MUCH:
             return 'loses much by itself: train, or keep it'
-        return 'loses by those in front: train' if self.after > MUCH else 'fair: train'
+        return 'loses by those before it: train' if self.after > MUCH else 'fair: train'
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def tokens(*shape, seed=0):
 
 
 def chain(channels=6, norms=3, kind=layer_norm):
-    """Norms with a linear layer behind each."""
+    """Norms with a linear layer after each."""
     layers = []
     for i in range(norms):
         layers += [kind(channels, i), nn.Linear(channels, channels)]

@@ -201,16 +201,12 @@ def test_a_model_without_a_backbone(ln, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('stock', [False, True])
-def test_a_detector(stock, tmp_path, capsys):
+def test_a_stock_detector(tmp_path, capsys):
     config, options = tiny_runs.write_detector(tmp_path)
     cfg = Config.fromfile(config)
-    if stock:
-        cfg.model.backbone = dict(
-            type='SwinTransformer', embed_dims=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=7,
-            out_indices=(0, 1, 2, 3), init_cfg=None)
-    else:
-        cfg.model.backbone.norm_cfg = dict(type='LN')
+    cfg.model.backbone = dict(
+        type='SwinTransformer', embed_dims=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=7,
+        out_indices=(0, 1, 2, 3), init_cfg=None)
     path = tmp_path / 'stock_ln_maskrcnn.py'
     path.write_text(cfg.pretty_text)
     checkpoint = tiny_runs.save_weights(Config.fromfile(path), tmp_path / 'a.pth', [f'class {i}' for i in range(80)])
@@ -232,7 +228,7 @@ TIMM = {
 
 
 def official(weights):
-    """timm's Swin under the names of the official one, whose merging is behind a stage."""
+    """timm's Swin under the names of the official one, whose merging comes after a stage."""
     named = {}
     for name, value in weights.items():
         first, *rest = name.split('.')
