@@ -54,9 +54,9 @@ def convert_norms(model: nn.Module,
 
     Norms are converted one after the other, in the order in which they run. Each is measured on the inputs that come
     from the converted layers before it. This takes one forward pass over all batches, and then a pass for each norm
-    through its block alone: about four forward passes in all. Blocks' outputs are kept for that, up to 2 GiB; those that
-    do not fit are computed again for each norm. A norm that runs several times is measured over all its runs. Only the
-    norms' weights change. The model is in eval mode meanwhile.
+    through its block alone: about four forward passes in all. Blocks' outputs are kept for that, up to 2 GiB; those
+    that do not fit are computed again for each norm. A norm that runs several times is measured over all its runs. Only
+    the norms' weights change. The model is in eval mode meanwhile.
 
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of

@@ -17,7 +17,7 @@ class ConvertedNorm:
     Attributes:
         norm: full name of the layer.
         cv: coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma).
-        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels, with the token's mean subtracted.
+        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels of `x - mu`.
         least_affine: the least error of one scale and shift a channel. Both on the inputs of the LN model.
         before: the error of that scale and shift on the inputs that come from the converted layers before it.
         after: the error of the one that was fitted on these inputs, which the norm now has.
