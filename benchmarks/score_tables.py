@@ -130,7 +130,7 @@ TABLES = {
         rows={**same('LN', 'BN', 'MABN'), 'MABN with an alpha of 0.98': dict(norm='alpha0.98'),
               **same('PN*', 'PN', 'UN', 'UN-nofilter', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm')},
         columns=by_seed(TOP1, 3)),
-    # docs/translation.md
+    # docs/translation_results.md
     'translation': dict(
         labels=['norm'], where=dict(experiment='translation', **PLAIN),
         rows=norms({'LN': 'LN', 'UN': 'UN', 'UN with its filter': 'UN-filter'}),
