@@ -32,7 +32,17 @@ ops.install()
 from .quiet import quiet_imports  # noqa: E402
 
 with quiet_imports():
-    from . import backbones, datasets, engine, enhancement, init, norms, residuals, translation  # noqa: F401
+    from . import (  # noqa: F401
+        backbones,
+        datasets,
+        engine,
+        enhancement,
+        init,
+        norms,
+        residuals,
+        stock_rules,
+        translation,
+    )
 from .conversion import convert_norms  # noqa: E402
 from .fusion import fuse_norms  # noqa: E402
 from .norms import (  # noqa: E402

@@ -22,8 +22,9 @@ from ..config.unpickling import is_trusted, restricted
 from ..errors import PreflightError
 from ..files import whole_file
 from ..norms import replace_norms
-from .algebra import FoldedNorm
-from .fuse import FusionReport, fold_structure
+from .fuse import fold_structure
+from .report import FusionReport
+from .rewrite import FoldedNorm
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'

@@ -22,8 +22,8 @@ LARGEST_FILL = 1e28
 class Fill(NamedTuple):
     """The token to pad with, in place of a zero token behind a norm."""
     value: Tensor  # (C,) float64
-    marker: int  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
-    undone: Tensor  # (C,) bool: the channels whose shift the marker undoes
+    marker: int = -1  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
+    undone: Tensor | None = None  # (C,) bool: the channels whose shift the marker undoes
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether a dtype can hold the token."""
@@ -40,7 +40,7 @@ def zero_token(scale: Tensor, shift: Tensor) -> Fill:
     value = torch.where(shift == 0, 0., -shift / scale)
     is_constant = ~(value.abs() <= LARGEST_FILL)
     if not is_constant.any():
-        return Fill(value, -1, is_constant)
+        return Fill(value)
     undone = ~(value.abs() <= largest_value(torch.float16))
     value = torch.where(undone, 0., value)
     marker = int(is_constant.nonzero()[0])

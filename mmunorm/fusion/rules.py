@@ -1,312 +1,198 @@
-"""The fold rules of the OpenMMLab blocks and of ours: where each of their norms goes."""
+"""What a fold rule says, and the one registry of them.
+
+A rule looks at one module and yields facts about its norms or its inputs and outputs, by the names of its parts.
+Nothing is folded here: :func:`mmunorm.fuse_norms` joins the facts, checks each against the layers it names, and only
+then changes the model.
+"""
 from __future__ import annotations
 
-from mmcv.cnn import ConvModule
-from mmcv.cnn.bricks.transformer import FFN, PatchEmbed, PatchMerging
-from mmpretrain.models import (
-    DeiTClsHead,
-    DistilledVisionTransformer,
-    GlobalAveragePooling,
-    ImageClassifier,
-    LinearClsHead,
-    MultiLabelLinearClsHead,
-    SwinTransformer,
-    T2T_ViT,
-    VisionTransformer,
-    VisionTransformerClsHead,
-)
-from mmpretrain.models.backbones.swin_transformer import SwinBlock
-from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer
-from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
-from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, WindowMSA
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
 
-from ..backbones.performer import PerformerAttention, PerformerLayer
-from ..backbones.swin import ResidualSwinBlock, UNSwinTransformer
-from ..backbones.t2t_vit import ResidualT2TLayer, UNT2TViT
-from ..backbones.vit import ResidualEncoderLayer, UNVisionTransformer
-from ..enhancement.iat import GlobalBranch, LocalBlock, QueryAttention
-from ..residuals.sublayer import Entrance, describe
-from ..translation.transformer import (
-    CrossAttention,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    SelfAttention,
-    UNTransformer,
-)
-from .padding import become
-from .registry import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, Unties, fold_rule
-from .streams import pad_patch_merging
+from torch import nn
 
-HEAD = ('forward', 'pre_logits', 'loss', 'predict')
-MMDET_WINDOWS = ('forward', 'window_partition', 'window_reverse')
-WINDOWS = ('get_attn_mask', *MMDET_WINDOWS)
+from .padding import Fill
+
+Pad = Callable[[nn.Module, Fill], None]
 
 
-@fold_rule(PatchEmbed, 'mmdet.models.layers.transformer.utils.PatchEmbed')
-def patch_embed(module):
-    yield Behind('norm', 'projection')
+class Into:
+    """`norm` is read by `readers` and by nothing else: it goes into their weights.
+
+    A reader is a linear layer, an unpadded convolution, or a module whose own rule tells by `Reads` what reads its
+    input.
+
+    Args:
+        norm (str): name of the norm in the module.
+        *readers (str): names of what reads it.
+        pad (Callable, optional): for a module that pads with zeros between the norm and its one reader:
+            `pad(module, fill)` makes it put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place.
+        identity (bool): whether the readers are called with an `identity` of their own, as mmcv's FFN can be.
+    """
+
+    def __init__(self, norm: str, *readers: str, pad: Pad | None = None, identity: bool = False):
+        self.norm, self.readers, self.pad, self.identity = norm, readers, pad, identity
 
 
-@fold_rule(PatchMerging, 'mmdet.models.layers.transformer.utils.PatchMerging')
-def patch_merging(module):
-    yield Into('norm', 'reduction')
+@dataclass(frozen=True)
+class Behind:
+    """`norm` reads `source`, a linear layer or convolution whose output nothing else reads: it goes back there."""
+    norm: str
+    source: str
 
 
-@fold_rule(SwinBlock, 'mmdet.models.backbones.swin.SwinBlock')
-def swin_block(block):
-    yield Into('norm1', 'attn')
-    yield Into('norm2', 'ffn', identity=True)
+@dataclass(frozen=True)
+class Emits:
+    """Output `level` of the module is the output of `norm`, which nothing inside the module reads.
+
+    Levels count from the last, which is -1. The rule of the model that holds the module says by `Chain` who reads it.
+    """
+    norm: str
+    level: int = -1
 
 
-@fold_rule(T2TTransformerLayer, TransformerEncoderLayer, PerformerLayer)
-def transformer_layer(layer):
-    yield Into('ln1', 'attn')
-    yield Into('ln2', 'ffn', identity=True)
+class Reads:
+    """Input `level` of the module is read by `readers` and by nothing else. Levels count from the last, -1.
+
+    `pad` is for a module that pads its input with zeros before it is read, as in `Into`. `adds_input` is for one that
+    also adds its input to its output, unless it is called with another `identity`.
+    """
+
+    def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None, adds_input: bool = False):
+        self.readers, self.level, self.pad, self.adds_input = readers, level, pad, adds_input
 
 
-@fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer, EncoderLayer, DecoderLayer)
-def residual_layer(layer):
-    for residual, part, norm in layer.sublayers():
-        norm_at = getattr(layer, residual).norm_at
-        own = f'{residual}.norm'
-        sublayer = describe(getattr(layer, part))
-        source = _path(layer, sublayer.last) if sublayer.is_plain_behind_last else ''
-        if norm_at == 'pre':
-            yield Into(norm, part)
-        for behind in (norm, own) if norm_at == 'mid' else (own, ):
-            yield Behind(behind, source) if source else Stays(behind, 'its input is scaled in between')
-        yield Stays(f'{residual}.mix_norm', 'its output is mixed into the streams of all later layers')  # DLCL's
+@dataclass(frozen=True)
+class Averages:
+    """Each output of the module is a mean over positions of one input: scale and shift pass through it."""
 
 
-def _path(layer, part):
-    """The name of a part within a layer."""
-    return next(name for name, module in layer.named_modules() if module is part)
+class Chain:
+    """The outputs of each of `parts` are the inputs of the next, and are read nowhere else."""
+
+    def __init__(self, *parts: str):
+        self.parts = parts
 
 
-def _stations(names, layers):
-    """The stations of layers `layers` with full names `names`; none where their norms stand elsewhere."""
-    parts = []
-    for name, layer in zip(names, layers, strict=True):
-        for residual, part, norm in layer.sublayers():
-            sublayer = describe(getattr(layer, part))
-            if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
-                return ()
-            parts.append([f'{name}.{path}' for path in (residual, _path(layer, sublayer.last), norm, part)])
-    readers = [*((part[3], ) for part in parts[1:]), ()][:len(parts)]  # a stage may have no block
-    return tuple(Station(*part[:3], reader) for part, reader in zip(parts, readers, strict=True))
+@dataclass(frozen=True)
+class Stays:
+    """`norm` cannot be folded, because of `why`, half a sentence."""
+    norm: str
+    why: str
 
 
-@fold_rule(Entrance)
-def entrance(module):
-    yield Into('norm', 'linear')
+@dataclass(frozen=True)
+class Station:
+    """A sublayer of a :class:`Stream`: its connection, its last linear layer, its norm, and who reads that norm.
+
+    `readers` are the modules that read the stream after `norm` within the stream, as in `Into`.
+    """
+    residual: str
+    last: str
+    norm: str
+    readers: tuple[str, ...] = ()
 
 
-@fold_rule(WindowMSA, 'mmdet.models.backbones.swin.WindowMSA', MultiheadAttention)
-def attention(module):
-    yield Reads('qkv')
+@dataclass(frozen=True)
+class Stream:
+    """A residual stream whose norms stand in it, after the sums: each of `stations` in order.
+
+    What reads it at the end are the norms `ends`, over the stream's channels or over several copies of each in a row;
+    without any, the rule says by `Emits` that the last norm is an output. `pads` are for ends in modules that pad the
+    stream with zeros: pairs of a module and a function, as in `Into`.
+    """
+    stations: tuple[Station, ...]
+    ends: tuple[str, ...] = ()
+    pads: tuple[tuple[str, Pad], ...] = ()
+
+    def within(self, prefix: str) -> Stream:
+        """The same with full names, for a module with the name `prefix`."""
+
+        def full(*names: str) -> tuple[str, ...]:
+            return tuple(join(prefix, name) for name in names)
+
+        stations = (Station(*full(each.residual, each.last, each.norm), full(*each.readers)) for each in self.stations)
+        return Stream(tuple(stations), full(*self.ends), tuple((join(prefix, name), pad) for name, pad in self.pads))
 
 
-@fold_rule(PerformerAttention)
-def performer_attention(module):
-    yield Reads('kqv')
+@dataclass(frozen=True)
+class Unties:
+    """`layer` may share its weight with others, which stay as they are: it gets a copy when a norm goes into it."""
+    layer: str
 
 
-def _pad_mmpretrain(attn, fill):
-    from .windows_mmpretrain import FilledShiftWindowMSA
-    become(attn, FilledShiftWindowMSA, fill)
+Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream | Unties
+Rule = Callable[[nn.Module], Iterable[Fact]]
+
+_RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
 
 
-@fold_rule(ShiftWindowMSA, methods=WINDOWS)
-def mmpretrain_windows(module):
-    yield Reads('w_msa', pad=_pad_mmpretrain)
+def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forward', )) -> Callable[[Rule], Rule]:
+    """Registers a function as the fold rule of one or several classes of modules.
+
+    The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of the nearest
+    class wins. An instance whose `methods` have been replaced has no rule. For a block of one's own::
+
+        from mmunorm.fusion import Into, fold_rule
+
+        @fold_rule(MyBlock)
+        def my_block(block):
+            yield Into('norm', 'attn.query', 'attn.key', 'attn.value')
+
+    Args:
+        *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that
+            a rule need not import the library it is for.
+        methods: the methods that the rule describes. Defaults to `('forward', )`.
+
+    Raises:
+        TypeError: one of `classes` is neither a class of modules nor a full name. A full name of no class is an
+            error of :func:`mmunorm.fuse_norms`, once the package that it names is imported.
+    """
+    for cls in classes:
+        is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
+        if not is_class and not (isinstance(cls, str) and '.' in cls):
+            raise TypeError(f'classes: must be nn.Module classes or their full names, got {cls!r}')
+
+    def register(rule: Rule) -> Rule:
+        _RULES.update((cls, (rule, methods)) for cls in classes)
+        return rule
+
+    return register
 
 
-def _pad_mmdet(attn, fill):
-    from .windows_mmdet import FilledShiftWindowMSA
-    become(attn, FilledShiftWindowMSA, fill)
+def check_names() -> None:
+    """Looks whether each class that a rule names exists, where its package is imported.
 
-
-@fold_rule('mmdet.models.backbones.swin.ShiftWindowMSA', methods=MMDET_WINDOWS)
-def mmdet_windows(module):
-    yield Reads('w_msa', pad=_pad_mmdet)
-
-
-@fold_rule(FFN)
-def ffn(module):
-    yield Reads('layers.0.0', adds_input=module.add_identity)
-
-
-@fold_rule(ConvModule)
-def conv_module(module):
-    if module.order[0] == 'conv' and not module.with_explicit_padding:
-        yield Reads('conv')
-
-
-@fold_rule(SwinTransformer, 'mmdet.models.backbones.swin.SwinTransformer')
-def swin(backbone):
-    for level, index in enumerate(sorted(backbone.out_indices), start=-len(backbone.out_indices)):
-        yield Emits(f'norm{index}', level)
-
-
-@fold_rule(UNSwinTransformer)
-def un_swin(backbone):
-    yield from swin(backbone)
-    for i, stage in enumerate(backbone.stages):
-        stations = _stations([f'stages.{i}.blocks.{j}' for j in range(len(stage.blocks))], stage.blocks)
-        padding = getattr(stage.downsample, 'adaptive_padding', None)
-        if not stations or padding is not None and padding.padding != 'corner':
+    Raises:
+        NameError: it does not; names the rule.
+    """
+    for name, (rule, _) in _RULES.items():
+        if isinstance(name, type) or name.partition('.')[0] not in sys.modules:
             continue
-        ends, pads = [], []
-        if stage.downsample is not None:
-            ends.append(f'stages.{i}.downsample.norm')
-            pads.append((f'stages.{i}.downsample', pad_patch_merging))
-        if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
-            ends.append(f'norm{i}')
-        yield Stream(stations, tuple(ends), tuple(pads))
+        module, _, cls = name.rpartition('.')
+        try:
+            exists = hasattr(import_module(module), cls)
+        except ModuleNotFoundError as error:
+            exists = not module.startswith(str(error.name))  # what is missing is something that the package needs
+        if not exists:
+            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
+                            'class')
 
 
-def _encoder(backbone, name, final):
-    """Facts about an encoder whose final norm, if it has one, is `final`."""
-    layers = getattr(backbone, name)
-    last = len(layers) - 1
-    if last not in backbone.out_indices:
-        return
-    stations = _stations([f'{name}.{i}' for i in range(len(layers))], layers)
-    if stations and list(backbone.out_indices) != [last]:
-        for station in stations:
-            yield Stays(station.norm, 'the stream it stands in is an output in its middle, too')
-    elif stations and not final:
-        yield Stream(stations)
-        yield Emits(stations[-1].norm)
-    elif stations:
-        yield Stream(stations, (final, ))
-    if final:
-        yield Emits(final)
+def facts(module: nn.Module) -> list[Fact]:
+    """What the rule for `module`'s class says about it; nothing where there is none."""
+    for cls in type(module).__mro__:
+        rule, methods = _RULES.get(cls) or _RULES.get(f'{cls.__module__}.{cls.__qualname__}') or (None, ())
+        if rule is not None:
+            # A method of the instance alone hides that of its class.
+            is_as_described = all(getattr(type(module), method) is getattr(cls, method) and method not in vars(module)
+                                  for method in methods)
+            return list(rule(module)) if is_as_described else []
+    return []
 
 
-@fold_rule(T2T_ViT, methods=('forward', '_format_output'))
-def t2t_vit(backbone):
-    # The final norm belongs to the last layer, whether or not that is an output.
-    if backbone.final_norm and len(backbone.encoder) - 1 in backbone.out_indices:
-        yield Emits('norm')
-
-
-@fold_rule(UNT2TViT, methods=('forward', '_format_output'))
-def un_t2t_vit(backbone):
-    yield from _encoder(backbone, 'encoder', 'norm' if backbone.final_norm else '')
-
-
-@fold_rule(VisionTransformer, DistilledVisionTransformer, methods=('forward', '_format_output'))
-def vision_transformer(backbone):
-    if len(backbone.layers) - 1 not in backbone.out_indices:
-        return
-    if backbone.out_type == 'avg_featmap':
-        yield Stays('ln1', 'its output is averaged and normalized again')
-        yield Emits('ln2')
-    else:
-        yield Emits('ln1')
-
-
-@fold_rule(UNVisionTransformer, methods=('forward', '_format_output'))
-def un_vision_transformer(backbone):
-    if backbone.out_type == 'avg_featmap' and backbone.final_norm:
-        yield from vision_transformer(backbone)
-    else:
-        is_averaged = backbone.out_type == 'avg_featmap'
-        yield from _encoder(backbone, 'layers', 'ln2' if is_averaged else 'ln1' if backbone.final_norm else '')
-
-
-@fold_rule(GlobalAveragePooling)
-def global_average_pooling(neck):
-    yield Averages()
-
-
-@fold_rule(LinearClsHead, MultiLabelLinearClsHead, methods=HEAD)
-def linear_head(head):
-    yield Reads('fc')
-
-
-@fold_rule(VisionTransformerClsHead, methods=HEAD)
-def vision_transformer_head(head):
-    yield Reads('layers.pre_logits' if head.hidden_dim else 'layers.head')
-
-
-@fold_rule(DeiTClsHead, methods=HEAD)
-def deit_head(head):
-    yield Reads('layers.pre_logits') if head.hidden_dim else Reads('layers.head', 'layers.head_dist')
-
-
-@fold_rule('mmdet.models.necks.fpn.FPN')
-def fpn(neck):
-    for i in range(len(neck.lateral_convs)):
-        level = neck.start_level + i
-        readers = [f'lateral_convs.{i}']
-        is_last = level == neck.backbone_end_level - 1
-        if is_last and neck.add_extra_convs == 'on_input' and len(neck.fpn_convs) > len(neck.lateral_convs):
-            readers.append(f'fpn_convs.{len(neck.lateral_convs)}')
-        yield Reads(*readers, level=level - neck.num_ins)
-
-
-@fold_rule(ImageClassifier, methods=('forward', 'extract_feat', 'loss', 'predict'))
-def image_classifier(model):
-    parts = [name for name in ('backbone', 'neck', 'head') if getattr(model, name, None) is not None]
-    yield Chain(*parts)
-
-
-@fold_rule('mmdet.models.detectors.single_stage.SingleStageDetector',
-           'mmdet.models.detectors.two_stage.TwoStageDetector',
-           'mmdet.models.detectors.base_detr.DetectionTransformer', methods=('forward', 'extract_feat'))
-def detector(model):
-    if model.with_neck:
-        yield Chain('backbone', 'neck')
-
-
-@fold_rule(LocalBlock)
-def local_block(block):
-    yield Into('norm1', 'conv1')
-    yield Behind('scale1', 'conv2')
-    yield Into('norm2', 'fc1')
-    yield Behind('scale2', 'fc2')
-
-
-@fold_rule(GlobalBranch)
-def global_branch(branch):
-    yield Behind('bn1', 'conv1')
-    yield Behind('bn2', 'conv2')
-    yield Into('norm1', 'attn')
-    yield Into('norm2', 'fc1')
-
-
-@fold_rule(QueryAttention)
-def query_attention(module):
-    yield Reads('k', 'v')
-
-
-@fold_rule(SelfAttention)
-def self_attention(module):
-    yield Reads('qkv')
-
-
-@fold_rule(CrossAttention)
-def cross_attention(module):
-    yield Reads('q')
-
-
-@fold_rule(FeedForward)
-def feed_forward(module):
-    yield Reads('fc1')
-
-
-@fold_rule(UNTransformer, methods=('forward', 'encode', 'decode'))
-def un_transformer(model):
-    memory = [f'decoder.{i}.cross_attn.kv' for i in range(len(model.decoder))]
-    for stack, readers in (('encoder', memory), ('decoder', ['output'])):
-        layers = getattr(model, stack)
-        final = f'{stack}_norm'
-        stations = _stations([f'{stack}.{i}' for i in range(len(layers))], layers)
-        if stations:
-            yield Stream(stations)
-            final = stations[-1].norm
-        yield Into(final, *readers)
-    yield Unties('output')
+def join(prefix: str, name: str) -> str:
+    """The full name of a part of the module `prefix`."""
+    return '.'.join(filter(None, (prefix, name)))

@@ -1,5 +1,5 @@
 """Translation: an encoder-decoder Transformer with any norm and any residual, its task, its search and its text."""
-from . import text  # noqa: F401  registers the data
+from . import fold_rules, text  # noqa: F401  register themselves
 from .model import TranslationModel
 from .schedule import InverseSquareRoot
 from .transformer import UNTransformer

@@ -158,7 +158,7 @@ def test_what_is_in_the_file(classifier, tmp_path):
     config, cfg = classifier
     content = torch.load('folded.pth', weights_only=True)
     note = content['meta']['mmunorm']
-    assert note['folded']['backbone.patch_embed.norm'] == 'behind backbone.patch_embed.projection'
+    assert note['folded']['backbone.patch_embed.norm'] == 'back into backbone.patch_embed.projection'
     assert len(note['folded']) == 7 and note['kept'] == {}
     assert content['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
     assert sorted(path.name for path in tmp_path.glob('*folded.pth*')) == ['folded.pth', 'unfolded.pth']

@@ -1,8 +1,8 @@
 """Folding without a rule: what reads each norm is looked up in the model's graph, on an example input.
 
 `labels` carries where values come from through operators, `trace` runs the model, `record` is what it has seen, and
-`place` decides and folds.
+`place` decides.
 """
-from .place import Place, Site, add_to_state, fold_into, look
+from .place import look
 
-__all__ = ['Place', 'Site', 'add_to_state', 'fold_into', 'look']
+__all__ = ['look']

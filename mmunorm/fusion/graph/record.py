@@ -44,6 +44,11 @@ class Layer:
     own: bool
     problem: str = ''
 
+    @property
+    def tensor(self) -> str:
+        """Name of the weight in its module."""
+        return self.weight.rpartition('.')[2]
+
 
 @dataclass(eq=False)
 class Call:

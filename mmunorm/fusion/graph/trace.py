@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...norms.layers import input_of, is_channels_first, is_norm
-from ..algebra import affine_of, has_act, norm_obstacle
+from ..check import norm_obstacle
+from ..rewrite import affine_of, has_act
 from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
 from .record import Call, Layer, Record
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import registry
-from mmunorm.fusion.fuse import plan
+from mmunorm.fusion import rules
+from mmunorm.fusion.check import check
+from mmunorm.fusion.find import find
 from mmunorm.fusion.graph import look
 
 from .. import models
@@ -29,29 +30,27 @@ MODELS = {
 }
 
 
-def where(place):
-    return ('behind ' if place.sites[0].behind else '') + ', '.join(sorted(site.layer for site in place.sites))
+def places(sites):
+    return sorted((site.layer, site.after) for site in sites)
 
 
 @pytest.mark.parametrize('name', MODELS)
 def test_graph_and_rules_agree(name, monkeypatch):
     model = models.randomize(MODELS[name]().double())
-    places = look(model, PICTURES)
-    for fold in plan(model):
-        place = places[fold.norm]
-        if not fold.obstacle and place.sites:
-            readers = sorted(fold.readers) or [fold.source]
-            assert where(place) == ('behind ' if fold.source else '') + ', '.join(readers)
-        elif not fold.obstacle:
-            # Rules can fill padding up, and may know readers of outputs that the forward pass of tensors never sees.
-            assert fold.pads and 'padd' in place.why, (fold.norm, place.why)
-        else:
-            assert not place.sites, (fold.norm, fold.obstacle)
+    found = look(model, PICTURES)
+    folds = find(model)
+    check(model, folds)
+    for fold in folds:
+        sites, why = found[fold.norm]
+        if fold.obstacle or sites:
+            assert places(sites) == ([] if fold.obstacle else places(fold.sites)), (fold.norm, fold.obstacle)
+        else:  # rules can fill padding up
+            assert fold.pads and 'padd' in why, (fold.norm, why)
     before = models.outputs(model, PICTURES)
     ruled = copy.deepcopy(model)
     fuse_norms(ruled)
-    monkeypatch.setattr(registry, '_RULES', {})
+    monkeypatch.setattr(rules, '_RULES', {})
     report = fuse_norms(model, example=PICTURES)
-    assert len(report.folded) == sum(bool(place.sites) for place in places.values()) > 0
+    assert len(report.folded) == sum(bool(sites) for sites, _ in found.values()) > 0
     for each in (model, ruled):
         models.assert_equal(models.outputs(each, PICTURES), before)

@@ -83,7 +83,7 @@ def test_batch_norm_with_an_activation():
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     before = models.outputs(model, x)
     report = fuse_norms(model, example=x)
-    assert [fold.where for fold in report.folded] == ['behind 0', '4'] and isinstance(model[1], FoldedNorm)
+    assert [fold.where for fold in report.folded] == ['back into 0', '4'] and isinstance(model[1], FoldedNorm)
     assert report.kept[0].where.startswith('its output goes through its activation; its input is not that of linear')
     models.assert_equal(models.outputs(model, x), before)
 

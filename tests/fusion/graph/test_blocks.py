@@ -71,8 +71,8 @@ def test_reason(name):
 def test_where_norms_go():
     _, report = check(['attention', 'res_post', 'torch_attention'])
     assert {fold.norm: fold.where for fold in report.folded} == {
-        'embed_norm': 'behind embed', 'blocks.0.norm': 'blocks.0.qkv', 'blocks.0.q_norm': 'behind blocks.0.qkv',
-        'blocks.0.k_norm': 'behind blocks.0.qkv', 'blocks.1.norm': 'behind blocks.1.fc2',
+        'embed_norm': 'back into embed', 'blocks.0.norm': 'blocks.0.qkv', 'blocks.0.q_norm': 'back into blocks.0.qkv',
+        'blocks.0.k_norm': 'back into blocks.0.qkv', 'blocks.1.norm': 'back into blocks.1.fc2',
         'blocks.2.norm': 'blocks.2.attn', 'norm': 'head'}
 
 

@@ -1,13 +1,14 @@
-"""What mmdet's and mmpretrain's window attentions share once the norm in front of them is folded."""
+"""Window attention with neutral padding, after the norm before it is folded."""
 from __future__ import annotations
 
+from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor
 
-from .padding import NeutralPadding
+from ..fusion.padding import NeutralPadding
 
 
 class FilledWindows(NeutralPadding):
-    """Fills the map up by itself, so that the stock method finds nothing left to pad."""
+    """For mmdet's and mmpretrain's: fills the map up by itself, so that the stock method finds nothing left to pad."""
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
         """As the stock method: `query` is `(B, H * W, C)`."""
@@ -21,3 +22,7 @@ class FilledWindows(NeutralPadding):
         filled_shape = x.shape[1:3]
         x = super().forward(x.flatten(1, 2), filled_shape)
         return x.unflatten(1, filled_shape)[:, :height, :width].flatten(1, 2)
+
+
+class FilledShiftWindowMSA(FilledWindows, ShiftWindowMSA):
+    """mmpretrain's."""

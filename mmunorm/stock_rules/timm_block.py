@@ -2,7 +2,7 @@
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
 from torch import Tensor
 
-from .padding import NeutralPadding
+from ..fusion.padding import NeutralPadding
 
 
 class FilledSwinTransformerBlock(NeutralPadding, SwinTransformerBlock):

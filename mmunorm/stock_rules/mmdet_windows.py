@@ -5,4 +5,4 @@ from .windows import FilledWindows
 
 
 class FilledShiftWindowMSA(FilledWindows, ShiftWindowMSA):
-    """mmdet's class; what differs is in :class:`FilledWindows`."""
+    """What differs is in :class:`FilledWindows`."""

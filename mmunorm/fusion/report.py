@@ -1,0 +1,101 @@
+"""Where each norm of a model goes, or why it stays."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .rules import Pad, Stream
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer that takes a norm up: one that reads the norm, or with `after` one whose output the norm reads.
+
+    A rule names whole layers. The graph knows which rows of a weight and which channels there are the norm's.
+
+    Attributes:
+        layer: full name of the module that holds the weight.
+        after: whether the norm stands after the layer.
+        weight: name of the weight in that module.
+        rows: the first of its rows that are the layer's, and the end; None for all.
+        channels: for each channel that the layer reads (`after`: gives), the norm's channel there, or -1; None for a
+            layer and a norm of the same channels.
+        bias: for each channel that the layer gives, the vector that holds its bias and the place in there; empty for
+            the bias of the module, which is made if there is none.
+    """
+    layer: str
+    after: bool = False
+    weight: str = 'weight'
+    rows: tuple[int, int] | None = None
+    channels: tuple[int, ...] | None = None
+    bias: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def part(self) -> slice:
+        """The layer's rows of the weight."""
+        return slice(*self.rows or (None, ))
+
+
+@dataclass
+class Fold:
+    """One norm: where it goes, or why it stays. Every name is the full one."""
+    norm: str
+    kind: str = ''  # class of the norm
+    sites: list[Site] = field(default_factory=list)
+    through: list[str] = field(default_factory=list)  # modules that pass its output on to these layers
+    pads: list[tuple[str, Pad]] = field(default_factory=list)  # modules that pad its output with zeros
+    stream: Stream | None = None  # that it stands in
+    untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
+    obstacle: str = ''
+    claims: int = 1  # how many rules say where it goes
+    beyond_float16: bool = False  # whether its padding token is too large for float16
+
+    @property
+    def by_graph(self) -> bool:
+        """Whether the model's graph has found the layers, and no rule."""
+        return any(site.channels is not None for site in self.sites)
+
+    @property
+    def where(self) -> str:
+        """Where the norm went, or why it stays."""
+        if self.obstacle:
+            return self.obstacle
+        if not self.sites:
+            return ', '.join(self.stream.ends)
+        layers = ', '.join(dict.fromkeys(site.layer for site in self.sites))
+        filled = ' (padding filled, too large for float16)' if self.beyond_float16 else ' (padding filled)'
+        note = filled if self.pads else ' (with a copy of its shared weight)' if self.untied else ''
+        return ('back into ' if self.sites[0].after else '') + layers + note
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What :func:`mmunorm.fuse_norms` did; `str()` gives a table.
+
+    Attributes:
+        folded: the norms that are gone; `norm` is a name, `where` tells where it went.
+        kept: the norms that are left; `where` tells why.
+    """
+    folded: tuple[Fold, ...]
+    kept: tuple[Fold, ...]
+
+    def __str__(self) -> str:
+        lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
+        if beyond := sum(fold.beyond_float16 for fold in self.folded):
+            lines[0] += f', {beyond} of them with padding too large for float16: there, call half() before fuse_norms()'
+        for title, folds in (('folded', self.folded), ('kept', self.kept)):
+            if folds:
+                width = max(len(fold.norm) for fold in folds)
+                kind = max(len(fold.kind) for fold in folds)
+                lines += ['', f'{title}:']
+                lines += [f'  {fold.norm:{width}}  {fold.kind:{kind}}  {fold.where}' for fold in folds]
+        return '\n'.join(lines)
+
+
+class NotFoldedError(ValueError):
+    """Norms cannot be folded, and all had to be."""
+
+
+def streams_of(folds: Iterable[Fold]) -> Sequence[Stream]:
+    """The streams that norms stand in, in order."""
+    return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))

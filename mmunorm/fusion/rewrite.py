@@ -1,0 +1,187 @@
+"""Step 3 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and takes the norm away."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import Norm
+from .padding import Fill, zero_token
+from .report import Fold, Site
+from .rules import join
+
+
+class FoldedNorm(nn.Identity):
+    """Stands where a norm stood that has been folded away.
+
+    Its buffer marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
+    model unseen.
+
+    Args:
+        made: for a norm that was folded by the model's graph, the tensors that came into the model's state by that.
+            Defaults to None, for one that a rule knows.
+    """
+
+    def __init__(self, made: Sequence[str] | None = None):
+        super().__init__()
+        self.made = made
+        self.register_buffer('folded', torch.tensor(True))
+
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
+        """Returns `x`; the other arguments are taken because the norms take them."""
+        return x
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if prefix + 'weight' in state_dict:
+            raise RuntimeError(
+                f'{prefix}weight: the model is folded, this checkpoint is not. Load it into the model that '
+                'its own config builds, then fold that with mmunorm.fuse_norms(model).')
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+Norm.refused_state['folded'] = (
+    'this checkpoint is of a folded model, and this one has norms. Fold it first with '
+    "mmunorm.fuse_norms(model.eval()), or let mmunorm.fusion.load_folded build the model of this checkpoint.")
+
+
+class FoldedNormAct(FoldedNorm):
+    """Stands where a norm of timm stood that has an activation in it: that is left."""
+
+    def __init__(self, made: Sequence[str] | None, norm: nn.Module):
+        super().__init__(made)
+        self.drop, self.act = norm.drop, norm.act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(x))
+
+
+def has_act(norm: nn.Module) -> bool:
+    """Whether `norm` is timm's BatchNorm with an activation after it."""
+    return f'{type(norm).__module__}.{type(norm).__qualname__}' == 'timm.layers.norm_act.BatchNormAct2d'
+
+
+def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm.
+
+    The scale of a norm that mixes channels is a matrix `(C, C)`.
+    """
+    if callable(getattr(norm, 'affine', None)):  # torch's BatchNorm has a bool of this name
+        return norm.affine()
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    shift = -scale * norm.running_mean.double()
+    if norm.bias is not None:
+        shift = shift + norm.bias.detach().double()
+    return scale, shift
+
+
+def num_channels(layer: nn.Module, after: bool = False) -> int:
+    """How many channels a linear layer or convolution reads, or with `after` gives."""
+    return layer.weight.shape[0] if after else layer.weight.shape[1] * getattr(layer, 'groups', 1)
+
+
+@torch.no_grad()
+def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
+    """Folds one norm of this scale and shift, `(C,)` float64: the layers of its sites, their padding, its place."""
+    for name in fold.untied:
+        layer = model.get_submodule(name)
+        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    fill = zero_token(scale, shift) if fold.pads else None
+    fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
+    made = [name for site in fold.sites for name in absorb(model, site, scale, shift, fill)]
+    for name, pad in fold.pads:
+        pad(model.get_submodule(name), fill)
+    leave(model, fold.norm, made if fold.by_graph else None)
+
+
+def leave(model: nn.Module, name: str, made: Sequence[str] | None = None) -> None:
+    """Puts a :class:`FoldedNorm` where the norm `name` stands."""
+    norm = model.get_submodule(name)
+    put(model, name, FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made))
+
+
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts `module` in the place of the part `name`, in eval mode and on its device."""
+    old = model.get_submodule(name)
+    device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
+    parent, _, child = name.rpartition('.')
+    setattr(model.get_submodule(parent), child, module.eval().to(device))
+
+
+@torch.no_grad()
+def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> list[str]:
+    """Lets a layer take up `scale * x + shift`, `(C,)` float64, in place.
+
+    Before the layer `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. After it
+    `W' = diag(scale) W`, `b' = scale * b + shift`. With a `fill`, the column of its marker undoes the shifts that the
+    rest of the token does not.
+
+    Returns:
+        The tensors that a checkpoint of the unfolded model has not: new biases, and buffers that were not saved.
+    """
+    weight = getattr(model.get_submodule(site.layer), site.weight)[site.part]
+    scale, shift = scale.to(weight.device), shift.to(weight.device)
+    if site.channels is not None:
+        channels = torch.tensor(site.channels, device=weight.device)
+        scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
+    vectors = _biases(model, site)
+    made = [name for name in vectors if add_to_state(model, name)]
+    wide = weight.double()
+    trailing = (1, ) * (weight.dim() - 2)
+    if site.after:
+        weight.copy_(wide * scale.view(-1, 1, *trailing))
+        _change_biases(model, vectors, scale, shift)
+        return made
+    groups = len(shift) // weight.shape[1]
+
+    def by_output(values: Tensor) -> Tensor:
+        values = values.view(groups, -1).repeat_interleave(len(weight) // groups, 0)
+        return values.view(*weight.shape[:2], *trailing)
+
+    shifts = (wide * by_output(shift)).flatten(1).sum(1)
+    _change_biases(model, vectors, torch.ones_like(shifts), shifts)
+    folded = torch.einsum('oi...,ij->oj...', wide, scale) if scale.dim() > 1 else wide * by_output(scale)
+    if fill is not None and fill.marker >= 0:
+        undone = fill.undone.to(weight.device)
+        folded[:, fill.marker] = -wide[:, undone] @ shift[undone]
+    weight.copy_(folded)
+    return made
+
+
+def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
+    """The vectors that hold a layer's bias: by full name the layer's rows and their places in the vector."""
+    if site.bias:
+        vectors = {}
+        for row, (name, place) in enumerate(site.bias):
+            rows, places = vectors.setdefault(name, ([], []))
+            rows.append(row)
+            places.append(place)
+        return vectors
+    vectors = {join(site.layer, site.weight.replace('weight', 'bias')): (slice(None), site.part)}
+    if site.weight == 'in_proj_weight':  # torch's MultiheadAttention takes both of its biases or none
+        vectors[join(site.layer, 'out_proj.bias')] = (slice(0, 0), slice(0, 0))
+    return vectors
+
+
+def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
+    """`b' = scale * b + shift`, wherever the parts of b are kept."""
+    for name, (rows, places) in vectors.items():
+        owner, _, tensor = name.rpartition('.')
+        vector = getattr(model.get_submodule(owner), tensor)
+        vector[places] = (vector[places].double() * scale[rows] + shift[rows]).to(vector.dtype)
+
+
+def add_to_state(model: nn.Module, name: str) -> bool:
+    """Makes a bias, zero, where there is none, and lets a buffer be saved with the model; whether it did either."""
+    owner, _, tensor = name.rpartition('.')
+    module = model.get_submodule(owner)
+    if tensor in module._non_persistent_buffers_set:
+        module._non_persistent_buffers_set.discard(tensor)
+        return True
+    if getattr(module, tensor, None) is not None:
+        return False
+    weight = getattr(module, tensor.replace('bias', 'weight'))
+    setattr(module, tensor, nn.Parameter(weight.new_zeros(len(weight)), requires_grad=weight.requires_grad))
+    return True
