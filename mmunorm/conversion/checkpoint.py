@@ -20,8 +20,7 @@ from ..config.presets import replace_norm_cfgs
 from ..errors import PreflightError
 from ..files import whole_file, write_text
 from ..norms import OfflineNorm
-from ..norms.kinds import with_fused_parts
-from ..norms.replace import build_like, call_norms_of_encoder_layers, layer_norms, put
+from ..norms.replace import build_like, layer_norms, leave_fast_path, put, with_fused_parts
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'
@@ -53,7 +52,7 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
     norms = layer_norms(model)
     if missing := [name for name in converted if name not in norms]:
         raise ValueError(f'converted: {of} has no LayerNorm {missing[0]!r}')
-    call_norms_of_encoder_layers(model, list(converted))
+    leave_fast_path(model, list(converted))
     put(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name]) for name in converted})
     return model
 

@@ -12,9 +12,17 @@ from tqdm import tqdm
 
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
-from ..norms.kinds import eps_of, is_rms, with_fused_parts
 from ..norms.layers import channel_axis, input_of, is_channels_first
-from ..norms.replace import build_like, call_norms_of_encoder_layers, check_replaceable, layer_norms, put
+from ..norms.replace import (
+    build_like,
+    check_replaceable,
+    eps_of,
+    is_rms,
+    layer_norms,
+    leave_fast_path,
+    put,
+    with_fused_parts,
+)
 from .replay import Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
@@ -85,7 +93,7 @@ def convert_norms(model: nn.Module,
     kept = _kept(model, names, keep)
     wanted = {name: norm for name, norm in names.items() if norm not in kept}
     try:
-        check_replaceable(model, wanted)
+        check_replaceable(wanted)
     except ValueError as error:
         raise ConversionError(f'{error}; `keep` lets it stay') from error
     goals = {norm: _goal(norm_cfg, norm, model) for norm in wanted.values()}
@@ -96,7 +104,7 @@ def convert_norms(model: nn.Module,
 
     with _eval_mode(model), Replay(model, goals) as replay, tqdm(
             total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
-        changes = call_norms_of_encoder_layers(model, list(wanted))
+        changes = leave_fast_path(model, list(wanted))
         try:
             first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
             before = _measure_all(model, batches, first, replay, bar)

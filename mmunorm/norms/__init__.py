@@ -1,6 +1,6 @@
 """The offline norms in one framework, and their peers."""
 from .base import Norm
-from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d
+from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
 from .dyt import DyT
 from .mabn import MABN
 from .no_norm import NoNorm
@@ -12,7 +12,7 @@ from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
 from .token_bn import TokenBN
-from .un import UN, SyncUN, UN2d
+from .un import UN, SyncUN
 
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',

@@ -57,13 +57,12 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
     if norm.centered == 'frozen':  # mu_hat is a constant
         mean = norm.running_mean.to(measured.dtype)
         measured = (measured[0] + (measured[1] - mean).square()).unsqueeze(0)  # the mean square about it
-    elif norm.centered:  # mu_hat is that of this step
+    elif norm.centered:  # mu_hat is the mean of this step
         mean = torch.where(measured[0].isfinite(), measured[1], norm.running_mean)
         norm.running_mean.copy_(moving_average(norm.running_mean, mean, alpha))  # 5. Eq. 12
     if triton := _one_launch(norm, record, measured[0], running):
         results = triton.average_activation(measured[0], t, running, record, norm.num_outliers, norm.unsettled,
                                             alpha)
-        kernels.mark_changed(running, record, norm.num_outliers)
         return Step(*results, mean=mean)
     s = finite_or(measured[0], running)
     averaged = t > norm.unsettled  # 2. the warm-up is over, and M statistics were recorded before this one
@@ -99,15 +98,9 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor, step: Step, eta: Tensor |
               eps: float, average_gradient: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]):
     """Forward 4 with its estimated gradient: `weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
 
-    Args:
-        x: `(..., C)`, any floating dtype.
-        weight, bias: `(C,)`.
-        step: its `var_hat` and `mean`.
-        eta: `(1,)`, or None for 0.
-        valid: None or bool `x.shape[:-1]`, False where a token is padding.
-        eps: added to the variance.
-        average_gradient: called once in the backward pass with the statistics `g = mean(weight * dy * z)` and
-            `mean(weight * dy)`, None without a mean; returns the two that are used in `dx`.
+    `eta` is `(1,)`, or None for 0; `valid` None or bool `x.shape[:-1]`, False where a token is padding. The backward
+    pass calls `average_gradient` once with the statistics `g = mean(weight * dy * z)` and `mean(weight * dy)`, None
+    without a mean; it returns the two that are used in `dx`.
     """
     return _Normalize.apply(x, weight, bias, step.var_hat, step.mean, eta, valid, eps, average_gradient)
 
@@ -150,14 +143,11 @@ def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | N
 def average_gradient(norm, step: Step, g: Tensor) -> Tensor:
     """Backward 2 to 4: updates the state; the `psi` that is used in `dx`.
 
-    A gradient that overflows anywhere says nothing of its step, and a gradient scaler skips it: then the state
-    stays as it is.
+    A gradient that overflows anywhere is useless, and a gradient scaler skips its step: the state is kept as it is.
     """
     psi, record = norm.psi, norm.gradient_record
     if triton := _one_launch(norm, record, g, psi):
-        used = triton.average_gradient(g, psi, record, step.outlier, step.averaged, norm.alpha)
-        kernels.mark_changed(psi, record)
-        return used
+        return triton.average_gradient(g, psi, record, step.outlier, step.averaged, norm.alpha)
     finite = g.isfinite()
     recorded = changes = finite.all()
     g = torch.where(finite, g, psi)

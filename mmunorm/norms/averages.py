@@ -38,9 +38,9 @@ def bessel_correction(tokens: int | Tensor) -> float | Tensor:
 
 
 def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
-    """PowerNorm's running gradient statistic (Shen et al., ICML 2020, Algorithm 2): the next `nu`, `(C,)`.
+    """PowerNorm's next `nu` `(C,)` (Shen et al., ICML 2020, Algorithm 2).
 
-    `z_squared` is the mean over tokens of the normalized input squared, `g` that of its gradient times it.
+    `z_squared` is the mean over tokens of the normalized input squared, `g` the mean of its gradient times it.
     """
     return nu * (1 - (1 - alpha) * z_squared) + (1 - alpha) * g
 
@@ -52,25 +52,15 @@ def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
-    """`V(sqrt(record))` of Eq. 19 with the unbiased variance.
-
-    One number over all `M * C` entries, or `(C,)` numbers with `per_channel`.
-    """
+    """`V(sqrt(record))` of Eq. 19, unbiased: `()` over all `M * C` entries, or `(C,)` with `per_channel`."""
     return record.sqrt().var(dim=0) if per_channel else record.sqrt().var()
 
 
 def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
                gm: Tensor | None = None) -> Tensor:
-    """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19).
+    """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19), `()` bool.
 
-    Args:
-        omega: the last M statistics with the newest, `(M, C)`.
-        omega_prev: the M statistics before the newest, `(M, C)`.
-        per_channel: read `V` for each channel; for study only.
-        gm: `geometric_mean(omega)` if it is known.
-
-    Returns:
-        A bool tensor of shape `()`.
+    `omega` `(M, C)` ends with the newest statistics, `omega_prev` before them; `gm` is `geometric_mean(omega)`.
     """
     gm = geometric_mean(omega) if gm is None else gm
     # Equal statistics have AM = GM and V = 0: the rounding of exp and log must not decide there.

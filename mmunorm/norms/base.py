@@ -1,4 +1,4 @@
-"""What every norm of the package shares: its arguments' checks, and the two things a fold asks for."""
+"""What every norm of the package shares: checks of its arguments, and what folding asks for."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Norm(nn.Module):
     """A norm over tokens of shape `(..., C)`; subclasses give `_normalize`.
 
-    A norm that can be folded away has `affine()`; one that cannot says why in `fold_obstacle`, the rest of
+    A norm that can be folded has `affine()`; one that cannot says why in `fold_obstacle`, the rest of
     a sentence that begins with the norm's name. An obstacle wins over `affine()`.
 
     Args:
@@ -46,27 +46,22 @@ class Norm(nn.Module):
             ValueError: the shape of `x` or of `pad_mask` does not fit.
             TypeError: the dtype of `x` or of `pad_mask` does not fit.
         """
-        self._check_input(x, pad_mask)
-        return self._normalize(x, pad_mask)
-
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def _check_input(self, x: Tensor, pad_mask: Tensor | None) -> None:
         name = type(self).__name__
         if x.dim() == 0 or x.shape[-1] != self.num_features:
             raise ValueError(f'{name}: the last dimension of x must be num_features={self.num_features}, '
                              f'got x of shape {tuple(x.shape)}')
         if not x.is_floating_point():
             raise TypeError(f'{name}: x must be a floating tensor, got {x.dtype}')
-        if pad_mask is None:
-            return
-        if pad_mask.shape != x.shape[:-1]:
+        if pad_mask is not None and pad_mask.shape != x.shape[:-1]:
             raise ValueError(f'{name}: pad_mask must have the shape of x without channels, '
                              f'{tuple(x.shape[:-1])}, got {tuple(pad_mask.shape)}')
-        if pad_mask.dtype != torch.bool:
+        if pad_mask is not None and pad_mask.dtype != torch.bool:
             raise TypeError(f'{name}: pad_mask must be bool, True where a token is padding, '
                             f'got {pad_mask.dtype}')
+        return self._normalize(x, pad_mask)
+
+    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         for key, why in self.refused_state.items():
@@ -75,14 +70,11 @@ class Norm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """What the norm has to do when a training run begins.
+        """To be called when a training run begins: a warning for the user, or ''.
 
         Args:
             resumed: whether the run goes on from a checkpoint of its own.
             steps: training steps that it has left.
-
-        Returns:
-            A warning for the user, or ''.
         """
         return ''
 

@@ -2,12 +2,32 @@
 from __future__ import annotations
 
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
 from .mabn import MABN
 from .rep_bn import RepBN
 from .token_bn import TokenBN
-from .un import UN, ChannelsFirst, SyncUN, UN2d
+from .un import UN, SyncUN
+
+
+class ChannelsFirst:
+    """Mixed into a norm over tokens, it makes that one for `(N, C, H, W)` maps: every position is a token.
+
+    `pad_mask` is `(N, H, W)`. The output keeps the shape and dtype; its memory may be channels-last.
+    """
+
+    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str = 'channel_first') -> Tensor:
+        """Normalizes `x`; with 'channel_last', as mmpretrain's LN2d can be called, that is `(N, H, W, C)`."""
+        if x.dim() != 4:
+            raise ValueError(f'{type(self).__name__}: x must be (N, C, H, W), got shape {tuple(x.shape)}')
+        if data_format == 'channel_last':
+            return super().forward(x, pad_mask)
+        return super().forward(x.permute(0, 2, 3, 1), pad_mask).permute(0, 3, 1, 2)
+
+
+@MODELS.register_module()
+class UN2d(ChannelsFirst, UN):
+    """:class:`UN` for `(N, C, H, W)` maps."""
 
 
 @MODELS.register_module()
@@ -30,15 +50,11 @@ class RepBN2d(ChannelsFirst, RepBN):
     """:class:`RepBN` for `(N, C, H, W)` maps."""
 
 
-_FOR_MAPS = {UN: UN2d, SyncUN: SyncUN2d, MABN: MABN2d, TokenBN: TokenBN2d, RepBN: RepBN2d}
+_FOR_MAPS = {cls.__bases__[1]: cls for cls in (UN2d, SyncUN2d, MABN2d, TokenBN2d, RepBN2d)}
 
 
 def for_maps(norm: nn.Module) -> nn.Module:
-    """Makes a norm over tokens one over the channels of `(N, C, H, W)`, in place.
-
-    Raises:
-        ValueError: there is no such form of it.
-    """
+    """Makes a norm over tokens one over the channels of `(N, C, H, W)`, in place; a ValueError if there is no such."""
     if isinstance(norm, ChannelsFirst):
         return norm
     if type(norm) not in _FOR_MAPS:
@@ -47,4 +63,3 @@ def for_maps(norm: nn.Module) -> nn.Module:
                          f'norms over; take one of {names}')
     norm.__class__ = _FOR_MAPS[type(norm)]
     return norm
-

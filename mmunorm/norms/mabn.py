@@ -11,9 +11,9 @@ from .offline import OfflineNorm
 class MABN(OfflineNorm):
     """Moving average BN: normalizes by a moving average of the mean square.
 
-    The gradient is estimated by the arithmetic mean of the last `window` gradient statistics. The warm-up
-    is :class:`OfflineNorm`'s: statistics of the step and the exact gradient. The paper centers the weights
-    of the layer before instead of the activations; here, as in UN's comparison, no other layer is touched.
+    The gradient is estimated by the arithmetic mean of the last `window` gradient statistics. In the warm-up
+    it is exact, and the statistics are those of the step. The paper centers the weights of the layer before
+    instead of the activations; in this package, as in UN's comparison, no other layer is touched.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -35,13 +35,5 @@ class MABN(OfflineNorm):
                  warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
-            num_features,
-            forward_average='ema',
-            backward_average='am',
-            window=window,
-            alpha=alpha,
-            warmup_iters=warmup_iters,
-            eps=eps)
-
-    def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, window={self.window[1]}, warmup_iters={self.warmup_iters}'
+            num_features, forward_average='ema', backward_average='am', window=window, alpha=alpha,
+            warmup_iters=warmup_iters, eps=eps)

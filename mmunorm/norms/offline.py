@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -21,15 +22,15 @@ _NEVER = 1 << 62
 class OfflineNorm(Norm):
     """A norm with fixed statistics at inference: `y = gamma * (x - mu) / sqrt(var + eps) + beta` (Eq. 1).
 
-    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps. Which ones is what tells the methods
-    apart, and all of them are arguments here; :mod:`.algorithm` computes a step. For the first `warmup_iters`
+    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps. The methods differ only in these averages,
+    and all of them are arguments here; :mod:`.algorithm` computes a step. For the first `warmup_iters`
     steps, and until the records are full, a step uses its own statistics with the exact gradient. A channel whose
     statistic is not finite takes the running one in its place. A step whose gradient is not finite anywhere
     leaves the gradient statistics as they are. So inf and NaN never stay in the state.
 
-    What training adds stands in small modules: :mod:`.recompute` for activation checkpointing, where a recomputed
+    Small modules add the rest of training: :mod:`.recompute` activation checkpointing, where a recomputed
     forward is the SAME step, and a layer that runs several times knows its last 64 steps by their statistics;
-    :mod:`.compiled` for torch.compile, where a recomputed forward is an error; :mod:`.sync` for statistics over
+    :mod:`.compiled` torch.compile, where a recomputed forward is an error; :mod:`.sync` statistics over
     all processes.
 
     State: parameters `weight` (gamma), `bias` (beta) and, where it is asked for, `eta` (1); buffers `running_var`
@@ -50,23 +51,14 @@ class OfflineNorm(Norm):
         backward_momentum (bool): whether 'current' and 'am' pass through a moving average with `alpha`.
             Defaults to False.
         window (int | tuple[int, int]): M; a pair is (forward, backward). Defaults to 1.
-        alpha (float): weight of the OLD value in moving averages (Eq. 12), in [0, 1); 1 minus what
-            BatchNorm calls momentum. Defaults to 0.9.
-        warmup_iters (int | float, optional): training steps with exact statistics. An int counts the forward passes of
-            this layer, as `num_batches_tracked` does: several a step for a layer that runs several times. A float below
-            1 is a share of the run, whatever runs in it, of which `set_progress` tells. Defaults to None, for a method
-            that has no warm-up.
+        warmup_iters (int | float, optional): as UN's; None for a method that has no warm-up. Defaults to None.
         outlier_filter (bool): whether a step whose statistics hold an outlier (Eq. 18-19) drops every
             average. Defaults to False.
-        outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
-            for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
-        eta (float, optional): where the learnable number `eta` of RepBN's `eta * x` starts, which is added to the
-            output. Defaults to None, for no such term.
-        eps (float): added to the variance. Defaults to 1e-5.
+        alpha, outlier_variance, eta, eps: as UN's, and with the same defaults.
 
     Attributes:
-        lacks_statistics (bool): whether the last state that was loaded had `weight` and no running statistics: that
-            of another kind of norm.
+        lacks_statistics (bool): whether the state that was loaded last had `weight` and no running statistics, so
+            that it came from another kind of norm.
         ranks (Ranks, optional): the processes whose tokens count as one batch; `convert_sync` sets it. A step
             without any token takes the running statistics. The gradient statistics are those of the mean of the
             processes' losses, which DistributedDataParallel minimizes.
@@ -82,7 +74,7 @@ class OfflineNorm(Norm):
     loss_scale: Tensor | None = None
     # Whether the running variance is the unbiased one.
     keeps_unbiased = False
-    # Whether another norm's output is in this one's, so that the gradient of `weight` tells a part alone.
+    # Whether another norm is blended in, so that `weight.grad` covers a part of the output.
     blends_another = False
 
     def __init__(self,
@@ -148,15 +140,8 @@ class OfflineNorm(Norm):
         if prefix + 'weight' in state_dict:
             self.lacks_statistics = prefix + 'running_var' not in state_dict
 
-    def __getstate__(self) -> dict:
-        return {key: value for key, value in vars(self).items() if key != '_pending'}
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        self._pending = PendingSteps()  # a copy takes no part in the passes under way
-
     def affine(self) -> tuple[Tensor, Tensor]:
-        """The norm at inference as `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
+        """`scale` and `shift` of the norm at inference, `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
 
         Raises:
             RuntimeError: the norm has a `fold_obstacle`.
@@ -197,16 +182,6 @@ class OfflineNorm(Norm):
         rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
         return algorithm.scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
 
-    @property
-    def newest_step(self) -> Step | None:
-        """The newest training step, `y = weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
-
-        Its `measured` are the statistics of this process's `x`, without padding. None before the first step,
-        in a copy, and for a method that changes `x` or `y` besides. A forward pass that is compiled,
-        recomputed, of no token or in `eval()` leaves no step; the one before then remains.
-        """
-        return self._pending.newest
-
     def restart_warmup(self) -> None:
         """Begins again at step 1, for a new task: forgets steps, outliers and gradient statistics.
 
@@ -219,11 +194,7 @@ class OfflineNorm(Norm):
                 buffer.zero_()
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """To be called when a training run begins, with the steps that it has left; a warning, or ''.
-
-        Weights from another task bring that task's step count and gradient statistics along. A run that is not
-        resumed begins at step 1 again.
-        """
+        """As :meth:`Norm.start_run`. A run that is not resumed begins at step 1: its weights may be of another task."""
         if self.warmup_iters is None:
             return ''
         if not resumed:
@@ -236,10 +207,7 @@ class OfflineNorm(Norm):
                 f'norm_cfg, for example warmup_iters={max(1, total // 10)}.')
 
     def set_progress(self, done: int, steps: int) -> None:
-        """To be called before each training step of a run: how many steps are done, and how many it has.
-
-        Where `warmup_iters` is a share of the run, this ends the warm-up.
-        """
+        """As :meth:`Norm.set_progress`: ends a warm-up that is a share of the run."""
         if isinstance(self.warmup_iters, float):
             self.unsettled = self._settles_after(0 if done / steps >= self.warmup_iters else _NEVER)
 
@@ -249,16 +217,13 @@ class OfflineNorm(Norm):
         # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
         valid = None if pad_mask is None else ~pad_mask
+        new = partial(self._new_step, x, valid)
         with torch.no_grad():
-            step = self._step(x, valid)
+            if is_compiling():
+                step = compiled.keep(new())
+            else:
+                step = self._pending.step(new, partial(algorithm.measure, x, valid, self.centered))
         return self._apply_step(step, x, valid, self.bias)
-
-    def _step(self, x: Tensor, valid: Tensor | None) -> Step:
-        """The step that this forward pass is."""
-        if is_compiling():
-            return compiled.keep(self._new_step(x, valid))
-        return self._pending.step(partial(self._new_step, x, valid),
-                                  partial(algorithm.measure, x, valid, self.centered))
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         if self.unsettled is None:
@@ -293,26 +258,31 @@ class OfflineNorm(Norm):
         return algorithm.average_gradient(self, step, g / scale) * scale, g_mean
 
     def extra_repr(self) -> str:
-        synchronized = '' if self.ranks is None else ', synchronized'
-        return f'{super().extra_repr()}, eps={self.eps}, alpha={self.alpha}{synchronized}'
+        names = ('eps', 'alpha', 'window', 'warmup_iters', 'outlier_filter', 'forward_average', 'backward_average',
+                 'backward_momentum', 'centered')
+        shown = [super().extra_repr(), *(f'{name}={getattr(self, name)!r}' for name in names)]
+        return ', '.join(shown if self.ranks is None else [*shown, 'synchronized'])
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_eta(eta: float | None) -> float | None:
-    if eta is None or (isinstance(eta, (int, float)) and not isinstance(eta, bool) and math.isfinite(eta)):
+    if eta is None or _is_number(eta):
         return eta
     raise ValueError(f'eta must be the number that it starts from, or None for no such term, got {eta!r}')
 
 
 def _check_warmup(warmup_iters: int | float | None) -> int | float | None:
-    if warmup_iters is None or isinstance(warmup_iters, float) and 0 < warmup_iters < 1:
-        return warmup_iters
-    if isinstance(warmup_iters, int) and not isinstance(warmup_iters, bool) and warmup_iters >= 0:
+    if warmup_iters is None or _is_number(warmup_iters) and (
+            0 < warmup_iters < 1 if isinstance(warmup_iters, float) else warmup_iters >= 0):
         return warmup_iters
     raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a float '
                      f'between 0 and 1, got {warmup_iters!r}')
 
 
-def _check_window(window) -> tuple[int, int]:
+def _check_window(window: int | Sequence[int]) -> tuple[int, int]:
     pair = (window, window) if isinstance(window, int) else window
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')

@@ -4,7 +4,6 @@ from __future__ import annotations
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .algorithm import Step
 from .offline import OfflineNorm
 from .rmsn import divide_by_rms
 
@@ -14,7 +13,7 @@ class PN(OfflineNorm):
     """PowerNorm: normalizes by the moving average of the EARLIER steps' mean squares.
 
     The gradient is estimated with the running statistic `nu` of Algorithm 2, which the buffer `psi` holds.
-    The warm-up is :class:`OfflineNorm`'s: statistics of the step and the exact gradient.
+    In the warm-up the statistics are those of the step, and the gradient is exact.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -37,25 +36,14 @@ class PN(OfflineNorm):
                  warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
-            num_features,
-            forward_average='earlier_ema',
-            backward_average='nu',
-            alpha=alpha,
-            warmup_iters=warmup_iters,
-            eps=eps)
+            num_features, forward_average='earlier_ema', backward_average='nu', alpha=alpha,
+            warmup_iters=warmup_iters, eps=eps)
         self.layer_scale = layer_scale
         if layer_scale:
             self.fold_obstacle = 'divides every token by its own root mean square at inference'
 
-    @property
-    def newest_step(self) -> Step | None:
-        """As :class:`OfflineNorm`'s; None with `layer_scale`, which measures tokens that it has divided."""
-        return None if self.layer_scale else super().newest_step
-
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        if self.layer_scale:
-            x = divide_by_rms(x, self.eps)
-        return super()._normalize(x, pad_mask)
+        return super()._normalize(divide_by_rms(x, self.eps) if self.layer_scale else x, pad_mask)
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, layer_scale={self.layer_scale}, warmup_iters={self.warmup_iters}'
+        return f'{super().extra_repr()}, layer_scale={self.layer_scale}'

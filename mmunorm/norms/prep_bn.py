@@ -16,7 +16,8 @@ from .rep_bn import RepBN
 class PRepBN(RepBN):
     """`lambda * LN(x) + (1 - lambda) * RepBN(x)`, lambda falling linearly from 1 to 0.
 
-    The first training step has lambda = 1, step `steps + 1` and all later ones 0. Then the norm can be folded.
+    The first forward pass in training has lambda = 1, pass `steps + 1` and all later ones 0. Then the norm can be
+    folded.
     LayerNorm is computed until the mode changes for the first time after that, at a validation at the latest.
     Inference blends with the lambda of the next training step.
 
@@ -25,7 +26,8 @@ class PRepBN(RepBN):
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
-        steps (int): training steps until lambda is 0.
+        steps (int): forward passes of this layer in training until lambda is 0, several a step for a layer that runs
+            several times or an optimizer that accumulates gradients.
         alpha (float): weight of the OLD value in the running statistics, in [0, 1). Defaults to 0.9.
         eps (float): added to the variance, of LayerNorm too. Defaults to 1e-5.
 
@@ -50,11 +52,6 @@ class PRepBN(RepBN):
         if seen >= self.steps:
             return ''
         return f'blends LayerNorm in until {self.steps} training steps are done, and has done {seen}'
-
-    @property
-    def newest_step(self) -> None:
-        """None: a step does not tell what LayerNorm has added."""
-        return None
 
     def start_run(self, resumed: bool, steps: int) -> str:
         """A warning if lambda will not reach 0. There is no warm-up: every run goes on from the step count."""
@@ -95,7 +92,8 @@ class PRepBN(RepBN):
         return self._blend(x, super()._apply_step(step, x, valid, bias), step.t - 1)
 
     def _blend(self, x: Tensor, y: Tensor, steps_before: Tensor) -> Tensor:
-        ln = layer_norm(x, self.ln_weight, self.ln_bias, self.eps)
+        dtype = statistics_dtype(x.dtype)
+        ln = F.layer_norm(x.to(dtype), x.shape[-1:], self.ln_weight.to(dtype), self.ln_bias.to(dtype), self.eps)
         share = (1 - steps_before.to(ln.dtype) / self.steps).clamp(min=0)
         return (share * ln + (1 - share) * y.to(ln.dtype)).to(x.dtype)
 
@@ -109,9 +107,3 @@ class PRepBN(RepBN):
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, steps={self.steps}'
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of tokens `(..., C)`, in the dtype of the statistics."""
-    dtype = statistics_dtype(x.dtype)
-    return F.layer_norm(x.to(dtype), x.shape[-1:], weight.to(dtype), bias.to(dtype), eps)

@@ -22,7 +22,7 @@ class _Pending:
     """A step whose backward pass may still come."""
     step: Step
     # Of what the graph of the forward pass holds. None where the pass made no graph: reentrant checkpointing makes one
-    # later, but `torch.no_grad()` looks the same.
+    # later, and cannot be told from `torch.no_grad()`.
     graph: weakref.ref | None = None
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
@@ -37,8 +37,7 @@ class _Pending:
 class PendingSteps:
     """The steps of one norm whose backward pass may still come, oldest first.
 
-    A step is forgotten at the next forward pass once it is done, or once its graph is gone, such as that of a loss that
-    nobody derived.
+    The next forward pass forgets those that are done, or whose graph is gone without a backward pass.
     """
 
     def __init__(self):
@@ -46,18 +45,11 @@ class PendingSteps:
         self._recalled: Tensor | None = None  # (n,) how often each of the n oldest was
         self._recalls = 0  # in all
 
-    @property
-    def newest(self) -> Step | None:
-        """The newest step, or None before the first."""
-        return self._pending[-1].step if self._pending else None
+    def __reduce__(self):
+        return PendingSteps, ()  # a copy takes no part in the passes under way
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
-        """The step of a forward pass.
-
-        Args:
-            new: makes a new step, which changes the state.
-            measure: only measures, and must give what it gave the first time.
-        """
+        """The step of a forward pass: `new()`, or that of a recomputed one, which is found by what it measured."""
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()

@@ -1,6 +1,7 @@
 """Norms for a model that is no config: `replace_norms` puts them where its LayerNorms and RMSNorms are."""
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
@@ -11,8 +12,14 @@ from torch import nn
 from ..compat import forget_compiled_code
 from .base import check_norm_cfg
 from .channels_first import for_maps
-from .kinds import is_replaceable_kind, leave_fast_path, place_obstacle, with_fused_parts
 from .layers import is_channels_first
+
+# By name, so that nobody has to install what they do not use. RMSNorm of torch is younger than LayerNorm.
+_RMS_NORMS = ('torch.nn.modules.normalization.RMSNorm',
+              *(f'timm.layers.norm.{name}' for name in ('RmsNorm', 'RmsNorm2d', 'RmsNormFp32', 'RmsNorm2dFp32')))
+_LAYER_NORMS = ('torch.nn.modules.normalization.LayerNorm', 'mmpretrain.models.backbones.hornet.HorNetLayerNorm')
+# What timm's norms with an activation hold beside their own weights, in the order in which it runs.
+_FUSED = ('drop', 'act')
 
 
 def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
@@ -45,35 +52,76 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     old = layer_norms(model)
     if not old:
         raise ValueError(f'model: {type(model).__name__} has no LayerNorm or RMSNorm to replace')
-    check_replaceable(model, old)
+    check_replaceable(old)
     # One new norm for each old one, also where that is used under several names.
     new = {norm: with_fused_parts(build_like(norm_cfg, norm, model), norm) for norm in old.values()}
     if '' in old:
         return new[model]
-    call_norms_of_encoder_layers(model, list(old))
+    leave_fast_path(model, list(old))
     put(model, {name: new[norm] for name, norm in old.items()})
     return model
 
 
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The LayerNorms and RMSNorms of a model by full name, under all names that they have."""
-    return {name: norm for name, norm in model.named_modules(remove_duplicate=False) if is_replaceable_kind(norm)}
+    """The LayerNorms and RMSNorms of a model by full name, under all names that they have.
+
+    They are torch's, timm's, mmpretrain's, or derived from those.
+    """
+    return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
+            if _is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
 
 
-def check_replaceable(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
-    """Raises a ValueError that names a norm of `model` whose place no offline norm can take."""
+def is_rms(norm: nn.Module) -> bool:
+    """Whether a norm divides by the root mean square and subtracts no mean."""
+    return _is_any(norm, _RMS_NORMS)
+
+
+def _is_any(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
+
+
+def eps_of(norm: nn.Module, dtype: torch.dtype) -> float:
+    """What a norm adds to the variance; torch's RMSNorm may leave that to the dtype of its input."""
+    return torch.finfo(dtype).eps if norm.eps is None else norm.eps
+
+
+def check_replaceable(norms: Mapping[str, nn.Module]) -> None:
+    """Raises a ValueError that names a norm whose place no offline norm can take."""
     for name, norm in norms.items():
-        if obstacle := place_obstacle(norm):
-            raise ValueError(f'model: {name} {obstacle}')
+        what = f'model: {name} is a {type(norm).__name__}'
+        if len(norm.normalized_shape) != 1:
+            raise ValueError(f'{what} over {tuple(norm.normalized_shape)}; only norms over the channels of '
+                             '(..., C) or (N, C, H, W) can be replaced')
+        if others := [part for part, _ in norm.named_children() if part not in _FUSED]:
+            raise ValueError(f'{what}; its {", ".join(others)} would be lost with it')
 
 
-def call_norms_of_encoder_layers(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
-    """:func:`leave_fast_path`, with a line in the log where a layer has left it."""
-    changes = leave_fast_path(model, names)
-    if changes:
-        layers = sum(isinstance(module, nn.TransformerEncoderLayer) for module, *_ in changes)
-        print_log(f"torch's fast path is off for {layers} nn.TransformerEncoderLayer: in eval mode it would compute "
-                  'LayerNorm in place of their norms', 'current')
+def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
+    """`new`, followed by what a norm of timm does after it normalized: a `Sequential` of `norm`, `drop` and `act`."""
+    parts = OrderedDict(old.named_children())
+    if not parts:
+        return new
+    return nn.Sequential(OrderedDict(norm=new, **parts)).train(old.training)
+
+
+def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
+    """Lets the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
+
+    torch's fast path reads the weights of their norms and computes LayerNorm by itself. Only these layers leave it,
+    and the `nn.TransformerEncoder`s around them. Returns what was changed: module, attribute, and its value before.
+    """
+    layers = {model.get_submodule(name.rpartition('.')[0]) for name in names}
+    layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
+    encoders = [module for module in model.modules()
+                if isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.layers)]
+    if layers:
+        print_log(f"torch's fast path is off for {len(layers)} nn.TransformerEncoderLayer: in eval mode it would "
+                  'compute LayerNorm in place of their norms', 'current')
+    changes = [(module, name, getattr(module, name))
+               for modules, name in ((layers, 'activation_relu_or_gelu'), (encoders, 'use_nested_tensor'))
+               for module in modules if hasattr(module, name)]
+    for module, name, value in changes:
+        setattr(module, name, type(value)(0))
     return changes
 
 
@@ -89,8 +137,7 @@ def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
 def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     """A norm of a config with scale, shift, device, dtype, mode and `requires_grad` of an old norm of `model`.
 
-    Raises:
-        ValueError: the old norm is over maps `(N, C, H, W)`, and the new one has no form for these.
+    A ValueError if the old norm is over maps `(N, C, H, W)`, and the new one has no form for these.
     """
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)

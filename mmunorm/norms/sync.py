@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .kernels import num_tokens, statistics_dtype
+from .kernels import num_tokens
 
 
 class Ranks:
@@ -28,39 +28,10 @@ class Ranks:
             return 1
         return dist.get_world_size(self.process_group)
 
-    def merge(self, measured: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistics over all ranks' tokens; NaN where there is none.
-
-        Args:
-            measured: this rank's, `(1, C)` mean square, or `(2, C)` biased variance and mean.
-            tokens: `()`, how many they were measured over; 0 ignores `measured`.
-
-        Returns:
-            The same over all ranks, and the number of all their tokens, `()`.
-        """
-        centered = measured.shape[0] == 2
-        if centered:
-            # Second moments about 0, in float64: what is lost is less than the rounding of float32 input.
-            var, mean = measured.double()
-            moments = torch.stack([var + mean.square(), mean])
-        else:
-            moments = measured
-        total = self._sum(torch.cat([self._weighted(moments, tokens).flatten(), tokens.to(moments).view(1)]))
-        merged, tokens = total[:-1].view_as(moments) / total[-1], total[-1].to(measured)
-        if centered:
-            square, mean = merged
-            merged = torch.stack([(square - mean.square()).clamp(min=0), mean])
-        return merged.to(measured), tokens
-
-    def mean(self, values: Tensor, share: Tensor) -> Tensor:
-        """The mean of all ranks' `values`, weighted by `share` `()`; one whose share is 0 is ignored."""
-        return self._sum(self._weighted(values, share))
-
-    def _weighted(self, values: Tensor, weight: Tensor) -> Tensor:
+    def sum(self, values: Tensor, weight: Tensor) -> Tensor:
+        """The sum of all ranks' `values`, each times its `weight` `()`; values of weight 0 are ignored."""
         # `where`, because the mean over no token is NaN.
-        return torch.where(weight == 0, 0, values * weight.to(values))
-
-    def _sum(self, values: Tensor) -> Tensor:
+        values = torch.where(weight == 0, 0, values * weight.to(values))
         dist.all_reduce(values, group=self.process_group)
         return values
 
@@ -71,52 +42,41 @@ def is_synchronized(ranks: Ranks | None) -> bool:
 
 
 def merge_forward(ranks: Ranks | None, measured: Tensor, x: Tensor,
-                  valid: Tensor | None) -> tuple[Tensor, int | Tensor | None, Tensor | None]:
-    """The statistics of a step over all its processes.
-
-    Args:
-        ranks: None is this process alone.
-        measured: `(1, C)` or `(2, C)`, of this process.
-        x: `(..., C)`, what was measured.
-        valid: None or bool `x.shape[:-1]`, False where a token is padding.
-
-    Returns:
-        `measured` over all processes; the number of tokens, an int or `()`, None where nobody asks for it; and
-        this process's share of them `()`, None without others.
+                  valid: Tensor | None) -> tuple[Tensor, int | Tensor, Tensor | None]:
+    """What this process measured in `x` `(..., C)` over all processes: `(1, C)` mean square, or `(2, C)` biased
+    variance and mean, NaN over no token; the number of tokens; and this process's share of them, None without others.
     """
+    tokens = num_tokens(x) if valid is None else valid.sum(dtype=measured.dtype)
     if not is_synchronized(ranks):
-        return measured, _count_tokens(x, valid) if len(measured) == 2 else None, None
-    tokens = _count_tokens(x, valid)
+        return measured, tokens, None
     own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
-    merged, tokens = ranks.merge(measured, own)
-    return merged, tokens, own / tokens
+    # Second moments about 0, in float64: what is lost is less than the rounding of float32 input.
+    moments = measured
+    if centered := len(measured) == 2:
+        var, mean = measured.double()
+        moments = torch.stack([var + mean.square(), mean])
+    total = ranks.sum(torch.cat([moments.flatten(), moments.new_ones(1)]), own)
+    moments, tokens = total[:-1].view_as(moments) / total[-1], total[-1].to(measured)
+    if centered:
+        square, mean = moments
+        moments = torch.stack([(square - mean.square()).clamp(min=0), mean])
+    return moments.to(measured), tokens, own / tokens
 
 
 def merge_backward(ranks: Ranks | None, share: Tensor | None, g: Tensor, g_mean: Tensor | None,
                    loss_scale: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | float | None]:
-    """The gradient statistics of a step over all its processes.
+    """The gradient statistics of a step over all processes, and what they are multiplied with, or None for 1.
 
-    Args:
-        ranks, share: of the same step's :func:`merge_forward`.
-        g, g_mean: `(C,)`, of this process.
-        loss_scale: `()`, what the loss was multiplied with, or None.
-
-    Returns:
-        `g` and `g_mean` over all processes, and what they are multiplied with, or None for 1.
+    `share` comes from :func:`merge_forward` of the same step.
     """
     if share is None:
         return g, g_mean, loss_scale
     if g_mean is None:
-        g = ranks.mean(g, share)
+        g = ranks.sum(g, share)
     else:
-        g, g_mean = ranks.mean(torch.stack([g, g_mean]), share)
+        g, g_mean = ranks.sum(torch.stack([g, g_mean]), share)
     # A process differentiates its own loss; the mean over the processes has a gradient so many times smaller.
     return g, g_mean, ranks.size if loss_scale is None else loss_scale * ranks.size
-
-
-def _count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
-    """How many tokens of `x` count; with `valid` a tensor `()` in the dtype of its statistics."""
-    return num_tokens(x) if valid is None else valid.sum(dtype=statistics_dtype(x.dtype))
 
 
 def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
@@ -136,11 +96,7 @@ def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = No
 
 
 def revert_sync(module: nn.Module) -> nn.Module:
-    """Makes every offline norm of a model, SyncUN too, take its own process's statistics, in place.
-
-    Returns:
-        `module`.
-    """
+    """Makes every offline norm of a model, SyncUN too, take its own process's statistics, in place; `module`."""
     return _set_ranks(module, None)
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from mmengine.registry import MODELS
-from torch import Tensor
 
 from .base import check_choice
 from .offline import OfflineNorm
@@ -16,8 +15,8 @@ class UN(OfflineNorm):
     Training normalizes by the geometric mean of the last `window` mean squares, estimates the gradient
     by a moving average over the arithmetic mean of the last `window` gradient statistics, and drops every
     average on a step whose statistics hold an outlier (Eq. 18-19). During warm-up each step uses its own
-    statistic, with the exact gradient. What it does with inf and NaN, and its state, all of which is in
-    `state_dict`, are :class:`OfflineNorm`'s.
+    statistic, with the exact gradient. :class:`OfflineNorm` says what happens with inf and NaN, and which state there
+    is; all of it is in `state_dict`.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -36,8 +35,8 @@ class UN(OfflineNorm):
         backward_average (str): average over the gradient statistics: 'am' or 'current'. Defaults to 'am'.
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
-        centered (bool | str): whether to take the mean over tokens off: the current step's, with its exact gradient.
-            The variance about it is averaged and filtered as the mean square is else. 'frozen' subtracts the
+        centered (bool | str): whether to subtract the mean over tokens: the current step's, with its exact gradient.
+            The variance about it is then averaged and filtered in place of the mean square. 'frozen' subtracts the
             `running_mean` of the checkpoint that the run starts from, and does not change it: right for a detector on
             a backbone that was pretrained with True. OfflineNormHook refuses it where no mean has been loaded. In
             eval mode both are the same. `--norm` of the tools chooses between them; a config names one. Not of the
@@ -77,39 +76,13 @@ class UN(OfflineNorm):
             eta=eta,
             eps=eps)
 
-    def extra_repr(self) -> str:
-        return (f'{super().extra_repr()}, window={self.window}, warmup_iters={self.warmup_iters}, '
-                f'outlier_filter={self.outlier_filter}, forward_average={self.forward_average!r}, '
-                f'backward_average={self.backward_average!r}, backward_momentum={self.backward_momentum}, '
-                f'centered={self.centered!r}')
-
-
-class ChannelsFirst:
-    """Mixed into a norm over tokens, it makes that one for `(N, C, H, W)` maps: every position is a token.
-
-    `pad_mask` is `(N, H, W)`. The output keeps the shape and dtype; its memory may be channels-last.
-    """
-
-    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str = 'channel_first') -> Tensor:
-        """Normalizes `x`; with 'channel_last', as mmpretrain's LN2d can be called, that is `(N, H, W, C)`."""
-        if x.dim() != 4:
-            raise ValueError(f'{type(self).__name__}: x must be (N, C, H, W), got shape {tuple(x.shape)}')
-        if data_format == 'channel_last':
-            return super().forward(x, pad_mask)
-        return super().forward(x.permute(0, 2, 3, 1), pad_mask).permute(0, 3, 1, 2)
-
-
-@MODELS.register_module()
-class UN2d(ChannelsFirst, UN):
-    """:class:`UN` for `(N, C, H, W)` maps."""
-
 
 @MODELS.register_module()
 class SyncUN(UN):
-    """:class:`UN` whose statistics and outlier decision are those of all processes' tokens together.
+    """:class:`UN` with statistics and an outlier decision over the tokens of all processes together.
 
-    Processes may have different numbers of tokens, or none. Outside of a distributed run it is UN; so it is
-    in `eval()`. Every process has to run the same norms in the same order, forward and backward. Checkpoints
+    Processes may have different numbers of tokens, or none. Outside of a distributed run and in `eval()` it is UN.
+    Every process has to run the same norms in the same order, forward and backward. Checkpoints
     are UN's. `convert_sync` and `revert_sync` do the same for a model of any offline norms.
     """
     ranks = Ranks()

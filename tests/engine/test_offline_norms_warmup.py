@@ -22,7 +22,7 @@ class Model(BaseModel):
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x, mode='loss'):
-        return dict(loss=sum(self.fc(self.norm(x)).square().mean() for _ in range(self.times)))
+        return dict(loss=sum(self.fc(self.norm(x * (1 + i))).square().mean() for i in range(self.times)))
 
 
 def run(work_dir, max_iters, norm=None, samples=8, batch_size=2, sampler='DefaultSampler', drop_last=False, times=1,
@@ -123,7 +123,8 @@ class Averaged(UN):
 
     def forward(self, x):
         y = super().forward(x)
-        self.averaged = [*getattr(self, 'averaged', []), self.newest_step.averaged.item()]
+        exact = self.weight * x * (x.square().mean(0) + self.eps).rsqrt() + self.bias
+        self.averaged = [*getattr(self, 'averaged', []), not torch.allclose(y, exact)]
         return y
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import reference
 
@@ -26,21 +27,19 @@ _PROGRAMS = 1024
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    (squares, ), count = _reduce(_second_moment, 1, valid, x)
-    return squares / count
+    sums, count = _sum_products(x, None, None, valid)
+    return sums[-2] / count
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     if torch.is_grad_enabled():  # the reference is differentiable
         return reference.affine(x, scale, shift)
-    y = torch.empty_like(x)
-    _each_tile(_affine, x, x, scale, shift, y)
-    return y
+    return _map_tokens(x, scale, shift, None, None, None)
 
 
 def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
                         valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    sums, count = _reduce(_product_sums, 2 if valid is None else 4, valid, x, dy, mean)
+    sums, count = _sum_products(x, dy, mean, valid)
     dweight, dbias = rstd * sums[0], sums[1]
     g, g_mean = weight * rstd * sums[-2] / count, weight * sums[-1] / count
     return dweight, dbias, g, None if mean is None else g_mean
@@ -50,36 +49,38 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Ten
                    mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
     direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
-    dx = torch.empty_like(x)
-    _each_tile(_input_gradient, x, x, dy, direct, slope, constant, _flags(valid), dx)
-    return dx
+    return _map_tokens(x, slope, constant, dy, direct, valid)
 
 
 def _blocks(channels: int) -> dict[str, int]:
     block = min(128, triton.next_power_of_2(channels))
-    return dict(BLOCK_C=block, BLOCK_T=_TILE // block)
+    return dict(BLOCK_C=block, BLOCK_T=_TILE // block, num_warps=8)
 
 
-def _flags(valid: Tensor | None) -> Tensor | None:
-    return None if valid is None else valid.contiguous().view(torch.uint8)
+def _bytes(flags: Tensor | None) -> Tensor | None:
+    return None if flags is None else flags.contiguous().view(torch.uint8)
 
 
 def _on(x: Tensor):
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _each_tile(kernel, x: Tensor, *args) -> None:
+def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, dy: Tensor | None, direct: Tensor | None,
+                valid: Tensor | None) -> Tensor:
+    out = torch.empty_like(x)
     channels = x.shape[-1]
     tokens = x.numel() // channels
     blocks = _blocks(channels)
     grid = (triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(channels, blocks['BLOCK_C']))
     if tokens:
         with _on(x):
-            kernel[grid](*args, tokens, channels, **blocks, num_warps=8)
+            _map[grid](x, slope, constant, dy, direct, _bytes(valid), out, tokens, channels, **blocks)
+    return out
 
 
-def _reduce(kernel, number: int, valid: Tensor | None, x: Tensor, *args) -> tuple[Tensor, int | Tensor]:
-    """`number` sums over tokens, `(number, C)`, and how many tokens are valid."""
+def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None,
+                  valid: Tensor | None) -> tuple[Tensor, int | Tensor]:
+    """The sums of :func:`_products` over tokens, `(2 or 4, C)`, and how many tokens are valid."""
     channels = x.shape[-1]
     tokens = x.numel() // channels
     blocks = _blocks(channels)
@@ -88,35 +89,16 @@ def _reduce(kernel, number: int, valid: Tensor | None, x: Tensor, *args) -> tupl
     tiles = triton.cdiv(triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(_PROGRAMS, columns))
     rows = max(1, tiles) * blocks['BLOCK_T']
     programs = triton.cdiv(tokens, rows)
-    partial = torch.empty(programs, number, channels, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, 2 if valid is None else 4, channels, dtype=torch.float32, device=x.device)
     if programs:
         with _on(x):
-            kernel[programs, columns](x, *args, _flags(valid), partial, tokens, rows, channels, **blocks,
-                                      num_warps=8)
+            _products[programs, columns](x, dy, mean, _bytes(valid), partial, tokens, rows, channels, **blocks)
     return partial.sum(dim=0), tokens if valid is None else valid.sum()
 
 
 @triton.jit
-def _second_moment(x, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`partial[p, 0, c] = sum of x[t, c]^2` over the valid tokens of program p."""
-    first = tl.program_id(0) * rows
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
-    for start in range(first, min(first + rows, tokens), BLOCK_T):
-        t = start + tl.arange(0, BLOCK_T).to(tl.int64)
-        counts = t < tokens
-        if valid is not None:
-            counts = counts & (tl.load(valid + t, counts, 0) != 0)
-        value = tl.load(x + t[:, None] * channels + c[None, :], counts[:, None] & (c < channels)[None, :], 0)
-        value = value.to(tl.float32)
-        total += value * value
-    tl.store(partial + tl.program_id(0) * channels + c, tl.sum(total, 0), c < channels)
-
-
-@triton.jit
-def _product_sums(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr,
-                  BLOCK_C: tl.constexpr):
-    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` again, over valid tokens alone."""
+def _products(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` again, over valid tokens alone. No `dy` is x."""
     first = tl.program_id(0) * rows
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     center = tl.zeros((BLOCK_C, ), tl.float32)
@@ -130,8 +112,11 @@ def _product_sums(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: 
         t = start + tl.arange(0, BLOCK_T).to(tl.int64)
         inside = (t < tokens)[:, None] & (c < channels)[None, :]
         place = t[:, None] * channels + c[None, :]
-        gradient = tl.load(dy + place, inside, 0).to(tl.float32)
-        product = gradient * (tl.load(x + place, inside, 0).to(tl.float32) - center[None, :])
+        value = tl.load(x + place, inside, 0).to(tl.float32)
+        gradient = value
+        if dy is not None:
+            gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+        product = gradient * (value - center[None, :])
         products += product
         total += gradient
         if valid is not None:
@@ -149,49 +134,30 @@ def _product_sums(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: 
 
 
 @triton.jit
-def _affine(x, scale, shift, y, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`y[t, c] = scale[c] * x[t, c] + shift[c]`"""
-    t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = (t < tokens)[:, None] & (c < channels)[None, :]
-    place = t[:, None] * channels + c[None, :]
-    factor = tl.load(scale + c, c < channels, 0).to(tl.float32)
-    offset = tl.load(shift + c, c < channels, 0).to(tl.float32)
-    value = tl.load(x + place, inside, 0).to(tl.float32)
-    tl.store(y + place, (value * factor[None, :] + offset[None, :]).to(y.dtype.element_ty), inside)
-
-
-@triton.jit
-def _input_gradient(x, dy, direct, slope, constant, valid, dx, tokens, channels, BLOCK_T: tl.constexpr,
-                    BLOCK_C: tl.constexpr):
-    """`dx[t, c] = direct[c] * dy[t, c] + valid[t] * (slope[c] * x[t, c] + constant[c])`"""
+def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`out[t, c] = direct[c] * dy[t, c] + valid[t] * (slope[c] * x[t, c] + constant[c])`."""
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (t < tokens)[:, None] & (c < channels)[None, :]
     place = t[:, None] * channels + c[None, :]
     factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
-    through = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
+    result = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
     if constant is not None:
-        through += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
+        result += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
     if valid is not None:
-        through = tl.where(tl.load(valid + t, t < tokens, 0)[:, None] != 0, through, 0)
-    gradient = tl.load(dy + place, inside, 0).to(tl.float32)
-    result = through + gradient * tl.load(direct + c, c < channels, 0)[None, :].to(tl.float32)
-    tl.store(dx + place, result.to(dx.dtype.element_ty), inside)
+        result = tl.where(tl.load(valid + t, t < tokens, 0)[:, None] != 0, result, 0)
+    if dy is not None:
+        gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+        result += gradient * tl.load(direct + c, c < channels, 0)[None, :].to(tl.float32)
+    tl.store(out + place, result.to(out.dtype.element_ty), inside)
 
 
 def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
                        unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """UN's `average_activation`: `var_hat`, `averaged` and `outlier`; changes the three tensors of state.
+    """UN's `average_activation` in step t, from 1: `var_hat`, `averaged` and `outlier`.
 
-    Args:
-        s: `(C,)`, as it was measured.
-        t: `()` number of the step, from 1.
-        running_var: `(C,)`.
-        record: `(M, C)`, at most 32 steps.
-        num_outliers: `()`; None without the filter.
-        unsettled: the steps that are not averaged, from the first.
-        alpha: weight of the old value.
+    Changes `running_var`, `record` and `num_outliers`, which is None without the filter. The first `unsettled` steps
+    are not averaged.
     """
     var_hat = torch.empty_like(s)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
@@ -200,6 +166,7 @@ def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor
         _average_activation[(1, )](
             s, t, running_var, record, num_outliers, var_hat, _bytes(outlier), _bytes(averaged), len(s),
             unsettled, alpha, WINDOW=len(record), **_all_channels(s))
+    _mark_changed(running_var, record, num_outliers)
     return var_hat, averaged, outlier
 
 
@@ -210,11 +177,15 @@ def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | N
     with _on(g):
         _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), used, len(g), alpha,
                                  WINDOW=len(record), **_all_channels(g))
+    _mark_changed(psi, record)
     return used
 
 
-def _bytes(flag: Tensor | None) -> Tensor | None:
-    return None if flag is None else flag.view(torch.uint8)
+def _mark_changed(*tensors: Tensor | None) -> None:
+    """Tells autograd, which does not see what a kernel writes."""
+    for tensor in tensors:
+        if tensor is not None:
+            increment_version(tensor)
 
 
 def _all_channels(values: Tensor) -> dict[str, int]:

@@ -34,13 +34,14 @@ def compile_with_triton_2(gpu, kernel, signature, constants):
 
 if __name__ == '__main__':
     for gpu, dtype in ((80, '*fp16'), (90, '*bf16'), (90, '*fp32')):
-        compile_for(gpu, kernels._affine, x=dtype, scale=FLOAT, shift=FLOAT, y=dtype)
         for flags in (None, FLAGS):
-            compile_for(gpu, kernels._second_moment, x=dtype, valid=flags, partial=FLOAT)
             for vector in (None, FLOAT):
-                compile_for(gpu, kernels._product_sums, x=dtype, dy=dtype, mean=vector, valid=flags, partial=FLOAT)
-                compile_for(gpu, kernels._input_gradient, x=dtype, dy=dtype, direct=FLOAT, slope=FLOAT,
-                            constant=vector, valid=flags, dx=dtype)
+                compile_for(gpu, kernels._products, x=dtype, dy=dtype, mean=vector, valid=flags, partial=FLOAT)
+                compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, dy=dtype, direct=FLOAT,
+                            valid=flags, out=dtype)
+            compile_for(gpu, kernels._products, x=dtype, dy=None, mean=None, valid=flags, partial=FLOAT)
+        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, dy=None, direct=None, valid=None,
+                    out=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, COUNT, FLAGS), (90, None, None)):
         blocks = dict(WINDOW=4, BLOCK_C=1024)
         compile_for(gpu, kernels._average_activation, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
