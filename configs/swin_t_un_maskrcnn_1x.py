@@ -1,7 +1,8 @@
-_base_ = ['./swin_t_ln_maskrcnn_1x.py']
+# The recipe in 12 epochs, for the ablations.
+_base_ = ['./swin_t_un_maskrcnn_3x.py']
 
-pretrained = 'work_dirs/swin_t_un_imagenet/epoch_300.pth'
-
-model = dict(
-    backbone=dict(
-        norm_cfg=dict(type='UN', window=4), init_cfg=dict(checkpoint=pretrained)))
+train_cfg = dict(max_epochs=12)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=1000),
+    dict(type='MultiStepLR', begin=0, end=12, by_epoch=True, milestones=[8, 11], gamma=0.1),
+]

@@ -1,7 +1,10 @@
-_base_ = ['./t2t_vit_14_ln_cifar100.py']
+# CIFAR-100, the Python version, in data/cifar100/cifar-100-python; all else as for CIFAR-10.
+_base_ = ['./t2t_vit_14_un_cifar10.py']
 
-pretrained = 'work_dirs/t2t_vit_14_un_imagenet/epoch_300.pth'
+model = dict(head=dict(num_classes=100))
+data_preprocessor = dict(
+    num_classes=100, mean=[129.304, 124.070, 112.434], std=[68.170, 65.392, 70.418])
 
-model = dict(
-    backbone=dict(
-        norm_cfg=dict(type='UN', window=4), init_cfg=dict(checkpoint=pretrained)))
+train_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+val_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+test_dataloader = val_dataloader

@@ -59,8 +59,6 @@ def tools():
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
-    if '_s48_' in name:
-        cfg.model.backbone.arch.num_layers = 6  # the others are like these
     if name.startswith('translation/'):
         cfg.model.backbone.update(vocab_size=8, arch=SMALL)
     model = build(cfg)
@@ -90,17 +88,21 @@ def recipe(cfg):
     return cfg
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS
-                                  if norm_of(name) != 'ln' and name not in RECORDED + CONVERT])
-def test_a_norm_changes_the_norm_and_nothing_else(name):
-    cfg, ln = load(name), load(re.sub(f'_{norm_of(name)}(?=_|$)', '_ln', name))
+@pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) == 'ln' and '/wmt' not in name])
+def test_twins_differ_in_the_norm_alone(name):
+    cfg, ln = load(name.replace('_ln_', '_un_')), load(name)
     assert recipe(cfg) == recipe(ln)
-    for config, norm in ((cfg, norm_of(name)), (ln, 'ln')):
+    for config, norm in ((cfg, 'un'), (ln, 'ln')):
         if config.get('pretrained'):
             assert f'_{norm}_' in config.pretrained
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
-        if 'enhancer' in config.model:
-            assert f'_{norm}_' in config.model.enhancer.init_cfg.checkpoint
+
+
+def test_norm_reaches_the_enhancer_and_its_weights():
+    cfg = load_config(f'{FOLDER}/digits/swin_un_maskrcnn_dark_joint.py', norm='LN')
+    assert cfg.model.enhancer.norm_cfg == cfg.model.backbone.norm_cfg == dict(type='LN')
+    assert cfg.model.enhancer.init_cfg.checkpoint == 'work_dirs/iat_ln_enhancer/epoch_4.pth'
+    assert cfg.model.backbone.init_cfg.checkpoint == 'work_dirs/swin_ln_classifier/epoch_8.pth'
 
 
 @pytest.mark.parametrize('name', RECORDED)
@@ -110,40 +112,19 @@ def test_a_recorded_config_changes_nothing_else(name):
     assert cfg == load(name.removesuffix('_recorded')).to_dict()
 
 
-# Each of these with LN: what it deepens or changes, its layers, and its residual scheme.
-DEIT, SWIN = 'mmpretrain::deit/deit-small_4xb256_in1k.py', 'swin_t_ln_imagenet'
-DEEP = {
-    'deit_s12_ln_pre_norm_imagenet': (DEIT, 12, dict(type='PreNorm')),
-    'deit_s12_ln_branch_norm_imagenet': (DEIT, 12, dict(type='BranchNorm', warmup_iters=4000)),
-    'deit_s48_ln_pre_norm_imagenet': (DEIT, 48, dict(type='PreNorm')),
-    'deit_s48_ln_branch_norm_imagenet': (DEIT, 48, dict(type='BranchNorm', warmup_iters=4000)),
-    'swin_t_ln_res_post_norm_imagenet': (SWIN, None, dict(type='ResPostNorm')),
-}
-
-
-def test_every_deep_config_is_in_the_table():
-    assert {f'deep/{name}' for name in DEEP} == {
-        name for name in CONFIGS if name.startswith('deep/') and norm_of(name) == 'ln'}
-
-
 def without_scopes(value):
     if isinstance(value, dict):
         return {key: without_scopes(inner) for key, inner in value.items() if key != '_scope_'}
     return [without_scopes(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize('name', DEEP)
-def test_a_deep_config_changes_depth_and_scheme_and_nothing_else(name):
-    base, depth, residual_cfg = DEEP[name]
-    cfg, stock = without_scopes(load(f'deep/{name}').to_dict()), without_scopes(load(base).to_dict())
+def test_the_deep_deit_is_the_stock_one_with_another_norm():
+    cfg, stock = (without_scopes(load(name).to_dict()) for name in (
+        'deep/deit_s_un_imagenet', 'mmpretrain::deit/deit-small_4xb256_in1k.py'))
     backbone, other = cfg['model'].pop('backbone'), stock['model'].pop('backbone')
-    assert backbone.pop('residual_cfg') == residual_cfg
-    assert backbone.pop('norm_cfg') == dict(type='LN') | ({} if depth is None else dict(eps=1e-6))
-    if depth is not None:
-        assert backbone.pop('arch') == {**VisionTransformer.arch_zoo['deit-small'], 'num_layers': depth}
-        assert (backbone.pop('type'), other.pop('type')) == ('UNVisionTransformer', 'VisionTransformer')
-        assert other.pop('arch') == 'deit-small'
-    other.pop('norm_cfg', None)
+    assert backbone.pop('residual_cfg') == dict(type='PreNorm') and backbone.pop('norm_cfg')['type'] == 'UN'
+    assert backbone.pop('arch') == VisionTransformer.arch_zoo['deit-small'] and other.pop('arch') == 'deit-small'
+    assert (backbone.pop('type'), other.pop('type')) == ('UNVisionTransformer', 'VisionTransformer')
     assert backbone == other
     for config in (cfg, stock):
         config['default_hooks'].pop('checkpoint')
@@ -151,14 +132,20 @@ def test_a_deep_config_changes_depth_and_scheme_and_nothing_else(name):
     assert cfg == stock
 
 
-def test_the_depth_of_the_digits_vit_is_an_option():
-    options = {'arch.num_layers': 30, 'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
-    cfg = load_config(f'{FOLDER}/digits/vit_un_classifier.py',
-                      {f'model.backbone.{key}': value for key, value in options.items()})
-    backbone = build(cfg).backbone
-    assert len(backbone.layers) == 30 and backbone.layers[29].residual2.warmup_iters == 9
-    assert cfg.optim_wrapper.clip_grad is None
-    assert [scheduler.type for scheduler in cfg.param_scheduler] == ['CosineAnnealingLR']
+@pytest.mark.parametrize('name', ['digits/vit_un_classifier', 'deep/deit_s_un_imagenet'])
+def test_depth_and_scheme_are_options(name):
+    options = {'arch.num_layers': 15, 'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
+    backbone = build(load_config(f'{FOLDER}/{name}.py',
+                                 {f'model.backbone.{key}': value for key, value in options.items()})).backbone
+    assert len(backbone.layers) == 15 and backbone.layers[14].residual2.warmup_iters == 9
+
+
+def test_depth_and_scheme_of_the_translator_are_options():
+    options = {'arch.encoder_layers': 4, 'arch.decoder_layers': 5, 'arch.embed_dims': 8, 'vocab_size': 8,
+               'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
+    backbone = build(load_config(f'{FOLDER}/translation/wmt17_en_de_deep_ln.py',
+                                 {f'model.backbone.{key}': value for key, value in options.items()})).backbone
+    assert (len(backbone.encoder), len(backbone.decoder)) == (4, 5)
 
 
 @pytest.mark.parametrize('name', CONVERT)
@@ -252,7 +239,7 @@ RECIPES = {
     'swin_t_un_fasterrcnn_3x': ('AdamW', 1e-4, 0.05, 36, 16),
     'swin_t_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_imagenet': ('AdamW', 5e-4, 0.05, 300, 512),
-    'deep/deit_s48_un_branch_norm_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
+    'deep/deit_s_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_cifar10': ('SGD', 0.05, 5e-4, 60, 128),
     't2t_vit_14_un_cifar100': ('SGD', 0.05, 5e-4, 60, 128),
 }
@@ -286,9 +273,7 @@ def test_recipe(name):
 TRANSLATION = {
     'iwslt14_de_en_un': ('small', 'PreNorm', 'RAdam', 7e-4, 6000),
     'wmt14_en_fr_un': ('base', 'PreNorm', 'Adam', 7e-4, 4000),
-    **{f'wmt17_en_de_{depth}l_{scheme}_norm_ln':
-       ((depth, depth, 512, 2048, 8), f'{scheme.title()}Norm', 'Adam', 1e-3, 4000)
-       for depth in (6, 18, 50, 100, 250) for scheme in ('branch', 'deep')},
+    'wmt17_en_de_deep_ln': ((18, 18, 512, 2048, 8), 'DeepNorm', 'Adam', 1e-3, 4000),
 }
 
 
@@ -318,7 +303,7 @@ def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
         return model
 
     stock = get_config('mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py')
-    assert model(load('swin_t_ln_fasterrcnn_3x')) == model(stock)
+    assert model(load('swin_t_un_fasterrcnn_3x')) == model(stock)
     pipelines = [step for cfg in (load('swin_t_un_fasterrcnn_3x'), )
                  for split in ('train', 'val', 'test')
                  for step in cfg[f'{split}_dataloader'].dataset.pipeline]
@@ -346,13 +331,12 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
 
 
-# One of these configs stands for all: they differ in depth, norm and scheme.
-TRAINED_DEEP = 'deep/deit_s12_un_branch_norm_imagenet'
+TRAINED_DEEP = 'deep/deit_s_un_imagenet'
 # These stand for all of IAT, which differ in data and norm.
 TRAINED_DARK = ('digits/iat_un_enhancer', 'digits/swin_un_maskrcnn_dark_joint')
 
 
-# `test_a_norm_changes_the_norm_and_nothing_else` holds the others with LN to their sisters.
+# `test_twins_differ_in_the_norm_alone` holds the others with LN to their twins.
 TRAINED_LN = 'swin_t_ln_maskrcnn_3x'
 
 
@@ -371,7 +355,9 @@ def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     tiny_runs.skip_config_formatting(monkeypatch)
     config, work_dir = FOLDER / f'{name}.py', tmp_path / 'work'
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch)
-    options += ['model.backbone.arch.num_layers=2'] * (name == TRAINED_DEEP)
+    if name == TRAINED_DEEP:
+        options += ['model.backbone.arch.num_layers=2', 'model.backbone.residual_cfg.type=BranchNorm',
+                    'model.backbone.residual_cfg.warmup_iters=9']
 
     tiny_runs.call(train, config, '--work-dir', work_dir, '--cfg-options', *options)
     log = [json.loads(line) for line in next(work_dir.glob('*/vis_data/scalars.json')).open()]

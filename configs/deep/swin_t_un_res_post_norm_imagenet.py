@@ -1,3 +1,4 @@
-_base_ = ['./swin_t_ln_res_post_norm_imagenet.py']
+# Swin-T with the norms at the ends of the branches, as in Swin V2.
+_base_ = ['../swin_t_un_imagenet.py']
 
-model = dict(backbone=dict(norm_cfg=dict(type='UN', window=4)))
+model = dict(backbone=dict(residual_cfg=dict(type='ResPostNorm')))

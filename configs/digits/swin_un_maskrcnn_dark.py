@@ -1,8 +1,18 @@
-_base_ = ['./swin_ln_maskrcnn_dark.py']
+# The Mask R-CNN of this folder on dark scenes: `python tools/dataset/make_digits.py --dark`.
+_base_ = ['./swin_un_maskrcnn.py']
 
-pretrained = 'work_dirs/swin_un_classifier/epoch_8.pth'
-
-# The run has 700 steps: the paper's warm-up of 4000 would never end.
-model = dict(
-    backbone=dict(
-        norm_cfg=dict(type='UN', window=4, warmup_iters=100), init_cfg=dict(checkpoint=pretrained)))
+# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that these pictures have.
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(type='RandomResize', scale=_base_.scale, ratio_range=(0.8, 1.25), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=_base_.scale),
+    dict(type='Pad', size=_base_.scale),
+    dict(type='PackDetInputs'),
+]
+data_root = 'data/digits/coco_dark/'
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = val_dataloader
+val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')
+test_evaluator = val_evaluator

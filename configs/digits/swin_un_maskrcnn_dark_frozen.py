@@ -1,11 +1,11 @@
-_base_ = ['./swin_ln_maskrcnn_dark_frozen.py']
+# A trained IAT, which stays as it is, in front of the Mask R-CNN on dark scenes.
+_base_ = ['./swin_un_maskrcnn_dark.py']
 
-pretrained = 'work_dirs/swin_un_classifier/epoch_8.pth'
-
-# The run has 700 steps: the paper's warm-up of 4000 would never end.
 model = dict(
+    type='EnhancedModel',
+    task_model='MaskRCNN',
     enhancer=dict(
+        type='IAT',
         norm_cfg=dict(type='UN', window=4, warmup_iters=100),
-        init_cfg=dict(checkpoint='work_dirs/iat_un_enhancer/epoch_4.pth')),
-    backbone=dict(
-        norm_cfg=dict(type='UN', window=4, warmup_iters=100), init_cfg=dict(checkpoint=pretrained)))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_un_enhancer/epoch_4.pth', prefix='backbone.')),
+    freeze_enhancer=True)

@@ -1,5 +1,6 @@
+# The detector's loss trains the IAT in front of it, too.
 _base_ = ['./swin_un_maskrcnn_dark_frozen.py']
 
 model = dict(freeze_enhancer=False)
-# As in swin_ln_maskrcnn_dark_joint.py.
+# The detector's weight decay would pull IAT's colour matrix, which starts as the identity, to zero.
 optim_wrapper = dict(paramwise_cfg=dict(custom_keys={'enhancer': dict(decay_mult=0.)}))

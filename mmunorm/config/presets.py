@@ -74,32 +74,37 @@ def slug(name: str) -> str:
 
 
 def set_norm(cfg: Config, norm_cfg: dict) -> None:
-    """Gives every norm of the backbone a `norm_cfg`, with the arguments that go with the recipe, in place.
+    """Gives every norm of the backbone, and of an enhancer before it, a `norm_cfg`, in place.
 
-    A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults,
-    but `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+    A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
+    that `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
 
     Raises:
-        PreflightError: the backbone takes no `norm_cfg`, there is no such type, the steps of the run are not known, or
-            the model is a `ConvertedModel`.
+        PreflightError: neither takes a `norm_cfg`, there is no such type, the steps of the run are not known, or the
+            model is a `ConvertedModel`.
     """
     if 'converted' in cfg.model:
         raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
                              f'{cfg.model.norm_cfg.type}: for another norm, convert the model with LayerNorm to that.')
-    backbone = cfg.model.get('backbone') or {}
-    if 'norm_cfg' not in backbone:
+    parts = _parts(cfg)
+    if not parts:
         raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone.norm_cfg to put a norm into.')
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
-    base = backbone.norm_cfg
-    accepted = inspect.signature(cls).parameters
-    inherited = base if base['type'] == norm_cfg['type'] else {
-        key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
-    norm_cfg = {**inherited, **norm_cfg}
     if norm_cfg['type'] == 'PRepBN' and 'steps' not in norm_cfg:
-        norm_cfg['steps'] = max(1, count_steps(cfg) // 2)
-    cfg.model.backbone = replace_norm_cfgs(backbone, norm_cfg)
+        norm_cfg = {**norm_cfg, 'steps': max(1, count_steps(cfg) // 2)}
+    accepted = inspect.signature(cls).parameters
+    for part in parts:
+        base = cfg.model[part].norm_cfg
+        inherited = base if base['type'] == norm_cfg['type'] else {
+            key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
+        cfg.model[part] = replace_norm_cfgs(cfg.model[part], {**inherited, **norm_cfg})
+
+
+def _parts(cfg: Config) -> list[str]:
+    """The parts of a model that take a `norm_cfg`."""
+    return [part for part in ('backbone', 'enhancer') if 'norm_cfg' in (cfg.model.get(part) or {})]
 
 
 def keep_means(cfg: Config, options: Mapping | None = None) -> None:
@@ -151,9 +156,9 @@ def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
 def apply_norm(cfg: Config, text: str) -> str:
     """Makes a recipe one with another norm, in place: `--norm`.
 
-    `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`, and so does the folder of the checkpoint
-    that the backbone starts from, where it is named after the config's norm. :func:`keep_means` has to follow, once it
-    is settled which weights these are.
+    `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So do the folders of the checkpoints that
+    backbone and enhancer start from, where they are named after the config's norm. :func:`keep_means` has to follow,
+    once it is settled which weights these are.
 
     Args:
         cfg (Config): the recipe.
@@ -166,12 +171,19 @@ def apply_norm(cfg: Config, text: str) -> str:
         PreflightError: see :func:`parse_norm` and :func:`set_norm`.
     """
     name, norm_cfg = parse_norm(text)
-    old = cfg.model.get('backbone', {}).get('norm_cfg', {}).get('type', '')
+    old = next((cfg.model[part].norm_cfg.type for part in _parts(cfg)), '')
     set_norm(cfg, norm_cfg)
+
+    def of_the_norm(path: str) -> str:
+        folder = Path(path).parent
+        return str(folder.parent / _renamed(folder.name, old, name) / Path(path).name)
+
     path = pretrained_path(cfg)
     if path is not None and '://' not in path:
-        folder = Path(path).parent
-        set_pretrained(cfg, str(folder.parent / _renamed(folder.name, old, name) / Path(path).name))
+        set_pretrained(cfg, of_the_norm(path))
+    enhancer = (cfg.model.get('enhancer') or {}).get('init_cfg') or {}
+    if 'checkpoint' in enhancer and '://' not in enhancer.checkpoint:
+        enhancer.checkpoint = of_the_norm(enhancer.checkpoint)
     return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 

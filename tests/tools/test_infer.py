@@ -152,7 +152,7 @@ def test_how_much_a_picture_is_enlarged(size, scale):
 @pytest.mark.slow
 def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(tmp_path, monkeypatch):
     """The data set hands over RGB arrays, a file is read as BGR: the scores must be the same."""
-    config = tiny_runs.ROOT / 'configs/t2t_vit_14_ln_cifar10.py'
+    config = tiny_runs.ROOT / 'configs/t2t_vit_14_un_cifar10.py'
     cfg = Config.fromfile(config)
     cfg.model.backbone.init_cfg = None
     options = tiny_runs.tiny_data(cfg, tmp_path / 'data', monkeypatch)

@@ -9,7 +9,7 @@ TOOL = tiny_runs.load_tool('analysis/light')
 
 
 def test_a_grid_of_pictures_and_a_model_without_iat(classifier, tmp_path, capsys):
-    config = tiny_runs.ROOT / 'configs/digits/iat_ln_enhancer.py'
+    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
     (tmp_path / 'in').mkdir()
     for i in range(3):

@@ -149,7 +149,7 @@ def test_missing_imagenet_weights_are_told_of_before_a_model_is_built(tmp_path, 
 @pytest.mark.parametrize('config, source', [
     ('swin_t_un_maskrcnn_3x', 'cocodataset.org'), ('t2t_vit_14_un_imagenet', 'image-net.org'),
     ('t2t_vit_14_un_cifar10', 'cifar-10-python.tar.gz'),
-    ('t2t_vit_14_ln_cifar100', 'cifar-100-python.tar.gz'),
+    ('t2t_vit_14_un_cifar100', 'cifar-100-python.tar.gz'),
     ('digits/swin_un_maskrcnn', 'tools/dataset/make_digits.py')])
 def test_missing_data_is_told_of_before_a_model_is_built(config, source, tmp_path, monkeypatch, capsys):
     for tool in (TRAIN, TEST):

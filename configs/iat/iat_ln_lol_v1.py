@@ -1,8 +1,0 @@
-# LOL-V1, 485 pairs to train on and 15 to test on, 400 x 600 pixels.
-_base_ = ['../_base_/enhancer.py']
-
-data_root = 'data/lol_v1/'
-train_dataloader = dict(
-    dataset=dict(data_root=data_root, data_prefix=dict(img='our485/low', target='our485/high')))
-val_dataloader = dict(dataset=dict(data_root=data_root, data_prefix=dict(img='eval15/low', target='eval15/high')))
-test_dataloader = val_dataloader

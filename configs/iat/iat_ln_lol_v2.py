@@ -1,7 +1,0 @@
-# LOL-V2-real, 689 pairs to train on and 100 to test on; low00001.png is the picture of normal00001.png.
-_base_ = ['../_base_/enhancer.py']
-
-data = dict(data_root='data/lol_v2/Real_captured/', rename=('^low', 'normal'))
-train_dataloader = dict(dataset=dict(data_prefix=dict(img='Train/Low', target='Train/Normal'), **data))
-val_dataloader = dict(dataset=dict(data_prefix=dict(img='Test/Low', target='Test/Normal'), **data))
-test_dataloader = val_dataloader
