@@ -9,7 +9,8 @@ from . import tiny_runs
 
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 # Pages whose scores all stand in marked tables.
-PAGES = ['README.md', *(f'docs/{name}.md' for name in ('results', 'translation_results', 'deep', 'low_light', 'conversion'))]
+PAGES = ['README.md', *(f'docs/{name}.md' for name in (
+    'results', 'translation_results', 'deep', 'low_light', 'conversion'))]
 CPU = 'CPU capability usage: AVX2\n'
 
 
