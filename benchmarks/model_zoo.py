@@ -255,9 +255,9 @@ folds these and the BatchNorms. GroupNorm stays as it is.
 - {padded} of the kept norms stand before padding with zeros, which could be filled as in Swin. Algebra allows to fold
   these and the folded ones: {folded / (folded + padded):.1%} of them are folded.
 - {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
-- {len(rows) - len(good)} models do not run here.
+- {len(rows) - len(good)} models did not run.
 
-The largest difference is that of any output in float64, divided by the largest value of that output. Pictures are as
+The largest difference is over all outputs in float64, divided by the largest value of that output. Pictures are as
 small as the architecture takes. Detectors run on two sizes and in the mode `tensor`.
 
 {table}

@@ -96,7 +96,15 @@ model = dict(backbone=dict(
 
 def test_commands_name_what_exists():
     assert not re.search(r'@[A-Z]+@', README)
-    for path in re.findall(r'(?:configs|tools|docs|requirements)/[\w/.-]+\.(?:py|sh|txt|png|jpg|md)', README):
-        assert path == 'configs/mine.py' or (ROOT / path).is_file(), path
     for name in re.findall(r'`((?:swin|t2t)\w+\.py)`', README):
         assert any((ROOT / folder / name).is_file() for folder in ('configs', 'configs/digits')), name
+
+
+@pytest.mark.parametrize('page', ['README.md', 'configs/README.md',
+                                  *(f'docs/{path.name}' for path in sorted(ROOT.glob('docs/*.md')))])
+def test_links_and_paths_exist(page):
+    text = (ROOT / page).read_text()
+    links = [(ROOT / page).parent / link for link in re.findall(r'\]\((?!http)([^)#\s]+)', text)]
+    paths = re.findall(r'(?<![\w/])(?:configs|tools|benchmarks|tests|docs)/[\w/-]+\.(?:py|sh|png|jpg|md)\b', text)
+    missing = [path for path in (*links, *(ROOT / path for path in paths)) if not path.exists()]
+    assert {path.name for path in missing} <= {'mine.py'}, missing
