@@ -6,6 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
 
+from . import reference_family as ref
+from .reference_un import ReferenceUN
+
 # With warm-ups that end soon, so that a short test sees both sides of them.
 NORMS = {
     'UN': lambda c: UN(c, warmup_iters=6),
@@ -23,7 +26,6 @@ NORMS = {
     'NoNorm affine': lambda c: NoNorm(c, affine=True),
 }
 OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'NoNorm', 'NoNorm affine')]
-FOLDABLE = [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')]
 
 every_norm = pytest.mark.parametrize('name', NORMS)
 every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
@@ -50,6 +52,52 @@ def random_affine(norm, seed=0):
         norm.weight.copy_(torch.from_numpy(gamma))
         norm.bias.copy_(torch.from_numpy(beta))
     return norm
+
+
+def reference_of(norm):
+    """The norm in numpy, with its parameters, before its first step."""
+    p = {key: value.detach().double().numpy() for key, value in norm.named_parameters()}
+    affine = p.get('weight'), p.get('bias')
+    if isinstance(norm, UN):
+        return ReferenceUN(
+            *affine, norm.window, norm.alpha, norm.warmup_iters, norm.outlier_filter,
+            norm.outlier_variance == 'channel', norm.eps, norm.forward_average, norm.backward_average,
+            norm.backward_momentum, norm.centered, p.get('eta'))
+    if isinstance(norm, MABN):
+        return ref.ReferenceMABN(*affine, norm.window[1], norm.alpha, norm.warmup_iters)
+    if isinstance(norm, PN):
+        return ref.ReferencePN(*affine, norm.layer_scale, norm.alpha, norm.warmup_iters)
+    if isinstance(norm, PRepBN):
+        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']),
+                                   ref.ReferenceLN(p['ln_weight'], p['ln_bias']), norm.steps)
+    if isinstance(norm, TokenBN):  # RepBN too
+        return ref.ReferenceBN(*affine, p.get('eta'))
+    if isinstance(norm, RMSN):
+        return ref.ReferenceRMSN(p['weight'])
+    if isinstance(norm, DyT):
+        return ref.ReferenceDyT(*affine, p['alpha'])
+    return ref.ReferenceAffine(*(affine if 'weight' in p else (1., 0.)))
+
+
+def assert_equals_reference(norm, steps, masked, rtol, atol, shift=0.):
+    """Outputs, gradients and state of every step; the reference after the last."""
+    expected, tol = reference_of(norm), dict(rtol=rtol, atol=atol)
+    rng, dtype = np.random.default_rng(5), next((p.dtype for p in norm.parameters()), torch.float64)
+    for t, x, dy in sequence(steps, 6, tokens=24):
+        x = x + shift * (1 + 0.01 * t)
+        padded = rng.random(24) < 0.4 * masked
+        tx = torch.from_numpy(x).to(dtype).view(2, 12, 6).requires_grad_()
+        norm.zero_grad()
+        y = norm(tx, torch.from_numpy(padded).view(2, 12) if masked else None)
+        y.backward(torch.from_numpy(dy).to(dtype).view(2, 12, 6))
+        np.testing.assert_allclose(y.detach().view(24, 6), expected.forward(x, padded), **tol)
+        dx, grads = expected.backward(dy)
+        np.testing.assert_allclose(tx.grad.view(24, 6), dx, **tol)
+        for key, parameter in norm.named_parameters():
+            np.testing.assert_allclose(parameter.grad, grads[key], **tol, err_msg=key)
+        for key, value in expected.state().items():
+            np.testing.assert_allclose(getattr(norm, key), value, **tol, err_msg=key)
+    return expected
 
 
 def sequence(steps, channels, seed=0, outlier_every=17, outlier_scale=30., tokens=23):

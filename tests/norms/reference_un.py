@@ -1,10 +1,13 @@
-"""UN one token and one step at a time in float64 numpy, written from the spec and from nothing else."""
+"""UN one token and one step at a time in float64 numpy, written from the spec and from nothing else.
+
+The class has the methods of those in reference_family.py.
+"""
 import numpy as np
 
 
 class ReferenceUN:
 
-    def __init__(self, channels, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
+    def __init__(self, gamma, beta, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
                  per_channel=False, eps=1e-5, forward_average='gm', backward_average='am',
                  backward_momentum=True, centered=False, eta=None):
         self.m_forward, self.m_backward = window
@@ -13,18 +16,14 @@ class ReferenceUN:
         self.forward_average, self.backward_average = forward_average, backward_average
         self.backward_momentum = backward_momentum
         self.centered, self.eta = centered, eta
-        self.running_mean = np.zeros(channels)
-        self.gamma = np.ones(channels)
-        self.beta = np.zeros(channels)
-        self.running_var = np.ones(channels)
-        self.psi = np.zeros(channels)
+        self.gamma, self.beta = gamma, beta
+        self.running_mean, self.running_var, self.psi = np.zeros_like(gamma), np.ones_like(gamma), np.zeros_like(gamma)
         self.activations, self.gradients = [], []
         self.t = self.num_outliers = 0
 
-    def forward(self, x, padded=None):
-        """`x` (B, C) float64; `padded` (B,) bool."""
+    def forward(self, x, padded):
         self.t += 1
-        self.x, self.padded = x, np.zeros(len(x), bool) if padded is None else padded
+        self.x, self.padded = x, padded
         kept = x[~self.padded]
         mean = kept.mean(0) if self.centered else np.zeros(x.shape[1])
         self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
@@ -53,7 +52,6 @@ class ReferenceUN:
         return self.gamma * self.z + self.beta + (0 if self.eta is None else self.eta * x)
 
     def backward(self, dy):
-        """Gradients of x, gamma and beta."""
         dz = self.gamma * dy
         kept = ~self.padded
         g = np.mean((dz * self.z)[kept], axis=0)
@@ -72,10 +70,19 @@ class ReferenceUN:
             used = self.psi = self._momentum(mean)
         g_mean = np.mean(dz[kept], axis=0) if self.centered else 0
         dx = (dz - kept[:, None] * (g_mean + self.z * used)) / self.sigma
+        grads = dict(weight=np.sum(dy * self.z, axis=0), bias=np.sum(dy, axis=0))
         if self.eta is not None:
             dx = dx + self.eta * dy
-            self.deta = np.sum(dy * self.x)
-        return dx, np.sum(dy * self.z, axis=0), np.sum(dy, axis=0)
+            grads['eta'] = np.array([np.sum(dy * self.x)])
+        return dx, grads
+
+    def state(self):
+        state = dict(running_var=self.running_var, num_batches_tracked=self.t)
+        if self.backward_average == 'am' or self.backward_momentum:
+            state['psi'] = self.psi
+        if self.outlier_filter:
+            state['num_outliers'] = self.num_outliers
+        return dict(state, running_mean=self.running_mean) if self.centered else state
 
     def _momentum(self, newest):
         return self.alpha * self.psi + (1 - self.alpha) * newest if self.backward_momentum else newest

@@ -17,12 +17,11 @@ import mmunorm
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
 
 from ..versions import compiles_as_one_graph, needs_rms_norm
-from . import reference_family as ref
 from .cases import (
-    FOLDABLE,
     NORMS,
     OFFLINE,
     NoSync,
+    assert_equals_reference,
     assert_finite_state,
     assert_same_state,
     build,
@@ -33,71 +32,16 @@ from .cases import (
 )
 
 
-def reference(name, norm):
-    p = {key: value.detach().double().numpy() for key, value in norm.named_parameters()}
-    affine = p.get('weight'), p.get('bias')
-    if name == 'MABN':
-        return ref.ReferenceMABN(*affine, norm.window[1], norm.alpha, norm.warmup_iters)
-    if name in ('PN', 'PN*'):
-        return ref.ReferencePN(*affine, norm.layer_scale, norm.alpha, norm.warmup_iters)
-    if name in ('TokenBN', 'RepBN'):
-        return ref.ReferenceBN(*affine, p.get('eta'))
-    if name == 'PRepBN':
-        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']),
-                                   ref.ReferenceLN(p['ln_weight'], p['ln_bias']), norm.steps)
-    if name == 'RMSN':
-        return ref.ReferenceRMSN(p['weight'])
-    if name == 'DyT':
-        return ref.ReferenceDyT(*affine, p['alpha'])
-    return ref.ReferenceAffine(*(affine if 'weight' in p else (1., 0.)))
-
-
 @pytest.mark.parametrize('masked', [False, True], ids=['', 'pad_mask'])
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32], ids=['float64', 'float32'])
-@pytest.mark.parametrize('name', [name for name in NORMS if not name.startswith('UN')])
+@pytest.mark.parametrize('name', [name for name in NORMS if name != 'UN frozen'])
 def test_equals_its_papers_equations(name, dtype, masked):
-    norm = build(name).to(dtype)
-    expected = reference(name, norm)
-    tol = dict(rtol=1e-8, atol=1e-9) if dtype is torch.float64 else dict(rtol=1e-3, atol=1e-3)
-    rng = np.random.default_rng(5)
-    for _, x, dy in sequence(80, 6, outlier_every=30, tokens=24):
-        padded = rng.random(24) < 0.4 if masked else np.zeros(24, bool)
-        tx = torch.from_numpy(x).to(dtype).view(2, 12, 6).requires_grad_()
-        norm.zero_grad()
-        y = norm(tx, torch.from_numpy(padded).view(2, 12) if masked else None)
-        y.backward(torch.from_numpy(dy).to(dtype).view(2, 12, 6))
-        np.testing.assert_allclose(y.detach().view(24, 6), expected.forward(x, padded), **tol)
-        dx, grads = expected.backward(dy)
-        np.testing.assert_allclose(tx.grad.view(24, 6), dx, **tol)
-        for key, parameter in norm.named_parameters():
-            np.testing.assert_allclose(parameter.grad, grads[key], **tol, err_msg=key)
-        for key, value in expected.state().items():
-            np.testing.assert_allclose(getattr(norm, key), value, **tol, err_msg=key)
+    tol = (1e-8, 1e-9) if dtype is torch.float64 else (1e-3, 1e-3)
+    assert_equals_reference(build(name).to(dtype), 80, masked, *tol)
 
 
-@pytest.mark.parametrize('momentum', [0.1, 0.4])
-def test_token_bn_is_torch_batch_norm(momentum):
-    norm = build('TokenBN').double()
-    norm.alpha = 1 - momentum
-    torch_bn = nn.BatchNorm1d(6, momentum=momentum).double()
-    torch_bn.load_state_dict(norm.state_dict())
-    for _, x, dy in sequence(30, 6, tokens=24):
-        outputs = []
-        for layer, shape in ((norm, (2, 3, 4, 6)), (torch_bn, (24, 6))):
-            tx = torch.from_numpy(x).view(shape).requires_grad_()
-            layer.zero_grad()
-            y = layer(tx)
-            y.backward(torch.from_numpy(dy).view(shape))
-            outputs.append([y.view(24, 6), tx.grad.view(24, 6), layer.weight.grad, layer.bias.grad])
-        for ours, theirs in zip(*outputs, strict=True):
-            torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(norm.state_dict(), torch_bn.state_dict())
-    x = torch.randn(24, 6, dtype=torch.float64)
-    torch.testing.assert_close(norm.eval()(x), torch_bn.eval()(x))
-
-
-@pytest.mark.parametrize('offset', [100., 1e4])
-def test_token_bn_of_a_small_variance_beside_a_large_mean(offset):
+def test_token_bn_of_a_small_variance_beside_a_large_mean():
+    offset = 1e4
     x = (torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset).requires_grad_()
     dy = torch.randn(4096, 4, generator=torch.Generator().manual_seed(1))
     norm, exact = TokenBN(4), TokenBN(4).double()
@@ -115,56 +59,62 @@ def test_token_bn_of_a_small_variance_beside_a_large_mean(offset):
 @given(st.integers(1, 40), st.integers(1, 9), st.floats(-50, 50), st.floats(0.01, 10), st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
 def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, seed):
-    x = torch.randn(tokens + 1, channels, dtype=torch.float64,
-                    generator=torch.Generator().manual_seed(seed)) * scale + offset
-    norm, torch_bn = TokenBN(channels).double(), nn.BatchNorm1d(channels).double()
-    torch.testing.assert_close(norm(x), torch_bn(x), rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(norm.state_dict(), torch_bn.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    x, dy = torch.randn(2, tokens + 1, channels, dtype=torch.float64, generator=generator)
+    results = []
+    for norm in (TokenBN(channels, alpha=0.6).double(), nn.BatchNorm1d(channels, momentum=0.4).double()):
+        tx = (x * scale + offset).requires_grad_()
+        y = norm(tx)
+        y.backward(dy)
+        results.append((y, tx.grad, norm.weight.grad, norm.bias.grad, norm.eval()(tx), norm.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 @needs_rms_norm
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_rmsn_is_torch_rms_norm(dtype):
     norm, torch_norm = build('RMSN').to(dtype), nn.RMSNorm(6, eps=1e-5, dtype=dtype)
     torch_norm.load_state_dict(norm.state_dict())
-    x = torch.randn(3, 5, 6, dtype=dtype, requires_grad=True)
-    x2 = x.detach().clone().requires_grad_()
-    y, y2 = norm(x), torch_norm(x2)
-    y.backward(torch.ones_like(y))
-    y2.backward(torch.ones_like(y2))
-    assert y.dtype == dtype
+    x, results = torch.randn(3, 5, 6, dtype=dtype), []
+    for each in (norm, torch_norm):
+        tx = x.clone().requires_grad_()
+        y = each(tx)
+        y.sum().backward()
+        results.append((y, tx.grad, each.weight.grad))
     tol = dict(rtol=2e-2, atol=2e-2) if dtype is torch.bfloat16 else {}
-    torch.testing.assert_close(y, y2, **tol)
-    torch.testing.assert_close(x.grad, x2.grad, **tol)
-    torch.testing.assert_close(norm.weight.grad, torch_norm.weight.grad, **tol)
+    torch.testing.assert_close(*results, **tol)
 
 
+AFFINE = {'weight', 'bias'}
+RUNNING = AFFINE | {'running_var', 'num_batches_tracked'}
+RECORDS = {'activation_record', 'gradient_record', 'psi', 'num_outliers'}
 STATE = {
-    'UN': {'activation_record', 'gradient_record', 'psi', 'num_outliers'},
-    'UN centered': {'activation_record', 'gradient_record', 'psi', 'num_outliers', 'running_mean', 'eta'},
-    'UN frozen': {'activation_record', 'gradient_record', 'psi', 'num_outliers', 'running_mean', 'eta'},
-    'MABN': {'gradient_record', 'psi'},
-    'PN': {'psi'},
-    'PN*': {'psi'},
-    'TokenBN': {'running_mean'},
-    'RepBN': {'running_mean', 'eta'},
-    'PRepBN': {'running_mean', 'eta', 'ln_weight', 'ln_bias'},
+    'UN': RUNNING | RECORDS,
+    'UN centered': RUNNING | RECORDS | {'running_mean', 'eta'},
+    'UN frozen': RUNNING | RECORDS | {'running_mean', 'eta'},
+    'MABN': RUNNING | {'gradient_record', 'psi'},
+    'PN': RUNNING | {'psi'},
+    'PN*': RUNNING | {'psi'},
+    'TokenBN': RUNNING | {'running_mean'},
+    'RepBN': RUNNING | {'running_mean', 'eta'},
+    'PRepBN': RUNNING | {'running_mean', 'eta', 'ln_weight', 'ln_bias'},
+    'RMSN': {'weight'},
+    'DyT': AFFINE | {'alpha'},
+    'NoNorm': set(),
+    'NoNorm affine': AFFINE,
 }
 
 
 @every_norm
 def test_names_in_the_state(name):
-    offline = {'weight', 'bias', 'running_var', 'num_batches_tracked'}
-    expected = {'RMSN': {'weight'}, 'DyT': {'weight', 'bias', 'alpha'}, 'NoNorm': set(),
-                'NoNorm affine': {'weight', 'bias'}}.get(name) or offline | STATE.get(name, set())
-    assert set(build(name).state_dict()) == (set() if name == 'NoNorm' else expected)
+    assert set(build(name).state_dict()) == STATE[name]
 
 
 @every_norm
-@pytest.mark.parametrize('shape', [(7, 6), (2, 3, 6), (2, 3, 4, 6), (1, 1, 6), (6, )], ids=str)
+@pytest.mark.parametrize('shape', [(2, 3, 4, 6), (1, 1, 6), (6, )], ids=str)
 def test_any_leading_shape_is_tokens(name, shape):
     a, b = build(name), build(name)
-    x = torch.randn(shape)
+    x = torch.randn(*shape, 2)[..., 0]  # strided
     for _ in range(8):
         torch.testing.assert_close(a(x), b(x.reshape(-1, 6)).view(shape))
     torch.testing.assert_close(a.state_dict(), b.state_dict())
@@ -182,7 +132,7 @@ def test_no_tokens(name):
     assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
 
 
-@pytest.mark.parametrize('name', FOLDABLE)
+@pytest.mark.parametrize('name', [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')])
 def test_affine_is_the_norm_at_inference(name):
     norm = build(name).double()
     for _, x, dy in sequence(30, 6):
@@ -191,7 +141,7 @@ def test_affine_is_the_norm_at_inference(name):
     before = copy.deepcopy(norm.state_dict())
     x = torch.randn(3, 4, 6, dtype=torch.float64)
     y = norm(x)
-    if name in STATE:
+    if name in OFFLINE:
         mean = 0 if norm.running_mean is None else norm.running_mean
         expected = norm.weight * (x - mean) / (norm.running_var + 1e-5).sqrt() + norm.bias
         expected = expected + norm.eta * x if norm.eta is not None else expected
@@ -220,7 +170,7 @@ def test_an_obstacle_says_why_there_is_no_affine(name, words):
 
 
 @every_norm
-@pytest.mark.parametrize('stop', [4, 9, 31])
+@pytest.mark.parametrize('stop', [4, 9])
 def test_save_and_resume_is_bit_equal(name, stop):
     """In and after warm-up, in the middle of a window and while PRepBN blends."""
     norm, resumed = build(name), NORMS[name](6)
@@ -261,30 +211,19 @@ def test_half_precision_follows_float32(name, dtype):
 
 
 @every_offline_norm
-@pytest.mark.parametrize('bad', [float('nan'), float('inf'), 1e30, 1e19])
-def test_a_bad_activation_never_stays_in_the_state(name, bad):
+@pytest.mark.parametrize('where', ['activation', 'gradient'])
+def test_a_bad_number_never_stays_in_the_state(name, where):
     norm = build(name)
     for t, x, dy in sequence(30, 6):
-        tx = torch.from_numpy(x).float()
+        tx, tdy = torch.from_numpy(x).float(), torch.from_numpy(dy).float()
         if t % 5 == 0:
-            tx[3, 2] = bad
-        norm(tx.requires_grad_()).backward(torch.from_numpy(dy).float())
-        assert_finite_state(norm)
-    assert norm.eval()(torch.randn(3, 6)).isfinite().all()
-
-
-@every_offline_norm
-def test_a_bad_gradient_never_stays_in_the_state(name):
-    norm = build(name)
-    for t, x, dy in sequence(30, 6):
-        tx, tdy = torch.from_numpy(x).float().requires_grad_(), torch.from_numpy(dy).float()
-        if t % 5 == 0:
-            tdy[3, 2] = float('inf')
+            (tx if where == 'activation' else tdy)[3, 2] = (float('inf'), float('nan'), 1e30)[t % 3]
         norm.zero_grad()
-        norm(tx).backward(tdy)
+        norm(tx.requires_grad_()).backward(tdy)
         assert_finite_state(norm)
-        # The overflow must stay visible to a gradient scaler.
-        assert norm.weight.grad.isfinite().all() == (t % 5 != 0)
+        # An overflow must stay visible to a gradient scaler.
+        assert t % 15 != 0 or not norm.weight.grad.isfinite().all()
+    assert norm.eval()(torch.randn(3, 6)).isfinite().all()
 
 
 anything = st.floats(width=32)
@@ -377,13 +316,6 @@ def test_compiles_as_one_graph(name):
 
 
 @every_norm
-def test_deepcopy_after_a_step(name):
-    norm = build(name)
-    train_steps(norm, 3)
-    assert_same_state(copy.deepcopy(norm), norm)
-
-
-@every_norm
 def test_built_from_every_scope_and_by_both_builders(name):
     from mmcv.cnn import build_norm_layer as build_mmcv
     from mmpretrain.models.utils import build_norm_layer as build_mmpretrain
@@ -466,12 +398,15 @@ def test_nonorm_is_the_identity():
 
 
 @pytest.mark.parametrize('cls,kwargs,words', [
-    *((cls, dict(num_features=0), ('num_features', '0'))
-      for cls in (MABN, PN, TokenBN, RepBN, RMSN, DyT, NoNorm)),
-    *((cls, dict(num_features=8, eps=0), ('eps', '0')) for cls in (MABN, PN, TokenBN, RepBN, RMSN)),
-    *((cls, dict(num_features=8, alpha=1.), ('alpha', '1.0')) for cls in (MABN, PN, TokenBN, RepBN)),
-    *((cls, dict(num_features=8, warmup_iters=-1), ('warmup_iters', '-1')) for cls in (MABN, PN)),
-    (MABN, dict(num_features=8, window=0), ('window', '0')),
+    *((cls, dict(num_features=0), ('num_features', '0')) for cls in (UN, RMSN, NoNorm)),
+    (UN, dict(num_features=2.5), ('num_features', '2.5')),
+    *((cls, dict(num_features=8, eps=0), ('eps', '0')) for cls in (MABN, RMSN)),
+    *((cls, dict(num_features=8, alpha=alpha), ('alpha', str(alpha))) for cls in (PN, RepBN) for alpha in (1., -0.1)),
+    *((UN, dict(num_features=8, warmup_iters=value), ('warmup_iters', 'share', str(value)))
+      for value in (-1, 1., True)),
+    *((UN, dict(num_features=8, window=value), ('window', text))
+      for value, text in ((0, '0'), (True, 'True'), ((1, 2, 3), r'\(1, 2, 3\)'), ('4', "'4'"), ((4, 0), '0'))),
+    (UN, dict(num_features=8, outlier_variance='layers'), ('outlier_variance', "'layers'")),
     (PRepBN, dict(num_features=8, steps=0), ('steps', '0')),
     (PRepBN, dict(num_features=8, steps=1e5), ('steps', '100000.0')),
     (DyT, dict(num_features=8, init_alpha=0), ('init_alpha', '0')),
@@ -490,6 +425,8 @@ def test_bad_inputs(name):
     norm = build(name)
     with pytest.raises(ValueError, match=rf'{type(norm).__name__}: .*num_features=6.*\(2, 3\)'):
         norm(torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r'\(\)'):
+        norm(torch.tensor(1.))
     with pytest.raises(TypeError, match='int64'):
         norm(torch.ones(2, 6, dtype=torch.long))
     with pytest.raises(ValueError, match=r'pad_mask.*\(2, 3\).*\(3, 2\)'):

@@ -7,79 +7,92 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mmunorm.norms import UN, algorithm
+from mmunorm.norms import UN
 
 from ..versions import checkpoints_compiled_code, compiles_as_one_graph
-from .cases import build, every_norm, every_offline_norm, sequence
+from .cases import build, every_offline_norm
 
-both_modes = pytest.mark.parametrize('use_reentrant', [False, True])
-
-
-def twice_in_one(norm, x, checkpoint):
-    return checkpoint(lambda v: norm(norm(v) * 2 + v), x)
+# Each trains `norm`, whose checkpointed calls are `run(f, x)`, and returns the gradients of its inputs.
 
 
-def twice_in_two(norm, x, checkpoint):
-    return checkpoint(norm, checkpoint(norm, x) * 2 + x)
+def once(norm, run):
+    xs = list(inputs(16))
+    for x in xs:
+        run(lambda v: norm(v) * 1, x).pow(3).sum().backward()
+    return xs
 
 
-def side_by_side(norm, x, checkpoint):
-    return checkpoint(norm, x) + checkpoint(norm, x * 2) * 3 + norm(x + 1)
+def twice_in_one(norm, run):
+    xs = list(inputs(16))
+    for x in xs:
+        run(lambda v: norm(norm(v) * 2 + v), x).pow(3).sum().backward()
+    return xs
 
 
-def once(norm, x, checkpoint):
-    return checkpoint(lambda v: norm(v) * 1, x)
+def side_by_side(norm, run):
+    xs = list(inputs(16))
+    for x in xs:
+        (run(norm, run(norm, x) * 2 + x) + run(norm, x * 2) * 3 + norm(x + 1)).pow(3).sum().backward()
+    return xs
 
 
-@every_norm
-@both_modes
-@pytest.mark.parametrize('model', [once, twice_in_one, twice_in_two, side_by_side])
-def test_a_recomputed_forward_is_the_same_step(name, use_reentrant, model):
-    """Activation checkpointing: same outputs, gradients and state, and a layer may run several times."""
-    plain, recomputed = build(name), build(name)
-    for _, x, dy in sequence(24, 6):
-        results = []
-        for norm, run in ((plain, lambda f, v: f(v)),
-                          (recomputed, lambda f, v: checkpoint(f, v, use_reentrant=use_reentrant))):
-            tx = torch.from_numpy(x).float().requires_grad_()
-            norm.zero_grad()
-            y = model(norm, tx, run)
-            y.backward(torch.from_numpy(dy).float())
-            results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    for key, value in plain.state_dict().items():
-        torch.testing.assert_close(value, recomputed.state_dict()[key], msg=key)
-
-
-@every_norm
-def test_gradient_accumulation_over_checkpointed_forwards(name):
+def accumulated(norm, run):
     """Several forwards, one backward: each forward is a step, and each recomputation its own."""
-    plain, recomputed = build(name), build(name)
-    for norm, run in ((plain, lambda v: plain(v)),
-                      (recomputed, lambda v: checkpoint(recomputed, v, use_reentrant=False))):
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(8):
-            inputs = [torch.randn(5, 6, generator=generator, requires_grad=True) for _ in range(3)]
-            sum(run(x).pow(3).sum() for x in inputs).backward()
-        norm.last = [x.grad for x in inputs]
-    for a, b in zip(plain.last, recomputed.last, strict=True):
-        torch.testing.assert_close(a, b)
-    torch.testing.assert_close(plain.state_dict(), recomputed.state_dict())
+    xs = list(inputs(15))
+    for i in range(0, 15, 3):
+        sum(run(norm, x).pow(3).sum() for x in xs[i:i + 3]).backward()
+    return xs
 
 
-def assert_same_training(name, train, use_reentrant):
-    """`train(norm, run)` gives the same gradients and leaves the same state with and without."""
-    results = []
-    for checkpointed in (False, True):
-        norm = build(name).double()
+def late(norm, run):
+    """A pipeline: each backward pass comes after three more forward ones. More steps than are kept."""
+    xs, losses = list(inputs(70)), []
+    for i, x in enumerate(xs):
+        losses.append(run(norm, x).pow(3).sum())
+        if i >= 3:
+            losses[i - 3].backward()
+    return xs[:-3]
 
-        def run(f, x, *args, checkpointed=checkpointed):
-            return checkpoint(f, x, *args, use_reentrant=use_reentrant) if checkpointed else f(x, *args)
 
-        gradients = train(norm, run)
-        results.append((gradients, [p.grad for p in norm.parameters()], norm.state_dict()))
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+def out_of_order(norm, run):
+    """Every third backward pass comes after those of the next two forward passes."""
+    xs, waiting = list(inputs(18)), None
+    for i, x in enumerate(xs):
+        loss = run(norm, x).pow(3).sum()
+        if i % 3 == 0:
+            waiting = loss
+            continue
+        loss.backward()
+        if i % 3 == 2:
+            waiting.backward()
+    return xs
+
+
+def without_backward(norm, run):
+    """Some forward passes have none: at the start, and in the middle."""
+    xs = list(inputs(24))
+    for i, x in enumerate(xs):
+        if i < 5 or i == 14:
+            with torch.set_grad_enabled(i % 2 == 0):
+                norm(x * 2)
+        run(norm, x).pow(3).sum().backward()
+    return xs
+
+
+def equal_statistics(norm, run):
+    """Two views of one batch: the second step's averages are not the first's."""
+    xs = list(inputs(16))
+    for i, x in enumerate(xs):
+        (run(norm, x).pow(3).sum() + i * run(norm, x).square().sum()).backward()
+    return xs
+
+
+def only_padding(norm, run):
+    """A step without statistics, whose mean over tokens is NaN, is no other."""
+    xs, padding = list(inputs(16)), torch.ones(9, dtype=torch.bool)
+    for x in xs:
+        (run(norm, x).pow(3).sum() + 0 * run(norm, x * 2, padding).sum()).backward()
+    return xs
 
 
 def inputs(count):
@@ -89,92 +102,22 @@ def inputs(count):
         yield x.requires_grad_()
 
 
-@every_norm
-@both_modes
-@pytest.mark.parametrize('late', [1, 3])
-def test_backward_passes_that_are_late(name, use_reentrant, late):
-    """A pipeline: each backward pass comes after `late` more forward ones. More steps than are kept."""
-
-    def train(norm, run):
-        xs, losses = list(inputs(80)), []
-        for i, x in enumerate(xs):
-            losses.append(run(norm, x).pow(3).sum())
-            if i >= late:
-                losses[i - late].backward()
-        return [x.grad for x in xs[:-late]]
-
-    assert_same_training(name, train, use_reentrant)
-
-
-@every_norm
-@both_modes
-def test_backward_passes_out_of_order(name, use_reentrant):
-    """Every third one comes after those of the next two forward passes."""
-
-    def train(norm, run):
-        xs, late = list(inputs(30)), None
-        for i, x in enumerate(xs):
-            loss = run(norm, x).pow(3).sum()
-            if i % 3 == 0:
-                late = loss
-                continue
-            loss.backward()
-            if i % 3 == 2:
-                late.backward()
-        return [x.grad for x in xs]
-
-    assert_same_training(name, train, use_reentrant)
-
-
 @every_offline_norm
-@both_modes
-@pytest.mark.parametrize('grad', [True, False])
-def test_forward_passes_without_a_backward_pass_are_forgotten(name, use_reentrant, grad, monkeypatch):
-    """Some at the start, one in the middle; then a recomputed forward pass has one step again to choose from."""
-    measured = []
-    measure = algorithm.measure
-    monkeypatch.setattr(algorithm, 'measure', lambda *args: measured.append(1) or measure(*args))
+@pytest.mark.parametrize('use_reentrant', [False, True])
+@pytest.mark.parametrize('train', [once, twice_in_one, side_by_side, accumulated, late, out_of_order,
+                                   without_backward, equal_statistics, only_padding])
+def test_a_recomputed_forward_is_the_same_step(name, use_reentrant, train):
+    """Same gradients and state with and without activation checkpointing."""
+    results = []
+    for checkpointed in (False, True):
+        norm = build(name).double()
 
-    def train(norm, run):
-        xs = list(inputs(40))
-        for i, x in enumerate(xs):
-            if i < 5 or i == 20:
-                with torch.set_grad_enabled(grad):
-                    norm(x * 2)
-            measured.clear()
-            run(norm, x).pow(3).sum().backward()
-            assert len(measured) == 1 or not grad and (i < 14 or 20 <= i < 30)
-        return [x.grad for x in xs]
+        def run(f, x, *args, checkpointed=checkpointed):
+            return checkpoint(f, x, *args, use_reentrant=use_reentrant) if checkpointed else f(x, *args)
 
-    assert_same_training(name, train, use_reentrant)
-
-
-@every_offline_norm
-@both_modes
-def test_two_steps_with_equal_statistics(name, use_reentrant):
-    """Two views of one batch: the second step's averages are not the first's."""
-
-    def train(norm, run):
-        xs = list(inputs(20))
-        for i, x in enumerate(xs):
-            (run(norm, x).pow(3).sum() + i * run(norm, x).square().sum()).backward()
-        return [x.grad for x in xs]
-
-    assert_same_training(name, train, use_reentrant)
-
-
-@every_offline_norm
-@both_modes
-def test_a_step_without_statistics_is_no_other(name, use_reentrant):
-    """Only padding, whose mean over tokens is NaN."""
-
-    def train(norm, run):
-        xs, padding = list(inputs(20)), torch.ones(9, dtype=torch.bool)
-        for x in xs:
-            (run(norm, x).pow(3).sum() + 0 * run(norm, x * 2, padding).sum()).backward()
-        return [x.grad for x in xs]
-
-    assert_same_training(name, train, use_reentrant)
+        gradients = [x.grad for x in train(norm, run)]
+        results.append((gradients, [p.grad for p in norm.parameters()], norm.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 # The second is torch's own, which may come first.
@@ -203,9 +146,8 @@ def assert_refused(block, run):
     assert block.first.num_batches_tracked == 3
 
 
-# One of each way to a step: the refusal is the same code in all.
 @pytest.mark.slow
-@pytest.mark.parametrize('name, use_reentrant', [('UN', False), ('UN', True), ('RepBN', True), ('MABN', True)])
+@pytest.mark.parametrize('name, use_reentrant', [('UN', False), ('MABN', True)])
 def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
     if not (use_reentrant or checkpoints_compiled_code()):
         pytest.skip("this torch runs no compiled code, LayerNorm's neither, in a checkpoint with use_reentrant=False")
@@ -215,18 +157,15 @@ def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
     assert_refused(block, lambda x: checkpoint(run, x, use_reentrant=use_reentrant))
 
 
-@pytest.mark.parametrize('name, backend', [
-    ('UN', 'aot_eager_decomp_partition'), ('RepBN', 'aot_eager'),
-    pytest.param('UN', 'inductor', marks=pytest.mark.slow)])
-def test_compiled_recomputation_is_refused_or_right(name, backend):
+def test_compiled_recomputation_is_refused_or_right():
     """`with_cp=True` in a model that is compiled. Older releases recompute nothing there."""
     if not compiles_as_one_graph():
         pytest.skip('this torch fails to compile a checkpoint whose content is not one graph')
     torch._dynamo.reset()
-    block = Block(name)
+    block = Block('UN')
     plain = copy.deepcopy(block)
-    run = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False) * 1, backend=backend,
-                        fullgraph=True)
+    run = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False) * 1,
+                        backend='aot_eager_decomp_partition', fullgraph=True)  # as inductor divides the graph
     for x in inputs(3):
         gradients = []
         for call in (plain, run):

@@ -48,23 +48,12 @@ def test_a_shared_norm_stays_shared():
     assert len([m for m in model.modules() if isinstance(m, UN)]) == 3
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
-def test_dtype_of_every_norm(dtype):
-    model = replace_norms(Net().to(dtype), dict(type='UN'))
-    for norm in (model.first, model.second, model.plain):
-        assert norm.weight.dtype == norm.running_var.dtype == dtype
-        assert norm.num_batches_tracked.dtype == torch.long
-
-
-def test_device_of_every_norm():
-    model = replace_norms(Net().to('meta'), dict(type='UN'))
+def test_dtype_device_and_mode():
+    model = replace_norms(Net().to('meta', torch.bfloat16).eval(), dict(type='UN'))
     assert {tensor.device.type for tensor in model.state_dict().values()} == {'meta'}
-
-
-@pytest.mark.parametrize('training', [True, False])
-def test_mode(training):
-    model = replace_norms(Net().train(training), dict(type='UN'))
-    assert {module.training for module in model.modules()} == {training}
+    for norm in (model.first, model.second, model.plain):
+        assert norm.weight.dtype == norm.running_var.dtype == torch.bfloat16
+        assert norm.num_batches_tracked.dtype == torch.long and not norm.training
 
 
 def test_requires_grad():
@@ -92,23 +81,22 @@ def test_norms_with_other_parameters():
     assert type(replaced.first) is NoNorm and replaced.first.weight is None
 
 
-@pytest.mark.parametrize('norm', [nn.LayerNorm(4), nn.LayerNorm(4, elementwise_affine=False)])
-def test_a_model_that_is_a_norm(norm):
-    assert type(replace_norms(norm, dict(type='UN'))) is UN
-
-
-@pytest.mark.parametrize('name, count', [('swin_tiny_patch4_window7_224', 29), ('vit_tiny_patch16_224', 25),
-                                         ('deit_tiny_distilled_patch16_224', 25)])
-def test_timm(name, count):
-    model = replace_norms(timm.create_model(name), dict(type='UN'))
-    kinds = [type(module) for module in model.modules()]
-    assert kinds.count(UN) == count and not any(issubclass(kind, nn.LayerNorm) for kind in kinds)
-
-
-def test_torchvision():
+def vit_of_torchvision():
     from torchvision.models import VisionTransformer
-    model = replace_norms(VisionTransformer(32, 8, 2, 2, 16, 24), dict(type='UN'))
-    assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
+    return VisionTransformer(32, 8, 2, 2, 16, 24)
+
+
+@pytest.mark.parametrize('make, count', [
+    (vit_of_torchvision, 5),
+    (lambda: timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2), 5),
+    (lambda: timm.create_model('swin_tiny_patch4_window7_224', img_size=32, window_size=4, depths=(1, ) * 4), 13),
+    (lambda: timm.create_model('convnext_atto', depths=(1, ) * 4, dims=(8, ) * 4), 9),
+], ids=['torchvision', 'vit', 'swin', 'convnext'])
+def test_whole_models(make, count):
+    model = replace_norms(make(), dict(type='UN')).eval()
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(UN2d) + kinds.count(UN) == count and not any(issubclass(kind, nn.LayerNorm) for kind in kinds)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
 
 
 class WithGate(nn.LayerNorm):
@@ -180,13 +168,6 @@ def test_layer_norm_of_either_format():
     assert type(replace_norms(HorNetLayerNorm(4, data_format='channels_first'), dict(type='UN'))) is UN2d
 
 
-def test_convnext_of_timm():
-    model = replace_norms(timm.create_model('convnext_atto', depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)), dict(type='UN'))
-    kinds = [type(module) for module in model.modules()]
-    assert kinds.count(UN2d) + kinds.count(UN) == 9 and not any(issubclass(kind, nn.LayerNorm) for kind in kinds)
-    assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
-
-
 def test_encoder_layers_call_their_norms(monkeypatch):
     lines = []
     monkeypatch.setattr('mmunorm.norms.replace.print_log', lambda line, logger: lines.append(line))
@@ -200,17 +181,11 @@ def test_encoder_layers_call_their_norms(monkeypatch):
     with torch.no_grad():
         encoder(torch.randn(2, 5, 8), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
     assert called == ['layers.0.norm1', 'layers.0.norm2', 'layers.1.norm1', 'layers.1.norm2']
-    for module in encoder.modules():
-        module._forward_hooks.clear()
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        assert torch.equal(encoder(x), encoder.train().eval()(x))
     assert encoder.layers[0].activation is nn.functional.relu
 
 
 @pytest.mark.parametrize('norm_cfg, error, match', [
     ('UN', TypeError, "norm_cfg='UN': must be a dict that names its type"),
-    (None, TypeError, 'norm_cfg=None'),
     (dict(window=4), TypeError, "such as dict\\(type='UN'\\)"),
     (dict(type='UNN'), KeyError, 'UNN'),
     (dict(type='UN', window=0), ValueError, 'window must be'),
@@ -219,7 +194,6 @@ def test_encoder_layers_call_their_norms(monkeypatch):
 def test_bad_configs_leave_the_model_as_it_was(norm_cfg, error, match):
     model = Net()
     before = [(name, id(module)) for name, module in model.named_modules()]
-    config = copy.deepcopy(norm_cfg)
     with pytest.raises(error, match=match):
         replace_norms(model, norm_cfg)
-    assert before == [(name, id(module)) for name, module in model.named_modules()] and norm_cfg == config
+    assert before == [(name, id(module)) for name, module in model.named_modules()]
