@@ -37,10 +37,9 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
 from mmunorm.deploy.benchmark import main_metrics
-from mmunorm.errors import PreflightError, RunError
-from mmunorm.files import write_text
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
+from mmunorm.utils import PreflightError, RunError, write_text
 
 ROOT = Path(__file__).parent.parent
 TASKS = dict(classifier='classifier', detector='maskrcnn')

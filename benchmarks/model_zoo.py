@@ -29,9 +29,9 @@ from tqdm import tqdm
 
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.errors import describe
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
+from mmunorm.utils import describe
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'

@@ -25,7 +25,7 @@ from mmunorm.benchmark.environment import device_name
 from mmunorm.comparison.runs import FAIL, STRESSED
 from mmunorm.config.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
-from mmunorm.files import write_text
+from mmunorm.utils import write_text
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))

@@ -29,7 +29,7 @@ MODULE2PACKAGE.setdefault('mmunorm', 'mmunorm')
 # Before anything imports mmcv.ops.
 ops.install()
 
-from .quiet import quiet_imports  # noqa: E402
+from .utils import quiet_imports  # noqa: E402
 
 with quiet_imports():
     from . import (  # noqa: F401

@@ -25,9 +25,8 @@ from mmunorm.cli.arguments import out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.resume import find_resumable, is_whole
 from mmunorm.config.models import build_model
-from mmunorm.errors import PreflightError
-from mmunorm.files import whole_file, write_text
 from mmunorm.recording.record import OFFLINE_GRADIENT, Layer, Record, RecordWriter, step_dtype
+from mmunorm.utils import PreflightError, whole_file, write_text
 
 from . import data_makers, processes, tiny_runs
 from .logs import train as log_entry

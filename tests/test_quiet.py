@@ -103,8 +103,8 @@ def test_verbose_shows_what_the_import_has_held_back():
     """Which of these packages have something to say depends on their distribution."""
     code = '''
         import mmengine.logging
-        from mmunorm import quiet
-        with quiet.quiet_imports():
+        from mmunorm import utils
+        with utils.quiet_imports():
             mmengine.logging.print_log('Could not import OneDL')
             mmengine.logging.print_log('something else')
         from mmunorm.cli.arguments import command

@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.config.checkpoints import read_checkpoint
-from mmunorm.errors import PreflightError
-from mmunorm.files import whole_file
+from mmunorm.utils import PreflightError, whole_file
 
 
 def parse_args(argv=None):

@@ -15,7 +15,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, parse_norm, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -14,7 +14,7 @@ from mmunorm.cli.arguments import add_config_arguments, command, load_config, ou
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.config.checkpoints import check_statistics
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -17,9 +17,8 @@ from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import match_folded
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
-from mmunorm.errors import PreflightError
-from mmunorm.files import whole_file
 from mmunorm.fusion import save_folded
+from mmunorm.utils import PreflightError, whole_file
 
 
 def parse_args(argv=None):

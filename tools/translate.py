@@ -14,10 +14,10 @@ from mmunorm import fuse_norms
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, positive
 from mmunorm.cli.preflight import class_name
 from mmunorm.config.models import load_model, match_folded
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text.lines import read_lines
 from mmunorm.translation.text.subwords import Subwords, check_vocabulary
 from mmunorm.translation.translate import translate_lines
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -9,7 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..files import whole_file
+from ..utils import whole_file
 
 DPI = 200
 # Inches.

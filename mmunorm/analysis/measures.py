@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ..files import whole_file
 from ..recording.record import Record, RecordError
+from ..utils import whole_file
 from .normality import PNAC, pnac, spans
 from .rolling import peak, rolling_means
 

@@ -13,9 +13,9 @@ from ..backbones.norm_cfg import DEFAULT_NORM_CFG
 from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
 from ..config.models import build_model
 from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
-from ..errors import PreflightError
 from ..fusion import FusionReport, fuse_norms
 from ..norms.layers import is_norm, norm_layers
+from ..utils import PreflightError
 
 LN = 'LN'
 NORM_FREE = 'norm-free'

@@ -11,8 +11,8 @@ from mmengine.config import Config
 from torch import nn
 
 from ..compat import allow_recompilations
-from ..errors import PreflightError
 from ..fusion import save_folded
+from ..utils import PreflightError
 from . import measure
 from .environment import device_name, environment
 from .models import LN, NORM_FREE, build_models, norm_name

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..analysis.curves import COLOURS
-from ..files import whole_file, write_text
+from ..utils import whole_file, write_text
 from .measure import ratio
 from .models import LN
 

@@ -7,7 +7,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 
 # How many boxes of an image pass the score threshold of a two-stage detector. On noise, a trained detector finds
 # nothing, and an untrained one everything. The cost of masks depends on the number of boxes.

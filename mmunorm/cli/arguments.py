@@ -18,8 +18,7 @@ from mmengine.config import Config, DictAction
 from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm, keep_means
 from ..config.unpickling import restricted
-from ..errors import LocalError, PreflightError, RunError, describe, one_line
-from ..quiet import print_held_back, quiet_console
+from ..utils import LocalError, PreflightError, RunError, describe, one_line, print_held_back, quiet_console
 from .preflight import check_norms
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..engine.repeatable import seed_everything
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .pictures import name_pictures
 
 

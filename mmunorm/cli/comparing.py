@@ -13,8 +13,8 @@ from ..comparison.processes import train_all
 from ..comparison.runs import ComparedRun, config_text, differing_keys
 from ..config.plain import read_config_text
 from ..config.presets import set_norm
-from ..errors import PreflightError, RunError
 from ..norms import Norm
+from ..utils import PreflightError, RunError
 from .arguments import add_config_arguments, positive
 from .preflight import check_norms
 

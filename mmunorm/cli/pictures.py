@@ -12,8 +12,7 @@ from mmengine.dataset import Compose
 from mmengine.runner import Runner
 from tqdm import tqdm
 
-from ..errors import LocalError, PreflightError
-from ..files import PICTURE_SUFFIXES, whole_file
+from ..utils import PICTURE_SUFFIXES, LocalError, PreflightError, whole_file
 
 # The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
 READABLE_SIDE = 512

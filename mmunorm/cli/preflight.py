@@ -14,10 +14,10 @@ from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path
-from ..errors import PreflightError, describe
 from ..norms import Norm
 from ..translation.text.made_text import LANGUAGES
 from ..translation.text.subwords import Subwords, check_vocabulary
+from ..utils import PreflightError, describe
 
 # Bytes. To read a larger annotation file takes as long as mmdet's own start: half a minute for COCO's 450 MB.
 LARGE = 50_000_000

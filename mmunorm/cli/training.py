@@ -15,8 +15,8 @@ from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
 from ..engine.runner import unwrapped_model
-from ..errors import LocalError, PreflightError, RunError, describe, one_line
 from ..norms.layers import norm_layers
+from ..utils import LocalError, PreflightError, RunError, describe, one_line
 from .arguments import warn
 from .pictures import name_unusable_pictures
 from .preflight import class_name

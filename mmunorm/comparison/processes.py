@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..analysis.curves import latest
 from ..config.checkpoints import pretrained_path
-from ..files import write_text
+from ..utils import write_text
 from .runs import ComparedRun, config_text
 
 TRAIN = Path(__file__).parents[1] / '.mim/tools/train.py'

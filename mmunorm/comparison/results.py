@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..analysis.curves import METRICS, Scalars, curves_figure, read_scalars
 from ..analysis.layout import save
-from ..files import whole_file, write_text
+from ..utils import whole_file, write_text
 from .runs import CALM, ERROR, FAIL, MISSING, ComparedRun
 
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from ..analysis.curves import read_scalars
 from ..config.presets import slug
 from ..engine.divergence import RECORD
-from ..files import write_text
+from ..utils import write_text
 
 FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
 CALM, STRESSED = 'calm', 'stressed'

@@ -8,8 +8,8 @@ from mmengine.config import Config
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from torch import nn
 
-from ..errors import PreflightError, describe
 from ..norms import OfflineNorm
+from ..utils import PreflightError, describe
 from .unpickling import restricted
 
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import registry
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 
 # Registered types there evaluate text that they are given, or read other files and models.
 _REFUSED = ('mmdet.models.task_modules.tracking', 'mmdet.models.mot', 'mmdet.models.language_models',

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .checkpoints import pretrained_path, read_checkpoint, set_pretrained
 
 NORMS = {

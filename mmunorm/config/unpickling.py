@@ -20,7 +20,7 @@ import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
 from ..compat import load_listed
-from ..errors import PreflightError
+from ..utils import PreflightError
 
 _torch_load = torch.load
 _trusted = False

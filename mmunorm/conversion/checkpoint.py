@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from ..config.checkpoints import load_weights, read_checkpoint
 from ..config.models import build_model
 from ..config.presets import replace_norm_cfgs
-from ..errors import PreflightError
-from ..files import whole_file, write_text
 from ..norms import OfflineNorm
 from ..norms.replace import build_like, layer_norms, leave_fast_path, put, with_fused_parts
+from ..utils import PreflightError, whole_file, write_text
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from ..files import write_text
+from ..utils import write_text
 
 CLASSES = ('Bicycle', 'Boat', 'Bottle', 'Bus', 'Car', 'Cat', 'Chair', 'Cup', 'Dog', 'Motorbike', 'People', 'Table')
 SPLITS = ('train', 'val', 'test')  # 1, 2 and 3 in ExDark's list

@@ -14,8 +14,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 
-from ..errors import LocalError, PreflightError
-from ..files import PICTURE_SUFFIXES
+from ..utils import PICTURE_SUFFIXES, LocalError, PreflightError
 
 
 @DATASETS.register_module()

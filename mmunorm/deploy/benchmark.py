@@ -16,8 +16,7 @@ from ..analysis.curves import COLOURS
 from ..benchmark.environment import environment
 from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, timed, warm_up
 from ..benchmark.table import quartiles, speed_beside, spread
-from ..errors import PreflightError
-from ..files import whole_file, write_text
+from ..utils import PreflightError, whole_file, write_text
 from .rows import INT8, ROWS, Subject
 from .testing import ExportedModel
 from .workers import Worker

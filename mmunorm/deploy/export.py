@@ -13,8 +13,8 @@ from torch import nn
 from .. import __version__
 from ..config.checkpoints import read_checkpoint
 from ..config.models import load_model
-from ..errors import PreflightError, describe
 from ..norms.layers import norm_layers
+from ..utils import PreflightError, describe
 from .graphs import DetectorGraph, graph_of
 from .pictures import resize, steps_of
 from .windows import side_multiple, with_dynamic_windows, with_static_windows

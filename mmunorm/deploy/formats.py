@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 
 
 @dataclass(frozen=True)

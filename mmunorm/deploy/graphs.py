@@ -7,7 +7,7 @@ from mmpretrain.models.heads import ClsHead
 from torch import Tensor, nn
 
 from ..enhancement import EnhancingPreprocessor
-from ..errors import PreflightError
+from ..utils import PreflightError
 
 
 class Pixels(nn.Module):

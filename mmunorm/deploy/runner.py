@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import PreflightError, describe
+from ..utils import PreflightError, describe
 from .formats import need
 from .pictures import paste, prepare, resize
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mmengine.structures import InstanceData
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .runner import Runner
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .runner import Runner
 from .windows import with_static_windows
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .runner import Runner
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config.models import build_model
 from ..conversion.checkpoint import layer_norm_config, load_public
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .runner import unwrapped_model
 
 

@@ -14,10 +14,9 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from ..compat import in_backward_pass, is_compiling
-from ..errors import RunError
-from ..files import write_text
 from ..norms.base import check_count
 from ..norms.layers import is_norm
+from ..utils import RunError, write_text
 from .runner import saves_after_this_step, unwrapped_model
 
 RECORD = 'divergence.json'

@@ -5,10 +5,10 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..errors import PreflightError
 from ..norms.base import check_count
 from ..recording.layers import LayerTap, append_layers, begin_layers
 from ..residuals import ResidualLayer
+from ..utils import PreflightError
 from .runner import unwrapped_model
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..errors import PreflightError
 from ..init import ntk_parametrize, undo_ntk
 from ..init.ntk import ntk_layers
+from ..utils import PreflightError
 from .runner import unwrapped_model
 
 

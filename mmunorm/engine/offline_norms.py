@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
-from ..errors import PreflightError
 from ..norms import Norm, OfflineNorm, convert_sync
+from ..utils import PreflightError
 from .runner import saves_after_this_step
 
 

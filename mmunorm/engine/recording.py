@@ -14,10 +14,10 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from ..analysis.normality import LEAST_STEPS, pnac
-from ..errors import PreflightError
 from ..norms.layers import norm_layers, num_channels
 from ..recording.record import FOLDER, OFFLINE_GRADIENT, Layer, RecordError, RecordWriter
 from ..recording.taps import Tap, gradient_kind
+from ..utils import PreflightError
 from .runner import unwrapped_model
 
 # The most steps that wait in memory, to be written together. The memory is the GPU's if the model is there.

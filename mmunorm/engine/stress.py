@@ -8,7 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import Tensor
 
-from ..errors import PreflightError
+from ..utils import PreflightError
 from .runner import unwrapped_model
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
 
-from ..errors import LocalError
-from ..packages import check_installed
+from ..utils import LocalError, check_installed
 
 LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
 

@@ -19,9 +19,8 @@ from torch import nn
 
 from ..config.plain import is_known_scope, read_config_text, registered_types_only
 from ..config.unpickling import is_trusted, restricted
-from ..errors import PreflightError
-from ..files import whole_file
 from ..norms import replace_norms
+from ..utils import PreflightError, whole_file
 from .fuse import fold_structure
 from .report import FusionReport
 from .rewrite import FoldedNorm

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..compat import in_backward_pass
-from ..files import write_text
 from ..residuals import ResidualLayer
 from ..residuals.sublayer import describe
+from ..utils import write_text
 from .record import RecordError
 
 FILE = 'layers.csv'

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import PreflightError
-from ..files import whole_file
+from ..utils import PreflightError, whole_file
 
 FOLDER = 'norm_statistics'
 FORMAT = 'mmunorm norm statistics'

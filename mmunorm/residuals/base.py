@@ -10,8 +10,8 @@ from mmengine.registry import Registry
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from ..errors import PreflightError
 from ..norms.base import call_norm
+from ..utils import PreflightError
 from .clock import UpdateClock
 from .sublayer import Sublayer
 

@@ -12,10 +12,10 @@ from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
 from ..backbones.norm_cfg import DEFAULT_NORM_CFG
-from ..errors import PreflightError
 from ..norms.base import call_norm, check_count, check_norm_cfg
 from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
 from ..residuals.sublayer import Entrance, Sublayer, describe
+from ..utils import PreflightError
 from .text.ids import PAD
 
 _NAMES = ('encoder_layers', 'decoder_layers', 'embed_dims', 'feedforward_channels', 'num_heads')

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from mmunorm.benchmark import Settings, markdown, measure, models, run_benchmark, table, tasks
 from mmunorm.compat import OutOfMemoryError
-from mmunorm.errors import PreflightError
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 from ..versions import is_one_graph

@@ -5,7 +5,7 @@ import pytest
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import add_config_arguments, add_runner_arguments, command, load_config, prepare
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 

@@ -5,7 +5,7 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import set_dataloader_defaults
 from mmunorm.cli.calibration import _with_pipeline, training_batches
-from mmunorm.errors import LocalError, PreflightError
+from mmunorm.utils import LocalError, PreflightError
 
 from .. import tiny_runs
 

@@ -4,7 +4,7 @@ from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10, CIFAR100
 
 from mmunorm.cli.preflight import check_data, check_norms, check_pretrained
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import data_makers
 

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmunorm.cli.arguments import load_config
 from mmunorm.cli.resume import find_resumable, is_whole, set_resume
 from mmunorm.config.checkpoints import check_checkpoint
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def save(folder, *names):

@@ -5,7 +5,7 @@ from mmengine.registry import HOOKS
 
 from mmunorm.cli import training
 from mmunorm.engine import DivergenceHook, OfflineNormHook, RepeatableHook
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def test_amp_fits_the_device(monkeypatch):

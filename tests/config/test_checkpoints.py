@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmunorm.config.checkpoints import check_checkpoint, read_checkpoint
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 @pytest.mark.parametrize('files, said', [

@@ -1,7 +1,7 @@
 import pytest
 
 from mmunorm.config.models import clear_build_errors
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def test_unregistered_types_are_one_line():

@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmunorm.config.plain import read_config_text, registered_types_only
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 PLAIN = dict(
     default_scope='mmpretrain', empty=None, yes=True,

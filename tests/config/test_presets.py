@@ -4,7 +4,7 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.presets import NORMS, apply_norm, parse_norm, set_norm, slug
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 @pytest.mark.parametrize(('text', 'name', 'norm_cfg'), [

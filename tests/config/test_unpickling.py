@@ -15,7 +15,7 @@ from mmengine.runner.checkpoint import save_checkpoint
 from mmunorm import compat
 from mmunorm.config.checkpoints import read_checkpoint
 from mmunorm.config.unpickling import restricted
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 class Opens:

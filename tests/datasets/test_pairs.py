@@ -5,7 +5,7 @@ import torch
 from mmengine.registry import DATASETS
 
 from mmunorm.datasets import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
-from mmunorm.errors import LocalError, PreflightError
+from mmunorm.utils import LocalError, PreflightError
 
 
 @pytest.fixture

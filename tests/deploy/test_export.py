@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmunorm import fuse_norms
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from ..fusion import models
 

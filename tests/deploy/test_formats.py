@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mmunorm.deploy import formats
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from torch import nn
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.torch_runner import TorchRunner, open_torch
 from mmunorm.deploy.workers import Worker
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import processes
 

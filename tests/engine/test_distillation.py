@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from mmunorm.config.models import build_model
 from mmunorm.engine import DistillationHook
 from mmunorm.engine.distillation import feature_distance, logit_distance
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 from ..fusion.models import mmdet_swin

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from mmunorm.engine import LayerStatisticsHook
-from mmunorm.errors import PreflightError
 from mmunorm.recording.layers import read_layers
 from mmunorm.recording.record import RecordError
+from mmunorm.utils import PreflightError
 
 from .backbone_runs import runner
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from mmunorm.errors import PreflightError
 from mmunorm.init import ntk_parametrize
+from mmunorm.utils import PreflightError
 
 from .backbone_runs import Model, runner
 

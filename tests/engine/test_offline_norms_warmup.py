@@ -8,8 +8,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 import mmunorm  # noqa: F401
-from mmunorm.errors import PreflightError
 from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
+from mmunorm.utils import PreflightError
 
 NAMED = re.compile('warmup_iters|PRepBN|last of the')
 

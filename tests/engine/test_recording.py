@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from mmunorm.analysis.normality import pnac
 from mmunorm.cli import training
 from mmunorm.engine import DivergenceError, NormStatisticsHook
-from mmunorm.errors import PreflightError, RunError
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 from mmunorm.recording.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, Record, step_dtype
+from mmunorm.utils import PreflightError, RunError
 
 from ..processes import FORKSERVER
 

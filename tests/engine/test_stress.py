@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmunorm.engine import InputStressHook
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmunorm import packages
+from mmunorm import utils
 from mmunorm.enhancement import ImageQuality
-from mmunorm.errors import LocalError, PreflightError
+from mmunorm.utils import LocalError, PreflightError
 
 
 def sample(size=(16, 20), noise=0.1):
@@ -36,6 +36,6 @@ def test_a_picture_that_is_too_small_is_named():
 
 
 def test_without_torchmetrics_the_way_to_get_it_is_named(monkeypatch):
-    monkeypatch.setattr(packages, 'find_spec', lambda name: None)
+    monkeypatch.setattr(utils, 'find_spec', lambda name: None)
     with pytest.raises(PreflightError, match=r'mmunorm\[enhance\]'):
         ImageQuality()

@@ -2,10 +2,10 @@
 import pytest
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
-from mmunorm.errors import PreflightError
 from mmunorm.norms import NoNorm
 from mmunorm.residuals import RESIDUALS, Place, ResidualError
 from mmunorm.residuals.sublayer import describe
+from mmunorm.utils import PreflightError
 
 from .models import WITHOUT_NORM, vit
 

@@ -13,8 +13,8 @@ from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
 from mmunorm.conversion.checkpoint import load_public
-from mmunorm.errors import PreflightError
 from mmunorm.norms import UN, TokenBN
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 from ..fusion.models import SWIN_ARCH

@@ -6,7 +6,7 @@ import cv2
 import pytest
 import torch
 
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 

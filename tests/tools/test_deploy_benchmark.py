@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from mmunorm.deploy import benchmark, rows
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
 

@@ -10,8 +10,8 @@ from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms
 from mmunorm.config.unpickling import restricted
-from mmunorm.errors import PreflightError
 from mmunorm.fusion import folded_config, folded_norms, load_folded, save_folded
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 from ..fusion import models

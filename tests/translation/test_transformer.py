@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mmunorm.errors import PreflightError
 from mmunorm.norms import Norm
 from mmunorm.residuals import count_updates, profile_admin
 from mmunorm.residuals.sublayer import describe
 from mmunorm.translation.model import shifted
 from mmunorm.translation.text.ids import PAD
+from mmunorm.utils import PreflightError
 
 from .models import ARCH, SCHEMES, VOCABULARY, WITHOUT_NORM, sentences, task, transformer
 

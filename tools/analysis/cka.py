@@ -22,8 +22,7 @@ from mmunorm.cli.arguments import add_config_arguments, command, load_config, ou
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import load_model
-from mmunorm.errors import PreflightError
-from mmunorm.files import write_text
+from mmunorm.utils import PreflightError, write_text
 
 
 def parse_args(argv=None):

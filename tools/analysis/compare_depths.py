@@ -30,9 +30,8 @@ from mmunorm.comparison.results import summary
 from mmunorm.comparison.runs import FAIL, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_norm, parse_preset
-from mmunorm.errors import PreflightError
-from mmunorm.files import write_text
 from mmunorm.residuals import RESIDUALS
+from mmunorm.utils import PreflightError, write_text
 
 
 def parse_args(argv=None):

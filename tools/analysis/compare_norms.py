@@ -32,7 +32,7 @@ from mmunorm.comparison.results import write_outputs
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_norm, slug
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 # What --stress cannot multiply, by the model that reads it.
 NOT_STRESSED = dict(TranslationModel='a TranslationModel reads token ids',

@@ -2,9 +2,9 @@
 import argparse
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text.lines import check_equally_many, read_lines, spread
 from mmunorm.translation.text.scores import paired_bootstrap
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -6,7 +6,7 @@ from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.sources import distinct_names, refuse_twice
 from mmunorm.cli.arguments import command, out_folder
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

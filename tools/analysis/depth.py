@@ -18,8 +18,8 @@ from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.config.plain import read_config_text
-from mmunorm.files import write_text
 from mmunorm.recording.layers import FIELDS, read_layers
+from mmunorm.utils import write_text
 
 
 def parse_args(argv=None):

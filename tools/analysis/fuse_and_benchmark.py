@@ -10,7 +10,7 @@ from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, markdown, run_benchmark, write_results
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

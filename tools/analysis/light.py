@@ -15,7 +15,7 @@ from mmunorm.cli.arguments import add_config_arguments, command, load_config, ou
 from mmunorm.cli.pictures import find_images, read_picture
 from mmunorm.config.models import load_model
 from mmunorm.enhancement import IAT
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -8,7 +8,7 @@ from mmunorm.analysis.page import build_report, read_cka
 from mmunorm.analysis.page_numbers import report_numbers
 from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
 from mmunorm.cli.arguments import command, out_folder
-from mmunorm.files import write_text
+from mmunorm.utils import write_text
 
 
 def parse_args(argv=None):

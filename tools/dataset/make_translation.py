@@ -4,8 +4,8 @@ import sys
 
 from mmunorm.cli.arguments import command, positive
 from mmunorm.datasets import FolderError
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text.made_text import LANGUAGES, make_translation
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

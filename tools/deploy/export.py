@@ -22,8 +22,8 @@ from mmunorm.deploy.export import loaded_model, trace
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.int8 import samples_of
 from mmunorm.deploy.saving import save
-from mmunorm.errors import PreflightError
 from mmunorm.fusion import fuse_norms
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):

@@ -19,7 +19,7 @@ from mmunorm.cli.calibration import test_metrics
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.testing import ExportedModel
-from mmunorm.files import write_text
+from mmunorm.utils import write_text
 
 
 def parse_args(argv=None):

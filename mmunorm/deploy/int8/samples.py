@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from ...errors import PreflightError
+from ...utils import PreflightError
 from ..graphs import graph_of
 from ..testing import ExportedModel
 from ..torch_runner import TorchRunner

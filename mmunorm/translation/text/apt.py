@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...errors import PreflightError
+from ...utils import PreflightError
 
 HELPER = '/usr/lib/apt/apt-helper'
 OWN_TEXT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "

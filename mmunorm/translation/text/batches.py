@@ -7,7 +7,7 @@ import numpy as np
 from mmengine.dataset import DefaultSampler
 from mmengine.registry import DATA_SAMPLERS
 
-from ...errors import PreflightError
+from ...utils import PreflightError
 
 
 @DATA_SAMPLERS.register_module()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ...errors import PreflightError
+from ...utils import PreflightError
 from .ids import PAD
 from .lines import check_equally_many
 from .subwords import Subwords

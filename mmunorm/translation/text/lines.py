@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ...errors import PreflightError
+from ...utils import PreflightError
 
 
 def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[str]:

@@ -7,8 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from ...datasets.made_folder import is_made, making_folder
-from ...errors import PreflightError
-from ...packages import check_installed
+from ...utils import PreflightError, check_installed
 from .apt import OWN_TEXT, fetched_lists
 from .debian import descriptions, parallel_text, source_packages
 from .libreoffice import help_text

@@ -9,9 +9,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
-from ...errors import RunError
-from ...files import write_text
-from ...packages import check_installed
+from ...utils import RunError, check_installed, write_text
 from .lines import check_equally_many, read_lines, spread
 from .scores import Score, corpus_scores
 from .subwords import Subwords

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...packages import check_installed
+from ...utils import check_installed
 
 
 class Score(NamedTuple):

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import PreflightError
-from ...files import whole_file
-from ...packages import check_installed
+from ...utils import PreflightError, check_installed, whole_file
 from .ids import BOS, EOS, PAD, UNK
 from .lines import read_lines
 

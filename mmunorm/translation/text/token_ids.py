@@ -12,8 +12,7 @@ import numpy as np
 from mmengine import dist
 from tqdm import tqdm
 
-from ...errors import PreflightError
-from ...files import whole_file
+from ...utils import PreflightError, whole_file
 from .ids import EOS
 from .lines import read_lines
 from .subwords import Subwords

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mmunorm.deploy.int8 import Samples
-from mmunorm.errors import PreflightError
+from mmunorm.utils import PreflightError
 
 from . import models
 

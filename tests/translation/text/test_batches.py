@@ -6,8 +6,8 @@ from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text import TokenBatchSampler
+from mmunorm.utils import PreflightError
 
 
 class Lengths(list):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from mmengine.registry import DATASETS, FUNCTIONS
 
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text import EOS, PAD, Subwords, TranslationDataset, pad_translations, token_ids
 from mmunorm.translation.text import dataset as module
+from mmunorm.utils import PreflightError
 
 from .makers import sentence_pairs, write_pairs
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmunorm.errors import PreflightError
 from mmunorm.translation.text.lines import check_equally_many, read_lines, spread
+from mmunorm.utils import PreflightError
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path):

@@ -2,9 +2,9 @@ import pytest
 import torch
 from mmengine.registry import METRICS
 
-from mmunorm.errors import PreflightError, RunError
 from mmunorm.translation.text import Subwords, TranslationScore, metric
 from mmunorm.translation.text.scores import corpus_scores
+from mmunorm.utils import PreflightError, RunError
 
 from ... import processes
 from .makers import sentence_pairs, write_pairs

@@ -1,8 +1,8 @@
 import pytest
 
-from mmunorm import packages
-from mmunorm.errors import PreflightError
+from mmunorm import utils
 from mmunorm.translation.text.scores import corpus_scores, paired_bootstrap
+from mmunorm.utils import PreflightError
 
 REFERENCES = [f'the program number {i} reads a large file and writes {i + 1} new lines' for i in range(40)]
 # Every third sentence has other words in it.
@@ -33,6 +33,6 @@ def test_bootstrap_tells_a_real_difference_from_none():
 
 
 def test_without_sacrebleu_the_way_to_get_it_is_named(monkeypatch):
-    monkeypatch.setattr(packages, 'find_spec', lambda name: None)
+    monkeypatch.setattr(utils, 'find_spec', lambda name: None)
     with pytest.raises(PreflightError, match=r'BLEU and chrF need sacrebleu: .*mmunorm\[translate\]'):
         corpus_scores(['a'], ['a'])

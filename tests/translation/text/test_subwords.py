@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmunorm import packages
-from mmunorm.errors import PreflightError
+from mmunorm import utils
 from mmunorm.translation.text import EOS, UNK, Subwords, check_vocabulary
 from mmunorm.translation.text.subwords import train_subwords
+from mmunorm.utils import PreflightError
 
 from .conftest import VOCAB_SIZE
 from .makers import sentence_pairs
@@ -84,6 +84,6 @@ def test_vocabulary_of_a_checkpoint():
 
 
 def test_without_sentencepiece_the_way_to_get_it_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, 'find_spec', lambda name: None)
+    monkeypatch.setattr(utils, 'find_spec', lambda name: None)
     with pytest.raises(PreflightError, match=r'subwords need sentencepiece: .*mmunorm\[translate\]'):
         Subwords(tmp_path / 'a')

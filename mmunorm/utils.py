@@ -1,0 +1,153 @@
+"""What a user sees of this package: errors of one line, whole files, and libraries that keep quiet."""
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from unittest import mock
+
+from mmengine.logging import MMLogger, logger
+
+PICTURE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
+
+
+class PreflightError(Exception):
+    """Something cannot start. A tool prints its one sentence without a traceback, and exits with status 2."""
+
+
+class RunError(Exception):
+    """A run was stopped on the way. A tool prints its one sentence without a traceback, and exits with status 3."""
+
+
+class LocalError(RunError):
+    """A run was stopped by something that only this process has seen, such as a picture that cannot be read."""
+
+
+def describe(error: Exception) -> str:
+    """Any exception as one line, with the place in the config that raised it."""
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error
+    text = f'{type(error).__name__}: {" ".join(str(message).split())}'
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f'{text} ({place.filename}, line {place.lineno})' if place.name == '<module>' else text
+
+
+def one_line(error: Exception) -> str:
+    """The message of an OSError, a PreflightError or a RunError as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f'{error.filename}: {error.strerror}' if error.filename else error.strerror
+    text = str(error).strip()
+    if text.startswith('Caught ') and '\n' in text:
+        # From a DataLoader's worker, with its traceback; the last line has the name and the message.
+        return text.splitlines()[-1].removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')
+    return ' '.join(text.split())
+
+
+def check_installed(package: str, what: str, extra: str) -> None:
+    """Checks that a package of `requirements/EXTRA.txt` is there; `what` needs it, a plural.
+
+    Raises:
+        PreflightError: it is missing; says how to install it.
+    """
+    if find_spec(package) is None:
+        raise PreflightError(f"{what} need {package}: `pip install 'mmunorm[{extra}]'`, or "
+                             f'`pip install -r requirements/{extra}.txt` in the folder of mmunorm.')
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Gives the path of a new file beside `path`, which takes its place at the end of the `with` block.
+
+    If the block fails, for example because the disk is full, the new file is removed, and what was at `path` stays.
+    If the block writes nothing, nothing happens. A link to a file stays a link.
+    """
+    path = Path(os.path.realpath(path))
+    part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
+    try:
+        yield part
+        if part.exists():
+            part.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(part)):  # the error of a full disk names no file
+            error.filename = str(path)
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file in UTF-8, whole or not at all."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding='utf-8')
+
+
+# How messages begin that no user can do anything about, or that are as long as a page.
+_CHATTER = re.compile('|'.join((
+    r'\n-+\nSystem environment', 'Config:\n', 'Hooks will be executed', 'Distributed training is not used',
+    'Could not import OneDL', 'paramwise_options -- ', 'Loads checkpoint by ', 'Exp name: ', r'\w+_mAP_copypaste: ',
+    '"FileClient" will be deprecated', '"HardDiskBackend" is the alias', '`save_param_scheduler` is True but ',
+    'Because batch augmentations are enabled', 'The prefix is not set in metric class',
+    r'\S+ is duplicate\. It is skipped since bypass_duplicate')))
+_WARNINGS = ('faster_coco_eval is not installed', "Only use 'alpha' for pillow backend", 'Using a non-tuple sequence',
+             r'torch\.searchsorted\(\): input value tensor is non-contiguous', r'torch\.meshgrid')
+_held_back: list[str] = []
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Inside, libraries that are imported do not print what no user can do anything about.
+
+    mmengine's `print_log` itself stays as it is, because modules that are imported here keep it by name. Only the
+    `print` that it calls is replaced.
+    """
+    with suppress(ImportError), warnings.catch_warnings(record=True) as caught:
+        import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
+    _held_back.extend(str(each.message) for each in caught)
+
+    def print_what_matters(message):
+        if _CHATTER.match(str(message)):
+            _held_back.append(str(message))
+        else:
+            print(message)
+
+    with mock.patch.object(logger, 'print', print_what_matters, create=True):
+        yield
+
+
+def print_held_back() -> None:
+    """Prints what :func:`quiet_imports` has held back so far, for `--verbose`."""
+    while _held_back:
+        print(_held_back.pop(0))
+
+
+@contextmanager
+def quiet_console() -> Iterator[None]:
+    """Inside, the screen shows what concerns a user of libraries' logs and warnings. A run's log file has all."""
+    make_logger = MMLogger.__init__
+
+    with ExitStack() as stack:
+
+        def make_quiet_logger(self, *args, **kwargs):
+            make_logger(self, *args, **kwargs)
+            for handler in self.handlers:
+                if type(handler) is logging.StreamHandler:
+                    handler.addFilter(_concerns_a_user)
+                    stack.callback(handler.removeFilter, _concerns_a_user)
+
+        stack.enter_context(quiet_imports())
+        stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
+        stack.enter_context(warnings.catch_warnings())
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter('ignore', category)
+        for message in _WARNINGS:
+            warnings.filterwarnings('ignore', message)
+        yield
+
+
+def _concerns_a_user(record: logging.LogRecord) -> bool:
+    return not _CHATTER.match(record.getMessage())
