@@ -15,7 +15,7 @@ from mmunorm.utils import PreflightError, whole_file
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description=f'{__doc__} Weights and running statistics are averaged; counts are those of the last one named.')
+        description=f'{__doc__} Weights and running statistics are averaged; counts come from the last one named.')
     parser.add_argument('checkpoint', nargs='+', help='checkpoints of one model, in the order of their steps')
     parser.add_argument('--out', required=True, metavar='FILE', help='checkpoint to write')
     args = parser.parse_args(argv)

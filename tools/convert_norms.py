@@ -25,9 +25,9 @@ def parse_args(argv=None):
     parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=int, default=512, metavar='N',
-                        help='training pictures that the statistics are taken from (default: 512)')
+                        help='training pictures for the statistics (default: 512)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
-                        help='LayerNorms to keep: full names as the table has them, or regular expressions for them')
+                        help='LayerNorms to keep: full names from the table, or regular expressions')
     parser.add_argument('--test', action='store_true', help='print the test metrics before and after')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser, norm=False)

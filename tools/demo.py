@@ -1,9 +1,8 @@
 """Runs the whole way on handwritten digits. Started by `make demo`.
 
-It makes the data, trains a classifier with LayerNorm, as one that you have, and turns it into one with UN. From that
-backbone it trains a detector, tests it, draws what it finds, folds its norms away, and tests it again; and it makes the
-detector one file, which OpenVINO tests. Training takes half of the recipes' steps. An interrupted demo goes on where it
-stopped. Finished steps are not repeated.
+It makes the data, trains a classifier with LayerNorm, and converts it to UN. From that backbone it trains a detector,
+tests it, draws its predictions, folds its norms, tests it again, and exports it to one file, which OpenVINO tests.
+Training takes half of the recipes' steps. An interrupted demo continues where it stopped.
 """
 import json
 import os

@@ -1,4 +1,4 @@
-"""Draws what a model sees: boxes and masks, the class, or pictures before and after their enhancement."""
+"""Draws a model's predictions: boxes and masks, the class, or pictures before and after their enhancement."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them

@@ -25,7 +25,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model away first')
+    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model first')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')

@@ -1,4 +1,4 @@
-"""Translates lines of text: one sentence a line in, its translation a line out."""
+"""Translates text: reads one sentence a line, writes one translation a line."""
 import argparse
 import os
 import sys
@@ -27,15 +27,15 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file, folded or not')
     parser.add_argument('file', nargs='?', help='text in UTF-8 (default: the standard input)')
-    parser.add_argument('--beam', type=positive, help="hypotheses that are followed, 1 for greedy search (default: the "
+    parser.add_argument('--beam', type=positive, help="number of hypotheses, 1 for greedy search (default: the "
                         "config's)")
     parser.add_argument('--length-penalty', type=float, help="p in score / length^p (default: the config's)")
     parser.add_argument('--nbest', type=positive, default=1, metavar='N',
-                        help='write the N best, each behind the number of its line and a tab')
-    parser.add_argument('--scores', action='store_true', help='write the score and a tab in front of each')
+                        help='write the N best, each after the number of its line and a tab')
+    parser.add_argument('--scores', action='store_true', help='write the score and a tab before each')
     parser.add_argument('--batch-size', type=positive, default=2000, metavar='TOKENS',
                         help='source tokens in a batch (default: 2000)')
-    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model away first')
+    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model first')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser)
     return parser.parse_args(argv)

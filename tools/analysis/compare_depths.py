@@ -1,6 +1,6 @@
 """Trains one recipe at several depths, with several residual schemes and norms; writes a table and a picture.
 
-The same command goes on after an interruption: finished runs are not repeated, others resume from their
+The same command continues after an interruption: finished runs are not repeated, others resume from their
 last checkpoint. FAIL marks a run that diverged, as for compare_norms.py. The results are OUT/depths.md, .csv and .png.
 """
 import argparse

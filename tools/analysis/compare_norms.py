@@ -1,13 +1,13 @@
 """Trains one recipe with several norms and seeds; writes one table, one CSV and one picture of the curves.
 
-The same command goes on after an interruption: finished runs are not repeated, others resume from their
+The same command continues after an interruption: finished runs are not repeated, others resume from their
 last checkpoint. A run that crashes is an error. The next call tries it again.
 
 FAIL marks a run that diverged and was stopped: it had --fail-patience bad steps in a row, or weights that are
 not finite. A step is bad if its loss is not finite, or exceeds --fail-factor times that of the start.
 
 The results are OUT/comparison.md, .csv and .png; with --stress, they are OUT/stress.md, .csv and .png. They
-cover the norms and seeds that the command names, and no others.
+cover only the norms and seeds that the command names.
 """
 import argparse
 import shlex

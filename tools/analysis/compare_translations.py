@@ -14,10 +14,10 @@ def parse_args(argv=None):
     parser.add_argument('reference', metavar='REFERENCE', help='the right translations')
     parser.add_argument('a', metavar='A', help='translations of the baseline')
     parser.add_argument('b', metavar='B', help='translations of the other system')
-    parser.add_argument('--source', metavar='FILE', help='what was translated, shown with --examples')
+    parser.add_argument('--source', metavar='FILE', help='the source text, shown with --examples')
     parser.add_argument('--examples', type=positive, metavar='N',
-                        help='also print N translations side by side, lines at even distances whatever they are like')
-    parser.add_argument('--samples', type=positive, default=1000, help='test sets that are drawn (default: 1000)')
+                        help='also print N translations side by side, lines at even distances')
+    parser.add_argument('--samples', type=positive, default=1000, help='number of resampled test sets (default: 1000)')
     args = parser.parse_args(argv)
     if args.source and not args.examples:
         parser.error('--source is for --examples N')

@@ -1,7 +1,7 @@
 """Draws how runs of deep models begin and what their layers do, side by side, as depth.png.
 
 It shows loss and gradient norm over the first steps, and by layer the gradient norm, 1 minus the cosine similarity to
-the layer before and the share of active numbers behind the FFN's activation. Writes all numbers as depth.csv, and as
+the layer before and the share of active numbers after the FFN's activation. Writes all numbers as depth.csv, and as
 depth.md a row a run: layers, residual scheme, norm, the largest gradient norm at the start, the last loss, the best
 metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` before."""
 import argparse

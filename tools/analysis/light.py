@@ -1,4 +1,4 @@
-"""Draws what an IAT does to pictures: before, after, the gamma and the colour matrix that it gives each."""
+"""Draws pictures before and after an IAT, with the gamma and the colour matrix that it gives each."""
 import argparse
 from pathlib import Path
 

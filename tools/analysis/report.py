@@ -1,5 +1,5 @@
 """Writes a report of one or several runs: report.html, one HTML page that opens from disk. It shows settings and
-metrics, training curves, PNAC, single channels, outlier steps, and CKA if it is given. The numbers are in
+metrics, training curves, PNAC, single channels, outlier steps, and CKA if --cka is given. The numbers are in
 report.json."""
 import argparse
 import json

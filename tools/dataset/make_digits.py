@@ -12,7 +12,7 @@ def parse_args(argv=None):
         'digits in ImageNet folders (OUT/imagenet), from data that scikit-learn bundles.',
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--out', default='data/digits', help='folder to write')
-    parser.add_argument('--seed', type=int, default=0, help='decides everything random')
+    parser.add_argument('--seed', type=int, default=0, help='seed of all random choices')
     parser.add_argument('--train-scenes', type=int, default=1500, help='COCO train images')
     parser.add_argument('--val-scenes', type=int, default=200, help='COCO val images')
     parser.add_argument('--scene-size', type=int, default=128, help='side of a scene in pixels')

@@ -1,4 +1,4 @@
-"""Train the subwords of both languages together on one's own text, one sentence a line."""
+"""Train the subwords of both languages together on a text of your own, one sentence a line."""
 import argparse
 import os
 

@@ -37,7 +37,7 @@ def parse_args(argv=None):
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training pictures that the ranges of INT8 are taken from (default: 300)')
+                        help='training pictures for the ranges of INT8 (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")

@@ -31,17 +31,17 @@ def parse_args(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--format', required=True, help='what to make; see the table below')
+    parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--half', action='store_true', help='weights in float16')
     parser.add_argument('--int8', action='store_true', help='linear layers and convolutions in INT8')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training pictures that the ranges of INT8 are taken from (default: 300)')
+                        help='training pictures for the ranges of INT8 (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
                         help='take any number of pictures; with a Swin, also of any size')
     parser.add_argument('--batch', type=positive, help='pictures at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: what the test pipeline makes; for a detector a '
-                        'square, for pictures that lie and pictures that stand)')
+                        'square, for landscape and portrait pictures)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     add_config_arguments(parser)

@@ -1,4 +1,4 @@
-"""Draws what an exported model sees, on one or many pictures; no model of torch is built."""
+"""Draws an exported model's predictions on one or many pictures, without building a torch model."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -15,7 +15,7 @@ from mmunorm.deploy.runner import Runner
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('file', help='what tools/deploy/export.py has made')
+    parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('pictures', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')

@@ -25,7 +25,7 @@ from mmunorm.utils import write_text
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file, for the data and the metrics')
-    parser.add_argument('file', help='what tools/deploy/export.py has made')
+    parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: the runtime's choice)")
     add_config_arguments(parser, norm=False)
