@@ -14,13 +14,14 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-openmmlab test-openmmlab-fast lint demo
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo
 
 help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       convert, train, test and export on handwritten digits, 14 minutes on 2 CPU cores"
 	@echo "make test       lint and all tests, about 18 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
+	@echo "make test-grid  the cases that make test takes only a sample of"
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
@@ -48,10 +49,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 test-fast: lint
-	$(BIN)/python $(PYTEST) -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow and not grid"
 
 test: lint
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) -m "not grid"
+
+test-grid: lint
+	$(BIN)/python $(PYTEST) -m grid
 
 # mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
 $(OPENMMLAB)/.installed: setup.py $(addprefix requirements/,openmmlab.txt enhance.txt translate.txt test.txt)
@@ -66,10 +70,10 @@ $(OPENMMLAB)/.installed: setup.py $(addprefix requirements/,openmmlab.txt enhanc
 	@touch $@
 
 test-openmmlab: $(OPENMMLAB)/.installed
-	$(OPENMMLAB)/bin/python $(PYTEST)
+	$(OPENMMLAB)/bin/python $(PYTEST) -m "not grid"
 
 test-openmmlab-fast: $(OPENMMLAB)/.installed
-	$(OPENMMLAB)/bin/python $(PYTEST) -m "not slow"
+	$(OPENMMLAB)/bin/python $(PYTEST) -m "not slow and not grid"
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py

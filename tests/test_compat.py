@@ -39,29 +39,12 @@ def test_a_recomputed_forward_is_known_without_the_private_function(monkeypatch,
     torch.testing.assert_close(norm.state_dict(), plain.state_dict())
 
 
-def test_in_backward_pass_without_the_private_function(monkeypatch):
-    without_private_function(monkeypatch)
-    seen = []
-
-    def layer(x):
-        seen.append(compat.in_backward_pass())
-        return x.sin()
-
-    for use_reentrant in (False, True):
-        checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=use_reentrant).sum().backward()
-    assert seen == [False, True, False, True]
-
-
 def test_in_backward_pass():
     seen = []
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda dx: seen.append(compat.in_backward_pass()))
     x.sum().backward()
     assert seen == [True] and not compat.in_backward_pass()
-
-
-def test_it_is_not_compiling():
-    assert not compat.is_compiling()
 
 
 @pytest.mark.parametrize('weighted', [False, True])
@@ -83,17 +66,6 @@ def test_the_limit_of_recompilations_is_only_raised(monkeypatch, name):
     for number, limit in ((4, 8), (64, 64), (16, 64)):
         compat.allow_recompilations(number)
         assert vars(Config)[name] == limit
-
-
-def test_allow_recompilations_of_this_torch():
-    import torch._dynamo.config as config
-    name = 'recompile_limit' if hasattr(config, 'recompile_limit') else 'cache_size_limit'
-    before = getattr(config, name)
-    try:
-        compat.allow_recompilations(before + 1)
-        assert getattr(config, name) == before + 1
-    finally:
-        setattr(config, name, before)
 
 
 def test_the_scale_of_a_gradient_scaler_is_told():

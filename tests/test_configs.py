@@ -1,7 +1,6 @@
 """Every config is built; those with UN are trained one step and tested one step by the real tools."""
 import json
 import math
-import re
 from pathlib import Path
 
 import mmdet
@@ -179,7 +178,8 @@ METAFILES = [Path(package.__file__).parent / '.mim/configs' / folder / 'metafile
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['swin_un_classifier_converted', 'swin_un_maskrcnn_converted'])
+@pytest.mark.parametrize('name', [
+    pytest.param('swin_un_classifier_converted', marks=pytest.mark.grid), 'swin_un_maskrcnn_converted'])
 def test_a_conversion_trains(name, tools, tmp_path, monkeypatch):
     train, _ = tools
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,8 @@ def test_1x_is_a_third_of_3x(detector):
         assert short[key] == long[key]
 
 
-@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('norm', [norm if norm in ('UN+', 'PRepBN', 'NoNorm') else
+                                  pytest.param(norm, marks=pytest.mark.grid) for norm in NORMS])
 def test_every_norm_trains_and_tests_in_a_small_model(norm, tools, tmp_path, monkeypatch):
     train, test = tools
     tiny_runs.skip_config_formatting(monkeypatch)
@@ -336,17 +337,15 @@ TRAINED_DEEP = 'deep/deit_s_un_imagenet'
 TRAINED_DARK = ('digits/iat_un_enhancer', 'digits/swin_un_maskrcnn_dark_joint')
 
 
-# `test_twins_differ_in_the_norm_alone` holds the others with LN to their twins.
-TRAINED_LN = 'swin_t_ln_maskrcnn_3x'
+# What stands for all others, which are in the grid.
+SAMPLE = ('swin_t_un_maskrcnn_3x', 't2t_vit_14_un_cifar10', 'digits/swin_un_classifier',
+          'digits/swin_un_maskrcnn_dark_joint', 'digits/iat_un_enhancer', TRAINED_DEEP)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [name for name in CONFIGS if (norm_of(name) == 'un' or name == TRAINED_LN)
-                                  and not name.endswith(('_1x', 'cifar100'))
-                                  and name not in CONVERT
-                                  and not name.startswith('translation/')
-                                  and (not name.startswith('deep/') or name == TRAINED_DEEP)
-                                  and (not re.search('dark|iat', name) or name in TRAINED_DARK)])
+@pytest.mark.parametrize('name', [
+    name if name in SAMPLE else pytest.param(name, marks=pytest.mark.grid) for name in CONFIGS
+    if name not in CONVERT and not name.startswith(('translation/', 'exdark/', 'iat/'))])
 def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
     train, test = tools
     if 'iat_' in name:

@@ -209,26 +209,6 @@ def test_a_record_keeps_its_steps_on_a_full_disk(tmp_path, monkeypatch):
     assert Record(tmp_path / 'norm_statistics.old').steps.tolist() == list(range(1, 11))
 
 
-def test_variances_do_not_outlive_their_steps(tmp_path, monkeypatch):
-    """A block that the disk has room for only one file of is dropped as a whole when an earlier step is resumed."""
-    path = tmp_path / 'norm_statistics'
-    writer = RecordWriter(path, LAYERS, dict(interval=1))
-    writer.append(*rows(1, 10))
-    write = Path.write_bytes
-    room = [100]
-
-    def put(self, content):
-        return write(self, content) if room and room.pop() else full()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, 'write_bytes', put)
-        with pytest.raises(OSError):
-            writer.append(*rows(11, 10))
-    RecordWriter(path, LAYERS, dict(interval=1), resume_step=10)
-    assert Record(path).steps.tolist() == list(range(1, 11))
-    assert Record(path).running_var(0)[0].tolist() == [10]
-
-
 @pytest.mark.slow
 def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeypatch, capsys):
     config, options = recorded
@@ -252,9 +232,9 @@ def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('room', [0, 150_000])
+@pytest.mark.parametrize('room', [pytest.param(0, marks=pytest.mark.grid), 150_000])
 def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
-    """With less room, the log is what does not fit; with more, a checkpoint."""
+    """With no room the log does not fit; with more room, a checkpoint."""
     config, options = recorded
     train = ('train', config, '--work-dir', disk / 'w', '--resume', *options)
     run(*train)
@@ -295,7 +275,8 @@ def test_a_folded_checkpoint_and_predictions_on_a_full_disk(pictures, tmp_path, 
 # Folders that cannot be written
 
 
-@pytest.fixture(params=['loop', 'loop/inside', 'file/inside', 'disk/new', 'disk'])
+@pytest.fixture(params=['loop', pytest.param('loop/inside', marks=pytest.mark.grid), 'file/inside',
+                        pytest.param('disk/new', marks=pytest.mark.grid), 'disk'])
 def no_folder(request, tmp_path):
     """A link to itself, a path under one, a path under a file, a read-only disk."""
     if request.param.startswith('disk'):
@@ -364,8 +345,7 @@ def lead_nowhere(path):
     path.symlink_to('nowhere')
 
 
-@pytest.mark.parametrize('workers', [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('damage', [cut, empty])
+@pytest.mark.parametrize('damage, workers', [(empty, 0), pytest.param(cut, 1, marks=pytest.mark.slow)])
 def test_a_damaged_picture_is_named_in_training_and_test(damage, workers, pictures, capsys):
     config, options, weights, data = pictures
     damage(data / 'dark/1.png')
@@ -376,12 +356,11 @@ def test_a_damaged_picture_is_named_in_training_and_test(damage, workers, pictur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('damage, said, workers', [
-    (cut, 'it is empty, cut off, or no picture', 0), (cut, 'it is empty, cut off, or no picture', 1),
-    (lead_nowhere, 'No such file or directory', 1)])
-def test_a_damaged_scene_is_named_in_training_and_test(damage, said, workers, scenes, capsys):
+@pytest.mark.parametrize('damage, said', [
+    (cut, 'it is empty, cut off, or no picture'), (lead_nowhere, 'No such file or directory')])
+def test_a_damaged_scene_is_named_in_training_and_test(damage, said, scenes, capsys):
     config, options, weights, folder = scenes
-    more = [f'{split}_dataloader.num_workers={workers}' for split in ('train', 'val', 'test')]
+    more = [f'{split}_dataloader.num_workers=1' for split in ('train', 'val', 'test')]
     for name, arguments, split in (('train', [], 'train'), ('test', [weights], 'val')):
         picture = folder / split / '000001.png'
         damage(picture)
@@ -450,16 +429,15 @@ def config_of(root, split='train'):
                        val_evaluator=dict(type='CocoMetric', ann_file=str(root / ann_file.replace('train', 'val')))))
 
 
-@pytest.mark.parametrize('split', ['train', 'val'])
-@pytest.mark.parametrize('damage, said', [
-    (cut, 'it is cut off, or is no JSON object'), (empty, 'it is cut off, or is no JSON object'),
-    (lambda path: path.write_text('[]'), 'it is cut off, or is no JSON object'),
-    (lambda path: path.write_text('{"images": [}'), 'JSONDecodeError: Expecting value: line 1 column 13 (char 12)'),
-    (lambda path: path.write_bytes(b'{"\xff": 1}'), 'UnicodeDecodeError'),
-    (drop('categories'), 'no list of categories'),
-    (set_box(math.nan, 1, 2, 3), 'annotation 1 has the box [nan, 1, 2, 3]'),
-    (set_box(1, 1, math.inf, 3), 'annotation 1 has the box [1, 1, inf, 3]'),
-    (set_box(1, 1, 3), 'annotation 1 has the box [1, 1, 3]'), (set_box(1, 1, 3, None), 'the box [1, 1, 3, None]')])
+@pytest.mark.parametrize('split, damage, said', [
+    ('train', cut, 'it is cut off, or is no JSON object'), ('val', empty, 'it is cut off, or is no JSON object'),
+    ('train', lambda path: path.write_text('[]'), 'it is cut off, or is no JSON object'),
+    ('val', lambda path: path.write_text('{"images": [}'), 'JSONDecodeError: Expecting value: line 1 column 13'),
+    ('val', lambda path: path.write_bytes(b'{"\xff": 1}'), 'UnicodeDecodeError'),
+    ('train', drop('categories'), 'no list of categories'),
+    ('val', set_box(math.nan, 1, 2, 3), 'annotation 1 has the box [nan, 1, 2, 3]'),
+    ('train', set_box(1, 1, math.inf, 3), 'annotation 1 has the box [1, 1, inf, 3]'),
+    ('val', set_box(1, 1, 3), 'annotation 1 has the box [1, 1, 3]')])
 def test_a_damaged_annotation_file_is_named(tmp_path, split, damage, said):
     data_makers.make_coco(tmp_path)
     cfg = config_of(tmp_path)
@@ -470,13 +448,6 @@ def test_a_damaged_annotation_file_is_named(tmp_path, split, damage, said):
         check_data(cfg, ['train', 'val'])
     message = str(caught.value)
     assert str(path) in message and said in message and '\n' not in message
-
-
-@pytest.mark.parametrize('box', [(5, 5, -7, 9), (5, 5, 0, 0), (-9, -9, 4, 4)])
-def test_negative_and_empty_boxes_are_left_to_mmdet(tmp_path, box):
-    data_makers.make_coco(tmp_path)
-    set_box(*box)(tmp_path / 'annotations/instances_train2017.json')
-    check_data(config_of(tmp_path), ['train'])
 
 
 def test_of_a_large_annotation_file_only_the_end_is_read(tmp_path, monkeypatch):
@@ -563,7 +534,7 @@ def make_odd(folder, split, height, width):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('size', SIZES[:2])
 def test_odd_scenes(size, scenes, capsys):
     """A scene of 1 x 1 works. At the size of the small config, one of 20000 x 20 is less than a pixel high."""
     config, options, weights, folder = scenes

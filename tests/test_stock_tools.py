@@ -24,7 +24,8 @@ SCHEDULES = dict(
     classifier='train_cfg = dict(max_epochs=2, val_interval=1)')
 
 
-@pytest.mark.parametrize('package, task', [(mmdet, 'maskrcnn'), (mmpretrain, 'classifier')])
+@pytest.mark.parametrize('package, task', [
+    pytest.param(mmdet, 'maskrcnn', marks=pytest.mark.grid), (mmpretrain, 'classifier')])
 def test_trains_resumes_and_tests(tmp_path, package, task):
     tools = Path(package.__file__).parent / '.mim/tools'
     base = tiny_runs.ROOT / f'configs/digits/swin_un_{task}.py'

@@ -16,6 +16,7 @@ from mmunorm.cli.resume import set_resume
 from .. import processes, tiny_runs
 
 TRAIN = tiny_runs.load_tool('train')
+grid = pytest.mark.grid
 
 # Everything that draws random numbers: augmentation, drop path, dropout, shuffling.
 NOISY = """
@@ -148,12 +149,15 @@ def is_running(pid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('text, step, saved, more', [
-    (EPOCHS, 7, 'epoch_3', []), (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', []),
-    (ITERS.format(sampler='DefaultSampler'), 10, 'iter_8', []), (EPOCHS, 7, 'epoch_3', ['--amp']),
+    pytest.param(EPOCHS, 7, 'epoch_3', [], id='epochs'),
     # Killed with half of an update's gradients gathered.
-    (ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', ['optim_wrapper.accumulative_counts=2']),
-    (EPOCHS, 7, 'epoch_3', ['custom_hooks.1.ema_type=ExponentialMovingAverage'])],
-    ids=['epochs', 'infinite', 'iterations', 'amp', 'accumulation', 'mmengines_ema'])
+    pytest.param(ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', ['optim_wrapper.accumulative_counts=2'],
+                 id='accumulation'),
+    pytest.param(ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', [], marks=grid, id='infinite'),
+    pytest.param(ITERS.format(sampler='DefaultSampler'), 10, 'iter_8', [], marks=grid, id='iterations'),
+    pytest.param(EPOCHS, 7, 'epoch_3', ['--amp'], marks=grid, id='amp'),
+    pytest.param(EPOCHS, 7, 'epoch_3', ['custom_hooks.1.ema_type=ExponentialMovingAverage'], marks=grid,
+                 id='mmengines_ema')])
 def test_killed_and_resumed_is_as_if_undisturbed(tmp_path, text, step, saved, more):
     config = write(tmp_path, text)
     # The data do not depend on the number of workers either.
@@ -195,6 +199,7 @@ def test_two_processes_killed_and_resumed(tmp_path):
 
 
 @pytest.mark.slow
+@grid
 def test_the_numbers_differ_from_step_to_step(tmp_path):
     """Or the run above would prove little: every epoch would see the same augmentation."""
     config = write(tmp_path, EPOCHS)

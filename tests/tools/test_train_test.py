@@ -95,16 +95,6 @@ def test_amp_and_auto_scale_lr(classifier, tmp_path):
     assert [entry['lr'] for entry in scalars(tmp_path / 'w') if 'lr' in entry] == [pytest.approx(0.025)]
 
 
-def test_out_and_show_dir_of_a_classifier(classifier, tmp_path):
-    train(classifier, '--work-dir', 'w')
-    run_test(classifier, 'w/epoch_1.pth', '--work-dir', 'w', '--out', 'predictions.pkl', '--show-dir',
-             'pictures')
-    with open('predictions.pkl', 'rb') as file:
-        predictions = pickle.load(file)
-    assert len(predictions) == 4 and all(len(item['pred_score']) == 2 for item in predictions)
-    assert len(list(tmp_path.glob('pictures/*.png'))) == 2  # two names in two folders
-
-
 @pytest.mark.slow
 def test_out_and_show_dir_of_a_detector(tmp_path):
     config, options = tiny_runs.write_detector(tmp_path)
@@ -148,9 +138,7 @@ def test_missing_imagenet_weights_are_told_of_before_a_model_is_built(tmp_path, 
 
 @pytest.mark.parametrize('config, source', [
     ('swin_t_un_maskrcnn_3x', 'cocodataset.org'), ('t2t_vit_14_un_imagenet', 'image-net.org'),
-    ('t2t_vit_14_un_cifar10', 'cifar-10-python.tar.gz'),
-    ('t2t_vit_14_un_cifar100', 'cifar-100-python.tar.gz'),
-    ('digits/swin_un_maskrcnn', 'tools/dataset/make_digits.py')])
+    ('t2t_vit_14_un_cifar100', 'cifar-100-python.tar.gz'), ('digits/swin_un_maskrcnn', 'tools/dataset/make_digits.py')])
 def test_missing_data_is_told_of_before_a_model_is_built(config, source, tmp_path, monkeypatch, capsys):
     for tool in (TRAIN, TEST):
         monkeypatch.setattr(tool.training, 'build_runner', lambda cfg: pytest.fail('a model was built'))
@@ -172,13 +160,6 @@ def test_other_mistakes_are_one_line(classifier, capsys):
         assert 'w is a folder: a checkpoint is a file' in error_of(capsys, tool, classifier, *arguments)
     norm = 'model.backbone.norm_cfg.type=UNX'
     assert "no norm 'UNX'" in error_of(capsys, TRAIN, classifier, '--cfg-options', norm)
-
-
-def test_an_unknown_type_is_one_line(classifier, capsys):
-    with pytest.raises(SystemExit):
-        train(classifier, '--cfg-options', 'model.head.type=NoSuchHead')
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith('error: ') and 'NoSuchHead' in last
 
 
 def test_a_hook_that_cannot_record_is_one_line(classifier, capsys):
@@ -212,7 +193,7 @@ def test_as_a_script_an_error_leaves_no_traceback():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
+@pytest.mark.parametrize('norm', ['UN', pytest.param('SyncUN', marks=pytest.mark.grid)])
 def test_two_processes_train_the_digits_detector(tmp_path, norm, monkeypatch):
     base = tiny_runs.ROOT / 'configs/digits/swin_un_fasterrcnn.py'
     config = tmp_path / 'detector.py'

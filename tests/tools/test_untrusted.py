@@ -52,7 +52,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize('way', CALLS)
+few = pytest.mark.parametrize('way', [
+    way if way in ('resume the latest', 'pretrained', 'infer') else pytest.param(way, marks=pytest.mark.grid)
+    for way in CALLS])
+
+
+@few
 def test_code_is_not_run(loaded, tmp_path, capsys, way):
     config, path, made = loaded
     tool, *arguments = CALLS[way](config, path, tmp_path / 'out')
@@ -80,7 +85,7 @@ def test_a_comparison_does_not_run_it(loaded, tmp_path):
     assert any('--trust-checkpoint' in log.read_text() for log in (tmp_path / 'out').rglob('*.log'))
 
 
-@pytest.mark.parametrize('way', CALLS)
+@few
 def test_scale_without_statistics(trained, tmp_path, capsys, way):
     """A checkpoint of a model with LayerNorm, in a config with UN."""
     config, checkpoint = trained
