@@ -46,7 +46,7 @@ def parse_args(argv=None):
 
 
 def moments(name, activation, args):
-    """E[y^2] behind each layer; 1 in front of the first."""
+    """E[y^2] after each layer; 1 before the first."""
     x = torch.randn(args.samples, args.width)
     function = dict(ScaledActivation=ScaledActivation(activation), SELU=F.selu).get(
         name.rpartition(', ')[2], getattr(F, activation.lower()))

@@ -3,7 +3,7 @@
     python benchmarks/low_light_speed.py
     python benchmarks/low_light_speed.py --device cuda --threads 8
 
-With LayerNorm the light norms and BatchNorms fold, too. In each round, the four run in turn. A ratio is that of the
+With LayerNorm the light norms and BatchNorms fold, too. In each round, the four run in turn. Ratios are of
 medians, with the quartiles of single rounds. A table is printed, and the rows go to
 benchmarks/results/low_light_speed_DEVICE.jsonl.
 """

@@ -3,8 +3,8 @@
     python benchmarks/norm_layers.py
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
-Every norm does forward and backward on the four token maps of Swin-T. In each round, the norms run in turn. A ratio
-is that of the medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not.
+Every norm does forward and backward on the four token maps of Swin-T. In each round, the norms run in turn. Ratios
+are of medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not.
 BatchNorm is torch's, with the tokens as samples. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/residual_step.py --threads 1 --clock cpu
 
-In each round, all schemes do a step in turn. The ratio is that of the medians, to PostNorm's. BranchNorm is in its
+In each round, all schemes do a step in turn. Ratios are of medians, to PostNorm's. BranchNorm is in its
 ramp. The rows go to benchmarks/results/residual_step_DEVICE.jsonl.
 """
 import argparse

@@ -5,7 +5,7 @@
 - `columns`: by header the metric, how it is printed (`form`, `digits`, `missing`), and more values that pick.
 - `where`: values that hold for the whole table.
 
-A value is that of a field of scores.jsonl, or of one of its options.
+A value belongs to a field of scores.jsonl, or to one of its options.
 """
 TOP1, BOX, MASK = 'accuracy/top1', 'coco/bbox_mAP', 'coco/segm_mAP'
 BLEU, CHRF, LOSS = 'translation/BLEU', 'translation/chrF', 'loss'

@@ -3,7 +3,7 @@
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
 
-In each round, both models do a step in turn. The ratio is that of the medians. `UN` has left its warm-up. The rows
+In each round, both models do a step in turn. Ratios are of medians. `UN` has left its warm-up. The rows
 go to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse

@@ -3,11 +3,11 @@
     python benchmarks/translation_speed.py
     python benchmarks/translation_speed.py --arch base --device cuda
 
-- training: steps of LN and UN on batches of sentences of 10 to 30 tokens with padding, behind UN's warm-up.
+- training: steps of LN and UN on batches of sentences of 10 to 30 tokens with padding, after UN's warm-up.
 - search: a beam of 4 writes so many tokens for each sentence, with the keys and values of earlier tokens and with none
   kept; and with LN, UN, and UN folded.
 
-In each round, all run in turn. A ratio is that of the medians. A table is printed, and the rows go to
+In each round, all run in turn. Ratios are of medians. A table is printed, and the rows go to
 benchmarks/results/translation_speed_DEVICE.jsonl.
 """
 import argparse

@@ -1,4 +1,4 @@
-# A trained IAT, which stays as it is, in front of the Mask R-CNN on dark scenes.
+# A trained IAT, which stays as it is, before the Mask R-CNN on dark scenes.
 _base_ = ['./swin_un_maskrcnn_dark.py']
 
 model = dict(

@@ -1,4 +1,4 @@
-# The detector's loss trains the IAT in front of it, too.
+# The detector's loss trains the IAT before it, too.
 _base_ = ['./swin_un_maskrcnn_dark_frozen.py']
 
 model = dict(freeze_enhancer=False)

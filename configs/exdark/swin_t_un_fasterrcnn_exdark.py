@@ -1,4 +1,4 @@
-# IAT from its LOL-V1 weights in front of the Swin-T Mask R-CNN of this package, trained jointly on ExDark. ExDark has
+# IAT from its LOL-V1 weights before the Swin-T Mask R-CNN of this package, trained jointly on ExDark. ExDark has
 # no masks, so that what is left of the Mask R-CNN is its Faster R-CNN. A frozen IAT: `--cfg-options
 # model.freeze_enhancer=True`.
 _base_ = ['../swin_t_un_fasterrcnn_1x.py', './_base_/exdark.py']

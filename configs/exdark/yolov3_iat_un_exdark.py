@@ -1,4 +1,4 @@
-# IAT from its LOL-V1 weights in front of YOLOv3 from its COCO weights, trained jointly on ExDark. A frozen IAT:
+# IAT from its LOL-V1 weights before YOLOv3 from its COCO weights, trained jointly on ExDark. A frozen IAT:
 # `--cfg-options model.freeze_enhancer=True`.
 _base_ = ['mmdet::yolo/yolov3_d53_8xb8-ms-608-273e_coco.py', './_base_/exdark.py', '../_base_/mmunorm.py']
 
