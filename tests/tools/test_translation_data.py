@@ -8,13 +8,12 @@ from mmunorm.translation.text.lines import read_lines
 
 from .. import tiny_runs
 from ..translation.text.conftest import VOCAB_SIZE, text  # noqa: F401  a fixture
-from ..translation.text.makers import apt_lists, sentence_pairs, write_help
+from ..translation.text.makers import apt_lists, sentence_pairs
 
-# Stands in for apt-get: leaves the lists where the configuration says, and packages in the working directory.
+# Stands in for apt-get: leaves the lists where the configuration says.
 APT_GET = """#!/bin/sh
 test "$1" = -c && test "$3" = -q || exit 100
-test "$4" = download && cp "FOLDER/$5_1.deb" "FOLDER/$6_1.deb" . && exit
-grep -qE '"en"; "(it|de)"' "$2" || echo 'W: no such language' >&2
+grep -qE '"en"; "it"' "$2" || echo 'W: no such language' >&2
 cp FOLDER/lists/* "$(sed -n 's/Dir::State::lists "\\(.*\\)";/\\1/p' "$2")"
 """
 
@@ -41,10 +40,9 @@ def call(tmp_path, monkeypatch, capsys):
 def fake_apt(tmp_path, monkeypatch):
     folder = tmp_path / 'apt'
     (folder / 'lists').mkdir(parents=True)
-    for language in ('it', 'de'):
-        for name, content in apt_lists(sentence_pairs(600), language).items():
-            (folder / 'lists' / name).write_text(content)
-    for name, script in {'apt-get': APT_GET.replace('FOLDER', str(folder)), 'dpkg-deb': 'tar -x -f "$2" -C "$3"',
+    for name, content in apt_lists(sentence_pairs(600)).items():
+        (folder / 'lists' / name).write_text(content)
+    for name, script in {'apt-get': APT_GET.replace('FOLDER', str(folder)),
                          'apt-helper': 'test "$1" = cat-file && cat "$2"'}.items():
         (folder / name).write_text(script if script.startswith('#') else f'#!/bin/sh\n{script}\n')
         (folder / name).chmod(0o755)
@@ -73,20 +71,6 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert not list(fake_apt.glob('mmunorm-apt-*'))
     assert 'already there' in call(*MAKE)
     assert '--out' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
-
-
-def test_german_has_the_help_of_libreoffice_too(call, fake_apt, tmp_path):
-    pytest.importorskip('sentencepiece')
-    write_help(tmp_path / 'unpacked', [('help in English', 'Hilfe auf Deutsch')])
-    for language in ('en-us', 'de'):  # both files are in both, which does no harm
-        shutil.make_archive(str(fake_apt / language), 'tar', tmp_path / 'unpacked')
-        (fake_apt / f'{language}.tar').rename(fake_apt / f'libreoffice-help-{language}_1.deb')
-    call(*MAKE, '--pair', 'en-de', '--out', 'made')
-    texts = ''.join(path.read_text() for path in Path('made').glob('*.tgt'))
-    assert texts.count('Hilfe auf Deutsch\n') == 1
-    (fake_apt / 'libreoffice-help-de_1.deb').unlink()
-    error = call(*MAKE, '--pair', 'en-de', '--out', 'other')
-    assert 'apt has found no package libreoffice-help-de (apt-get has said nothing); bring your own' in error
 
 
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):

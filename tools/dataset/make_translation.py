@@ -1,4 +1,4 @@
-"""Make parallel text from Debian's translated package descriptions (en-de: and LibreOffice's help), and subwords."""
+"""Make parallel text and subwords from Debian's translated package descriptions."""
 import argparse
 import sys
 
@@ -12,7 +12,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, epilog='OUT gets train, valid and test, each as .src in English and .tgt, and '
         'subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
-        'changes nothing. A source package, or a page of the help, is in train, valid or test. The test set has '
+        'changes nothing. A source package is in train, valid or test. The test set has '
         'sentences of 7 words or more of which at most half of the groups of 5 words occur in train.')
     parser.add_argument('--pair', choices=[f'en-{language}' for language in LANGUAGES], default='en-it',
                         help='languages (default: en-it)')

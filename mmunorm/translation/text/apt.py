@@ -1,10 +1,10 @@
-"""What apt fetches without installing it: package descriptions with their translations, and packages."""
+"""The lists of packages and translated descriptions that apt fetches."""
 from __future__ import annotations
 
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Apt:
 
     def __init__(self, folder: Path, language: str):
         self.folder = folder
-        for name in ('lists/partial', 'cache/archives/partial', 'unpacked'):
+        for name in ('lists/partial', 'cache/archives/partial'):
             (folder / name).mkdir(parents=True)
         (folder / 'apt.conf').write_text(CONFIG.format(language=language, folder=folder))
 
@@ -71,17 +71,3 @@ class Apt:
                                   errors='replace') as process:
                 yield from process.stdout
             yield ''
-
-    def unpack(self, packages: Sequence[str]) -> Path:
-        """Fetches packages, and unpacks them without installing them. The folder that has their files.
-
-        Raises:
-            PreflightError: a package cannot be had.
-        """
-        reason = self.get('download', *packages)
-        for package in packages:
-            archives = list(self.folder.glob(f'{package}_*.deb'))
-            if not archives:
-                raise PreflightError(f'apt has found no package {package} ({reason}); {OWN_TEXT}.')
-            subprocess.run(['dpkg-deb', '-x', archives[0], self.folder / 'unpacked'], check=True)
-        return self.folder / 'unpacked'

@@ -1,29 +1,25 @@
-"""Makes a folder of parallel text from what a Debian system has in several languages."""
+"""Makes a folder of parallel text from Debian's translated package descriptions."""
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from itertools import chain
 from pathlib import Path
 
 from ...datasets.made_folder import is_made, making_folder
 from ...utils import PreflightError, check_installed
 from .apt import OWN_TEXT, fetched_lists
 from .debian import descriptions, parallel_text, source_packages
-from .libreoffice import help_text
 from .pairs import Pair, SplitText, split_text
 from .subwords import train_subwords
 
-LANGUAGES = ('it', 'da', 'fr', 'de')  # of those that Debian has, the ones that were tried
-WITH_HELP = ('de', )  # few of its descriptions are translated
+LANGUAGES = ('it', 'da', 'fr')  # of those that Debian has, the ones that were tried
 
 
 def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 4000, force: bool = False,
                      say: Callable[[str], None] = lambda message: None) -> SplitText | None:
     """Writes `train`, `valid` and `test`, each as `.src` in English and `.tgt`, and `subwords.model` of both.
 
-    The text is package descriptions, and LibreOffice's help for the languages in `WITH_HELP`, from the package sources
-    of this system. It is split by :func:`split_text`.
+    The text is package descriptions from the package sources of this system. It is split by :func:`split_text`.
 
     Args:
         out: the folder, made whole or not at all.
@@ -46,13 +42,9 @@ def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 40
     say('fetching package descriptions, 20 MB')
     with fetched_lists(language) as apt:
         say('pairing sentences')
-        text = parallel_text(descriptions(apt.lines('*_Translation-en*'), 'en'),
-                             descriptions(apt.lines(f'*_Translation-{language}*'), language),
-                             source_packages(apt.lines('*_Packages*')))
-        if language in WITH_HELP:
-            help_pages = apt.unpack(['libreoffice-help-en-us', f'libreoffice-help-{language}'])
-            text = chain(text, help_text(help_pages, language))
-        split = split_text(text)
+        split = split_text(parallel_text(descriptions(apt.lines('*_Translation-en*'), 'en'),
+                                         descriptions(apt.lines(f'*_Translation-{language}*'), language),
+                                         source_packages(apt.lines('*_Packages*'))))
     parts = dict(train=split.train, valid=split.valid, test=split.test)
     empty = [name for name, pairs in parts.items() if not pairs]
     if empty:

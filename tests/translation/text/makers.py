@@ -42,12 +42,3 @@ def apt_lists(pairs, language='it', per_package=3):
                            f'{paragraphs}\n')
     return {'x_Packages': '\n'.join(packages), 'x_Translation-en': '\n'.join(english),
             f'x_Translation-{language}': '\n'.join(translated)}
-
-
-def write_help(root, pairs, page='page'):
-    """A page of LibreOffice's help in English and German, as its packages have it unpacked; None is no translation."""
-    for language, side in zip(('en-US', 'de'), zip(*pairs, strict=True), strict=True):
-        path = root / f'usr/share/libreoffice/help/{language}/text/{page}.html'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('\n'.join(f'<p id="par_id{i}" class="paragraph">{text}</p>' for i, text in enumerate(side)
-                                  if text is not None), encoding='utf-8')
