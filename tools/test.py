@@ -15,9 +15,8 @@ from mmunorm.cli.arguments import add_runner_arguments, command, is_first_proces
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import match_folded
-from mmunorm.engine import FuseNormsHook
-from mmunorm.engine.runner import unwrapped_model
-from mmunorm.fusion import save_folded
+from mmunorm.fusion import FuseNormsHook, save_folded
+from mmunorm.hooks import unwrapped_model
 from mmunorm.utils import PreflightError, whole_file
 
 

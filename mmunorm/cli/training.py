@@ -14,7 +14,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
-from ..engine.runner import unwrapped_model
+from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line
 from .arguments import warn

@@ -3,7 +3,6 @@ from .amp import BFloat16OptimWrapper
 from .distillation import DistillationHook
 from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
-from .fusing import FuseNormsHook
 from .layers import LayerStatisticsHook
 from .ntk import NTKHook
 from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
@@ -15,7 +14,7 @@ from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'InputStressHook',
+    'DivergenceHook', 'InputStressHook',
     'LayerStatisticsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook', 'NormStatisticsHook',
     'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..config.models import build_model
 from ..conversion.checkpoint import layer_norm_config, load_public
+from ..hooks import unwrapped_model
 from ..utils import PreflightError
-from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

@@ -5,11 +5,11 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ..hooks import unwrapped_model
 from ..norms.base import check_count
 from ..recording.layers import LayerTap, append_layers, begin_layers
 from ..residuals import ResidualLayer
 from ..utils import PreflightError
-from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

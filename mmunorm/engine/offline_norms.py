@@ -13,9 +13,9 @@ from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
+from ..hooks import saves_after_this_step
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..utils import PreflightError
-from .runner import saves_after_this_step
 
 
 @HOOKS.register_module()

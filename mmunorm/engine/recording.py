@@ -14,11 +14,11 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from ..analysis.normality import LEAST_STEPS, pnac
+from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers, num_channels
 from ..recording.record import FOLDER, OFFLINE_GRADIENT, Layer, RecordError, RecordWriter
 from ..recording.taps import Tap, gradient_kind
 from ..utils import PreflightError
-from .runner import unwrapped_model
 
 # The most steps that wait in memory, to be written together. The memory is the GPU's if the model is there.
 BLOCK_STEPS = 100

@@ -4,8 +4,8 @@ from __future__ import annotations
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ..fusion import fuse_norms
-from .runner import unwrapped_model
+from ..hooks import unwrapped_model
+from .fuse import fuse_norms
 
 
 @HOOKS.register_module()
