@@ -49,9 +49,8 @@ def _pad_merging(module: nn.Module, fill: Fill) -> None:
 def un_swin(backbone):
     yield from emits_norms(backbone)
     for i, stage in enumerate(backbone.stages):
-        stations = stations_of(f'stages.{i}.blocks', stage.blocks)
         padding = getattr(stage.downsample, 'adaptive_padding', None)
-        if not stations or padding is not None and padding.padding != 'corner':
+        if not stations_of(stage.blocks, '') or padding is not None and padding.padding != 'corner':
             continue
         ends, pads = [], []
         if stage.downsample is not None:
@@ -59,7 +58,7 @@ def un_swin(backbone):
             pads.append((f'stages.{i}.downsample', _pad_merging))
         if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
             ends.append(f'norm{i}')
-        yield Stream(stations, tuple(ends), tuple(pads))
+        yield Stream(f'stages.{i}.blocks', tuple(ends), tuple(pads))
 
 
 def encoder(backbone, name, final):
@@ -68,10 +67,10 @@ def encoder(backbone, name, final):
     last = len(layers) - 1
     if last not in backbone.out_indices:
         return
-    stations = stations_of(name, layers)
+    stations = stations_of(layers, name)
     is_only_output = list(backbone.out_indices) == [last]
     if stations and is_only_output:
-        yield Stream(stations, (final, ) if final else ())
+        yield Stream(name, (final, ) if final else ())
     for station in stations if not is_only_output else ():
         yield Stays(station.norm, 'the stream it stands in is an output in its middle, too')
     if final:

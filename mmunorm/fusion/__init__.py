@@ -4,10 +4,10 @@ from .fuse import fuse_norms
 from .hook import FuseNormsHook
 from .report import FusionReport, NotFoldedError
 from .rewrite import FoldedNorm
-from .rules import Averages, Behind, Chain, Emits, Into, Reads, Station, Stays, Stream, Unties, fold_rule
+from .rules import Averages, Behind, Chain, Emits, Into, Reads, Stays, Stream, Unties, fold_rule
 
 __all__ = [
     'Averages', 'Behind', 'Chain', 'Emits', 'FoldedNorm', 'FuseNormsHook', 'FusionReport', 'Into', 'NotFoldedError',
-    'Reads', 'Station', 'Stays', 'Stream', 'Unties', 'fold_rule', 'folded_config', 'folded_made', 'folded_norms',
-    'fuse_norms', 'load_folded', 'save_folded'
+    'Reads', 'Stays', 'Stream', 'Unties', 'fold_rule', 'folded_config', 'folded_made', 'folded_norms', 'fuse_norms',
+    'load_folded', 'save_folded'
 ]

@@ -15,7 +15,7 @@ from .padding import zero_token
 from .report import Fold, Site, streams_of
 from .rewrite import affine_of, has_act, num_channels
 from .rules import Stream, join
-from .streams import range_obstacle
+from .streams import range_obstacle, stations_of
 
 _LINEARS = (nn.Linear.forward, wrappers.Linear.forward)
 _CONVS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward, wrappers.Conv3d.forward)
@@ -30,16 +30,16 @@ def check(model: nn.Module, folds: list[Fold]) -> None:
         for site in fold.sites:
             sites[site.layer, site.after].append(site)
     for stream in streams_of(folds):
-        for station in stream.stations:
+        for station in stations_of(modules[stream.layers], stream.layers):
             sites[station.last, True].append(Site(station.last, after=True))
     for fold in folds:
         fold.obstacle = fold.obstacle or _obstacle(fold, modules, owners, sites)
     by_norm = {fold.norm: fold for fold in folds}
     for stream in streams_of(folds):
         if reason := _stream_obstacle(model, stream, by_norm, owners):
-            for station in stream.stations:
-                if station.norm in by_norm:
-                    by_norm[station.norm].obstacle = by_norm[station.norm].obstacle or reason
+            for fold in folds:
+                if fold.stream == stream:
+                    fold.obstacle = fold.obstacle or reason
 
 
 def _obstacle(fold: Fold, modules: dict[str, nn.Module], owners: Owners, sites: dict[tuple, list[Site]]) -> str:
@@ -82,13 +82,14 @@ def _obstacle(fold: Fold, modules: dict[str, nn.Module], owners: Owners, sites: 
 
 def _stream_obstacle(model: nn.Module, stream: Stream, by_norm: dict[str, Fold], owners: Owners) -> str:
     """Why all norms of a stream have to stay: one of them has to, or the stream cannot be carried to its end."""
-    norms = [*(station.norm for station in stream.stations), *stream.ends]
+    stations = stations_of(model.get_submodule(stream.layers), stream.layers)
+    norms = [*(station.norm for station in stations), *stream.ends]
     if not by_norm.keys() >= set(norms):
         return 'norms of the stream it stands in are folded already'
     for norm in norms:
         if by_norm[norm].obstacle:
             return f'the stream it stands in cannot be carried past {norm}: {by_norm[norm].obstacle}'
-    for station in stream.stations:
+    for station in stations:
         layer = model.get_submodule(station.last)
         if obstacle := layer_obstacle(layer, affine_of(model.get_submodule(station.norm))[1].numel(), after=True):
             return f'{station.last} {obstacle}'
@@ -96,7 +97,7 @@ def _stream_obstacle(model: nn.Module, stream: Stream, by_norm: dict[str, Fold],
             return f'{station.last} is shared with {shared}'
         if obstacle := call_obstacle(model.get_submodule(station.residual)):
             return f'{station.residual} {obstacle}'
-    return range_obstacle(model, stream)
+    return range_obstacle(model, stations)
 
 
 def norm_obstacle(norm: nn.Module, allow_act: bool = False) -> str:

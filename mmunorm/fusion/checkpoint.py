@@ -36,12 +36,8 @@ def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
 
     Args:
         name (str): of the architecture, such as 'convnext_atto'.
-        norm_cfg (dict, optional): config of what `replace_norms` puts in the place of its norms. Defaults to None,
-            for its own.
+        norm_cfg (dict, optional): config of what `replace_norms` puts in place of its norms. Defaults to None.
         **kwargs: for `timm.create_model`.
-
-    Returns:
-        nn.Module: the model.
     """
     import timm
     model = timm.create_model(name, **kwargs)
@@ -59,9 +55,6 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str
         made (Mapping[str, Sequence[str]], optional): of those that were folded by the model's graph, the tensors that
             came into its state by that: no example is needed to load it.
         **cfg: its other settings, unchanged.
-
-    Returns:
-        nn.Module: a model of type `of`.
 
     Raises:
         ValueError: the model has no such norms.

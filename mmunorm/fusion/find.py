@@ -11,6 +11,7 @@ from .check import Owners, is_layer, norm_obstacle
 from .graph import look
 from .report import Fold, Site
 from .rules import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, Stream, Unties, facts, join
+from .streams import Station, stations_of
 
 
 def find(model: nn.Module, example=None) -> list[Fold]:
@@ -48,6 +49,7 @@ class _Rules:
     """What the rules say about a model, with full names."""
 
     def __init__(self, model: nn.Module, modules: dict[str, nn.Module]):
+        self._modules = modules
         self._facts = {name: facts(module) for name, module in modules.items()}
         self._first = [name for name, _ in model.named_modules()]  # each module by one name
         self._streams = [fact.within(name) for name, fact in self._all(Stream)]
@@ -64,10 +66,13 @@ class _Rules:
             norm = join(name, fact.norm)
             claims[norm] = claims[norm] or [Fold(norm)]
         for stream in self._streams:
-            for station in stream.stations:
+            for station in self._stations(stream):
                 for fold in claims[station.norm]:
                     fold.stream = None if fold.obstacle else stream
         return claims
+
+    def _stations(self, stream: Stream) -> list[Station]:
+        return stations_of(self._modules[stream.layers], stream.layers)
 
     def _all(self, kind: type[Fact]) -> Iterator[tuple[str, Fact]]:
         return ((name, fact) for name in self._first for fact in self._of(kind, name))
@@ -88,12 +93,13 @@ class _Rules:
         elif isinstance(fact, Stays):
             yield Fold(join(prefix, fact.norm), obstacle=fact.why)
         elif isinstance(fact, Stream):
-            stream = fact.within(prefix)
-            for station in stream.stations if stream.ends else stream.stations[:-1]:  # the last is an output
+            stations = self._stations(fact.within(prefix))
+            for station, reader in zip(stations, stations[1:], strict=False):
                 fold = Fold(station.norm)
-                for reader in station.readers:
-                    self._read(fold, reader)
+                self._read(fold, reader.part)
                 yield fold
+            if fact.ends:  # else the last norm is an output
+                yield Fold(stations[-1].norm)
         elif isinstance(fact, Chain):
             yield from self._chained([join(prefix, part) for part in fact.parts])
 

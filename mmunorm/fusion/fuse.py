@@ -19,7 +19,7 @@ from .report import FusionReport, NotFoldedError, streams_of
 from .rewrite import add_to_state, affine_of, leave, num_channels, rewrite
 from .rules import check_names
 from .scales import fold_scales
-from .streams import fold_stream, leave_residual
+from .streams import fold_stream, leave_residual, stations_of
 
 
 def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
@@ -106,5 +106,6 @@ def fold_structure(model: nn.Module, names: Iterable[str], made: Mapping[str, Se
             rewrite(model, fold, ones, torch.zeros_like(ones))
     for stream in streams_of(folds[name] for name in names if name in folds):
         for name, pad in stream.pads:
-            channels = num_channels(modules[stream.stations[0].last], after=True)
+            last = stations_of(modules[stream.layers], stream.layers)[0].last
+            channels = num_channels(modules[last], after=True)
             pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))

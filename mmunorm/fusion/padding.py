@@ -51,15 +51,8 @@ def zero_token(scale: Tensor, shift: Tensor) -> Fill:
 class NeutralPadding(nn.Module):
     """For a window attention: pads with a given token instead of zeros. :func:`become` mixes it in.
 
-    The buffer `pad_value` `(C,)` is the token.
+    The buffer `pad_value` `(C,)` is the token, `marker` the channel of :class:`Fill`.
     """
-
-    def set_fill(self, fill: Fill) -> None:
-        """Takes the token."""
-        like = next(self.parameters())
-        self.register_buffer('pad_value', fill.value.to(like))
-        # A plain int, so that no forward pass waits for a tensor's value.
-        self.marker = fill.marker
 
     def must_fill(self, height: int, width: int, window: tuple[int, int]) -> bool:
         """Whether a map of this size needs :meth:`fill` before it is cut into windows."""
@@ -87,4 +80,5 @@ class NeutralPadding(nn.Module):
 def become(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
     """Makes `module` an instance of `cls`, a subclass of its class: names in its `state_dict` stay."""
     module.__class__ = cls
-    module.set_fill(fill)
+    module.register_buffer('pad_value', fill.value.to(next(module.parameters())))
+    module.marker = fill.marker  # a plain int, so that no forward pass waits for a tensor's value

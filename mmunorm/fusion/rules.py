@@ -22,14 +22,9 @@ class Into:
     """`norm` is read by `readers` and by nothing else: it goes into their weights.
 
     A reader is a linear layer, an unpadded convolution, or a module whose own rule tells by `Reads` what reads its
-    input.
-
-    Args:
-        norm (str): name of the norm in the module.
-        *readers (str): names of what reads it.
-        pad (Callable, optional): for a module that pads with zeros between the norm and its one reader:
-            `pad(module, fill)` makes it put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place.
-        identity (bool): whether the readers are called with an `identity` of their own, as mmcv's FFN can be.
+    input. `pad(module, fill)` is for a module that pads with zeros between the norm and its one reader: it makes the
+    module put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place. `identity` says that the readers are
+    called with an `identity` of their own, as mmcv's FFN can be.
     """
 
     def __init__(self, norm: str, *readers: str, pad: Pad | None = None, identity: bool = False):
@@ -84,37 +79,22 @@ class Stays:
 
 
 @dataclass(frozen=True)
-class Station:
-    """A sublayer of a :class:`Stream`: its connection, its last linear layer, its norm, and who reads that norm.
-
-    `readers` are the modules that read the stream after `norm` within the stream, as in `Into`.
-    """
-    residual: str
-    last: str
-    norm: str
-    readers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Stream:
-    """A residual stream whose norms stand in it, after the sums: each of `stations` in order.
+    """The residual stream of post-norm `layers`, whose norms stand in it, after the sums.
 
-    What reads it at the end are the norms `ends`, over the stream's channels or over several copies of each in a row;
-    without any, the rule says by `Emits` that the last norm is an output. `pads` are for ends in modules that pad the
-    stream with zeros: pairs of a module and a function, as in `Into`.
+    `layers` names a list of :class:`mmunorm.residuals.ResidualLayer`. What reads the stream at its end are the norms
+    `ends`, over its channels or over several copies of each in a row; without any, the rule says by `Emits` that the
+    last norm is an output. `pads` are for ends in modules that pad the stream with zeros: pairs of a module and a
+    function, as in `Into`.
     """
-    stations: tuple[Station, ...]
+    layers: str
     ends: tuple[str, ...] = ()
     pads: tuple[tuple[str, Pad], ...] = ()
 
     def within(self, prefix: str) -> Stream:
         """The same with full names, for a module with the name `prefix`."""
-
-        def full(*names: str) -> tuple[str, ...]:
-            return tuple(join(prefix, name) for name in names)
-
-        stations = (Station(*full(each.residual, each.last, each.norm), full(*each.readers)) for each in self.stations)
-        return Stream(tuple(stations), full(*self.ends), tuple((join(prefix, name), pad) for name, pad in self.pads))
+        return Stream(join(prefix, self.layers), tuple(join(prefix, end) for end in self.ends),
+                      tuple((join(prefix, name), pad) for name, pad in self.pads))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ stream. P shrinks geometrically with the depth, so all of this is computed in fl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,17 @@ from ..residuals.sublayer import Entrance, describe
 from .padding import Fill, largest_value
 from .report import Site
 from .rewrite import absorb, affine_of, put
-from .rules import Behind, Fact, Into, Station, Stays, Stream, fold_rule
+from .rules import Behind, Fact, Into, Stays, Stream, fold_rule
 
 Affine = tuple[Tensor, Tensor]
+
+
+class Station(NamedTuple):
+    """A sublayer of a stream, by full names: its connection, F, the last linear layer of that, and the norm."""
+    residual: str
+    part: str
+    last: str
+    norm: str
 
 
 class FoldedResidual(Residual):
@@ -56,8 +65,9 @@ def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:
     Returns:
         The scale and shift that each of its norms and ends is to be folded with instead of its own, by name.
     """
-    carried = carry(model, stream)
-    folded = {station.norm: affine for station, affine in zip(stream.stations, carried[1:], strict=True)}
+    stations = stations_of(model.get_submodule(stream.layers), stream.layers)
+    carried = _carry(model, stations)
+    folded = {station.norm: affine for station, affine in zip(stations, carried[1:], strict=True)}
     p, c = carried[-1]
     for end in stream.ends:  # each channel of the stream once or several times in a row
         scale, shift = affine_of(model.get_submodule(end))
@@ -65,7 +75,7 @@ def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:
         folded[end] = scale * p.repeat_interleave(copies), scale * c.repeat_interleave(copies) + shift
     for name, pad in stream.pads:
         pad(model.get_submodule(name), Fill(-c / p))
-    for station, (p, _) in zip(stream.stations, carried[:-1], strict=True):
+    for station, (p, _) in zip(stations, carried[:-1], strict=True):
         a, b = model.get_submodule(station.residual).scales()
         site = Site(station.last, after=True)
         absorb(model, site, factor(b, p) / (factor(a, p) * p), torch.zeros_like(p))
@@ -73,10 +83,10 @@ def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:
     return folded
 
 
-def carry(model: nn.Module, stream: Stream) -> list[Affine]:
+def _carry(model: nn.Module, stations: Sequence[Station]) -> list[Affine]:
     """P and c before the first sublayer and after each, `(C,)` float64."""
     affines: list[Affine] = []
-    for station in stream.stations:
+    for station in stations:
         scale, shift = affine_of(model.get_submodule(station.norm))
         p, c = affines[-1] if affines else (torch.ones_like(scale), torch.zeros_like(shift))
         affines = affines or [(p, c)]
@@ -85,9 +95,9 @@ def carry(model: nn.Module, stream: Stream) -> list[Affine]:
     return affines
 
 
-def range_obstacle(model: nn.Module, stream: Stream) -> str:
+def range_obstacle(model: nn.Module, stations: Sequence[Station]) -> str:
     """Why P and c cannot be carried in the type of the weights, or ''."""
-    for station, (p, c) in zip(stream.stations, carry(model, stream)[1:], strict=True):
+    for station, (p, c) in zip(stations, _carry(model, stations)[1:], strict=True):
         if (affine_of(model.get_submodule(station.norm))[0] == 0).any():
             return f'the scale of {station.norm} is 0 in some channel, where the stream cannot be told from it'
         dtype = model.get_submodule(station.last).weight.dtype
@@ -126,17 +136,17 @@ def residual_layer(layer: ResidualLayer) -> Iterator[Fact]:
         yield Stays(f'{residual}.mix_norm', 'its output is mixed into the streams of all later layers')  # DLCL's
 
 
-def stations_of(name: str, layers: Sequence[ResidualLayer]) -> tuple[Station, ...]:
+def stations_of(layers: Sequence[ResidualLayer], name: str) -> list[Station]:
     """The stations of layers `name.0`, `name.1`, ...; none where their norms stand elsewhere than in the stream."""
-    parts = []
+    stations = []
     for i, layer in enumerate(layers):
         for residual, part, norm in layer.sublayers():
             sublayer = describe(getattr(layer, part))
             if getattr(layer, residual).norm_at != 'post' or not sublayer.is_plain_behind_last:
-                return ()
-            parts.append([f'{name}.{i}.{path}' for path in (residual, _path(layer, sublayer.last), norm, part)])
-    readers = [*((part[3], ) for part in parts[1:]), ()]
-    return tuple(Station(*part[:3], reader) for part, reader in zip(parts, readers, strict=False))
+                return []
+            paths = residual, part, _path(layer, sublayer.last), norm
+            stations.append(Station(*(f'{name}.{i}.{path}' for path in paths)))
+    return stations
 
 
 def _path(layer: nn.Module, part: nn.Module) -> str:

@@ -14,8 +14,8 @@ def un_transformer(model):
     memory = [f'decoder.{i}.cross_attn.kv' for i in range(len(model.decoder))]
     for stack, readers in (('encoder', memory), ('decoder', ['output'])):
         final = f'{stack}_norm'
-        if stations := stations_of(stack, getattr(model, stack)):
-            yield Stream(stations)
+        if stations := stations_of(getattr(model, stack), stack):
+            yield Stream(stack)
             final = stations[-1].norm
         yield Into(final, *readers)
     yield Unties('output')

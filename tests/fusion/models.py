@@ -26,7 +26,7 @@ def randomize(model, seed=0, gamma='some'):
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(tensor, function=torch.randn, low=0.0):
+    def draw(tensor, function=torch.randn, low=0.):
         value = function(tensor.shape, generator=generator, dtype=torch.float64) + low
         tensor.copy_(value.to(tensor.dtype))
 
@@ -56,21 +56,14 @@ def randomize(model, seed=0, gamma='some'):
 
 
 def classifier(backbone, in_channels, head='LinearClsHead', neck=True, **head_cfg):
-    return build(
-        dict(
-            type='ImageClassifier',
-            backbone=backbone,
-            neck=dict(type='GlobalAveragePooling') if neck else None,
-            head=dict(type=head, num_classes=5, in_channels=in_channels, **head_cfg),
-        )
-    )
+    neck = dict(type='GlobalAveragePooling') if neck else None
+    head = dict(type=head, num_classes=5, in_channels=in_channels, **head_cfg)
+    return build(dict(type='ImageClassifier', backbone=backbone, neck=neck, head=head))
 
 
 def swin_backbone(**kwargs):
-    settings = dict(
-        type='UNSwinTransformer', arch=SWIN_ARCH, window_size=4, img_size=32, out_indices=(1,), norm_cfg=UN
-    )
-    return {**settings, **kwargs}
+    return {**dict(type='UNSwinTransformer', arch=SWIN_ARCH, window_size=4, img_size=32, out_indices=(1, ),
+                   norm_cfg=UN), **kwargs}
 
 
 def swin_classifier(norm_cfg=UN, **kwargs):
@@ -81,31 +74,20 @@ def swin_classifier(norm_cfg=UN, **kwargs):
 def stock_swin_classifier(norm_cfg=UN):
     """mmpretrain's Swin with `norm_cfg` wherever its arguments reach: 11 norms."""
     stage = dict(block_cfgs=dict(norm_cfg=norm_cfg), downsample_cfg=dict(norm_cfg=norm_cfg))
-    return swin_classifier(
-        norm_cfg, type='SwinTransformer', stage_cfgs=stage, patch_cfg=dict(norm_cfg=norm_cfg)
-    )
+    return swin_classifier(norm_cfg, type='SwinTransformer', stage_cfgs=stage, patch_cfg=dict(norm_cfg=norm_cfg))
 
 
 def t2t_classifier(norm_cfg=UN, tokens=None, **kwargs):
     """T2T-ViT with Performer tokens and two layers: 9 norms."""
-    settings = dict(
-        img_size=32,
-        embed_dims=16,
-        num_layers=2,
-        norm_cfg=norm_cfg,
-        t2t_cfg=dict(token_dims=8, **(tokens or {})),
-        layer_cfgs=dict(num_heads=2, feedforward_channels=24),
-    )
-    backbone = {'type': 'UNT2TViT', **settings, **kwargs}
-    return classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
+    backbone = dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, norm_cfg=norm_cfg,
+                    t2t_cfg=dict(token_dims=8, **(tokens or {})),
+                    layer_cfgs=dict(num_heads=2, feedforward_channels=24))
+    return classifier({**backbone, **kwargs}, 16, 'VisionTransformerClsHead', neck=False)
 
 
 def vit_backbone(norm_cfg=UN, **kwargs):
     arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
-    return {
-        **dict(type='VisionTransformer', arch=arch, img_size=32, patch_size=8, norm_cfg=norm_cfg),
-        **kwargs,
-    }
+    return {**dict(type='VisionTransformer', arch=arch, img_size=32, patch_size=8, norm_cfg=norm_cfg), **kwargs}
 
 
 def vit_classifier(norm_cfg=UN, head=None, **kwargs):
@@ -115,52 +97,41 @@ def vit_classifier(norm_cfg=UN, head=None, **kwargs):
 
 def deit_classifier(norm_cfg=UN, head=None):
     """mmpretrain's distilled DeiT: 5 norms, two heads."""
-    return classifier(
-        vit_backbone(norm_cfg, type='DistilledVisionTransformer'), 16, 'DeiTClsHead', False, **(head or {})
-    )
+    backbone = vit_backbone(norm_cfg, type='DistilledVisionTransformer')
+    return classifier(backbone, 16, 'DeiTClsHead', False, **(head or {}))
 
 
-def detector(norm_cfg=UN, backbone=None, neck=None, **fpn):
+def detector(norm_cfg=UN, backbone=None, **fpn):
     """A narrow RetinaNet on mmunorm's Swin: 12 norms."""
     backbone = backbone or swin_backbone(out_indices=(0, 1), pad_small_map=True, norm_cfg=norm_cfg)
-    neck = {**dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3), **fpn, **(neck or {})}
-    return build(
-        dict(
-            type='RetinaNet',
-            backbone=backbone,
-            neck=neck,
-            bbox_head=dict(type='RetinaHead', num_classes=3, in_channels=8, feat_channels=8, stacked_convs=1),
-        ),
-        'mmdet',
-    )
+    neck = {**dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3), **fpn}
+    head = dict(type='RetinaHead', num_classes=3, in_channels=8, feat_channels=8, stacked_convs=1)
+    return build(dict(type='RetinaNet', backbone=backbone, neck=neck, bbox_head=head), 'mmdet')
 
 
 def mmdet_swin(norm_cfg=UN, **kwargs):
     """mmdet's own Swin, whose `norm_cfg` reaches every norm: 12 of them."""
-    return {
-        **dict(
-            type='SwinTransformer',
-            embed_dims=8,
-            depths=(2, 2),
-            num_heads=(2, 4),
-            strides=(4, 2),
-            window_size=4,
-            out_indices=(0, 1),
-            norm_cfg=norm_cfg,
-        ),
-        **kwargs,
-    }
+    return {**dict(type='SwinTransformer', embed_dims=8, depths=(2, 2), num_heads=(2, 4), strides=(4, 2),
+                   window_size=4, out_indices=(0, 1), norm_cfg=norm_cfg), **kwargs}
+
+
+def mmdet_detector(**kwargs):
+    return detector(backbone=mmdet_swin(**kwargs))
 
 
 def timm_model(name, norm_cfg=UN, **kwargs):
     """A small model of timm with five classes and `norm_cfg` in place of its LayerNorms."""
-    size = (
-        dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)
-        if 'swin' in name
-        else dict(embed_dim=16, depth=2, num_heads=2, patch_size=8)
-    )
-    model = timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs})
-    return replace_norms(model, norm_cfg)
+    size = (dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4) if 'swin' in name else
+            dict(embed_dim=16, depth=2, num_heads=2, patch_size=8))
+    return replace_norms(timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs}), norm_cfg)
+
+
+def timm_swin(**kwargs):
+    return timm_model('swin_tiny_patch4_window7_224', **kwargs)
+
+
+def timm_vit(**kwargs):
+    return timm_model('vit_tiny_patch16_224', **kwargs)
 
 
 def outputs(model, x):

@@ -1,65 +1,103 @@
-"""Every rule for a block of OpenMMLab and ours: the folded model is the unfolded one, in float64."""
+"""Every rule for a block of OpenMMLab, timm and ours: the folded model is the unfolded one, in float64."""
+import functools
 
 import pytest
+import timm
 import torch
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.config import ConfigDict
 from torch import nn
 
-from mmunorm import UN, fuse_norms
+from mmunorm import UN, fuse_norms, replace_norms
 from mmunorm.fusion import Into, fold_rule
-from mmunorm.norms.layers import is_norm
 
 from . import models
+from .models import t2t_classifier as t2t
+from .models import timm_swin, timm_vit
+from .models import vit_classifier as vit
 
 EVEN, ODD = (32, 32), (37, 45)
 LN = dict(type='LN')
+UNREAD, MAXIMUM = 'nothing in this model reads it', 'its output goes through a maximum'
+PADS = 'its neighbour neck.fpn_convs.2.conv is a 3x3 convolution that pads with zeros, which are not normalized'
 
 
-@pytest.mark.parametrize('gamma', ['some', 'all', 'tiny', 'none'])
-def test_swin(gamma):
-    assert_none_is_left(
-        models.assert_folds(models.swin_classifier(), EVEN, ODD, (64, 33), count=11, gamma=gamma)
-    )
+def swin(channels=16, head='LinearClsHead', **kwargs):
+    return models.classifier(models.swin_backbone(pad_small_map=True, **kwargs), channels, head)
 
 
-def test_stock_swin():
-    assert_none_is_left(models.assert_folds(models.stock_swin_classifier(), EVEN, ODD, count=11))
+@pytest.mark.parametrize('make, sizes, count', [
+    (swin, [EVEN, ODD, (20, 12), (9, 70), (5, 5)], 11),
+    (functools.partial(swin, window_size=3), [EVEN, ODD], 11),
+    (functools.partial(swin, use_abs_pos_embed=True,
+                       stage_cfgs=dict(block_cfgs=dict(attn_cfgs=dict(qkv_bias=False)))), [EVEN, ODD], 11),
+    (functools.partial(swin, head='MultiLabelLinearClsHead'), [ODD], 11),
+    (functools.partial(swin, channels=8, out_indices=(0, )), [ODD], 11),
+    (functools.partial(swin, channels=32, out_after_downsample=True,
+                       arch=dict(embed_dims=8, depths=[1, 1, 1], num_heads=[2, 2, 2])), [(64, 64), (68, 60)], 10),
+    (models.stock_swin_classifier, [EVEN, ODD], 11),
+    (models.mmdet_detector, [(64, 64), (70, 93), (17, 30)], 12),
+    (functools.partial(models.mmdet_detector, patch_norm=False), [(33, 50)], 10),
+    (functools.partial(t2t, tokens=dict(use_performer=False)), [EVEN, ODD, (48, 21)], 9),
+    (functools.partial(t2t, out_indices=[0, -1]), [EVEN], 9),
+    (functools.partial(t2t, with_cls_token=False, out_type='avg_featmap'), [EVEN], 9),
+    (functools.partial(t2t, final_norm=False), [EVEN], 8),
+    (functools.partial(vit, out_indices=[0, 1]), [EVEN, (40, 24)], 5),
+    (functools.partial(vit, layer_scale_init_value=0.3), [EVEN], 5),
+    (functools.partial(vit, final_norm=False), [EVEN], 4),
+    (functools.partial(vit, out_type='avg_featmap', final_norm=False), [EVEN], 5),
+    (lambda: models.classifier(models.vit_backbone(out_type='featmap'), 16), [(24, 40)], 5),
+    (timm_swin, [EVEN], 11),
+    (functools.partial(timm_swin, always_partition=True, img_size=(12, 40)), [(12, 40)], 11),
+    (functools.partial(timm_swin, strict_img_size=False), [EVEN, (40, 72), (20, 28)], 11),
+    (functools.partial(timm_swin, window_size=(3, 5), img_size=40), [(40, 40)], 11),
+    (functools.partial(timm_swin, global_pool=''), [EVEN], 11),
+    (functools.partial(timm_vit, dynamic_img_size=True), [EVEN, (48, 24)], 5),
+    (functools.partial(timm_vit, global_pool='max'), [EVEN], 5),
+    (functools.partial(timm_vit, global_pool='', class_token=False), [EVEN], 5),
+    (functools.partial(timm_vit, class_token=False, global_pool='avg', reg_tokens=2, fc_norm=False), [EVEN], 5),
+    (functools.partial(timm_vit, reg_tokens=3, no_embed_class=True), [EVEN], 5),
+    (functools.partial(timm_vit, scale_attn_norm=True, scale_mlp_norm=True), [EVEN], 9),
+    (functools.partial(timm_vit, qkv_bias=False, init_values=0.3), [EVEN], 5),
+    (functools.partial(timm_vit, final_norm=False), [EVEN], 4),
+])
+def test_every_norm_folds(make, sizes, count):
+    models.assert_folds(make(), *sizes, count=count)
 
 
-def assert_none_is_left(report):
-    assert not report.kept and report.folded
+@pytest.mark.parametrize('make, kept', [
+    (functools.partial(swin, out_indices=(0, 1)), {'backbone.norm0': UNREAD}),
+    (functools.partial(models.detector, add_extra_convs='on_input'), {'backbone.norm1': PADS}),
+    (functools.partial(models.detector, add_extra_convs='on_output'), {}),
+    (functools.partial(models.detector, start_level=1), {'backbone.norm0': UNREAD}),
+    (functools.partial(models.detector, end_level=0, num_outs=1), {'backbone.norm1': UNREAD}),
+    (functools.partial(models.detector, start_level=1, add_extra_convs='on_input', num_outs=1),
+     {'backbone.norm0': UNREAD}),
+    (functools.partial(vit, with_cls_token=False, out_type='avg_featmap'),
+     {'backbone.ln1': 'its output is averaged and normalized again'}),
+    (functools.partial(vit, pre_norm=True), {'backbone.pre_norm': 'no fold rule covers its place'}),
+    (functools.partial(vit, out_indices=[0]), {'backbone.ln1': 'no fold rule covers its place'}),
+    (functools.partial(timm_swin, global_pool='catavgmax'), {'norm': MAXIMUM}),
+    (functools.partial(timm_swin, num_classes=0), {'norm': 'its neighbour head.fc is a Identity, not a linear layer '
+                                                   'or convolution'}),
+    (functools.partial(timm_vit, global_pool='avgmax', fc_norm=False), {'norm': MAXIMUM}),
+    (functools.partial(timm_vit, global_pool='map', class_token=False),
+     {'norm': 'it is read by attention pooling', 'attn_pool.norm': 'no fold rule covers its place'}),
+    (functools.partial(timm_vit, pre_norm=True), {'norm_pre': 'no fold rule covers its place'}),
+])
+def test_what_stays_and_why(make, kept):
+    report = models.assert_folds(make(), (64, 64) if 'detector' in str(make) else EVEN, kept=list(kept))
+    assert {fold.norm: fold.where for fold in report.kept} == kept
 
 
-def test_stock_swin_keeps_the_layer_norms_its_norm_cfg_does_not_reach():
-    model = models.swin_classifier(type='SwinTransformer')
+def test_layer_norms_that_a_stock_norm_cfg_does_not_reach_stay():
+    model = swin(type='SwinTransformer')
     kept = [name for name in models.norms(model) if name != 'backbone.norm1']
     report = models.assert_folds(model, EVEN, ODD, count=1, kept=kept)
-    assert len(kept) == 10
     assert {fold.where for fold in report.kept} == {'LayerNorm computes its statistics at inference'}
-
-
-def test_swin_output_norms_that_no_head_reads_stay():
-    model = models.swin_classifier(out_indices=(0, 1))
-    report = models.assert_folds(model, EVEN, ODD, count=11, kept=['backbone.norm0'])
-    assert report.kept[0].where == 'nothing in this model reads it'
-
-
-def test_swin_without_its_last_layer_among_the_outputs():
-    model = models.classifier(models.swin_backbone(out_indices=(0,)), 8)
-    report = models.assert_folds(model, EVEN, ODD, count=11)
-    assert {fold.norm: fold.where for fold in report.folded}['backbone.norm0'] == 'head.fc'
-
-
-def test_out_after_downsample():
-    arch = dict(embed_dims=8, depths=[1, 1, 1], num_heads=[2, 2, 2])
-    backbone = models.swin_backbone(arch=arch, out_indices=(1,), out_after_downsample=True)
-    models.assert_folds(models.classifier(backbone, 32), (64, 64), (68, 60))
-
-
-@pytest.mark.parametrize('size', [(20, 12), (9, 70), (5, 5)])
-def test_maps_smaller_than_a_window(size):
-    models.assert_folds(models.swin_classifier(pad_small_map=True), size, EVEN)
+    model = t2t(type='T2T_ViT', t2t_cfg=dict(token_dims=8, use_performer=False), out_indices=[-1])
+    kept = [f'backbone.tokens_to_token.attention{i}.ln{j}' for i in (1, 2) for j in (1, 2)]
+    models.assert_folds(model, EVEN, kept=kept, count=5)
 
 
 @pytest.mark.parametrize('gamma', ['some', 'none'])
@@ -71,118 +109,12 @@ def test_a_refused_small_map_is_refused_after_folding(gamma):
         fuse_norms(model, strict=True)
 
 
-@pytest.mark.parametrize('shape', [dict(window_size=3), dict(window_size=8)])
-def test_swin_windows(shape):
-    models.assert_folds(models.swin_classifier(pad_small_map=True, **shape), EVEN, ODD, (12, 96))
-
-
-def test_swin_with_position_table_and_without_qkv_bias():
-    stage = dict(block_cfgs=dict(attn_cfgs=dict(qkv_bias=False)))
-    model = models.swin_classifier(use_abs_pos_embed=True, stage_cfgs=stage)
-    assert model.backbone.stages[0].blocks[0].attn.w_msa.qkv.bias is None
-    models.assert_folds(model, EVEN, ODD)
-
-
-@pytest.mark.parametrize('tokens', [dict(use_performer=True), dict(use_performer=False)])
-def test_t2t_vit(tokens):
-    models.assert_folds(models.t2t_classifier(tokens=tokens), EVEN, ODD, (48, 21), count=9)
-
-
-@pytest.mark.parametrize(
-    'settings, count, kept',
-    [
-        (dict(out_indices=[0, -1]), 9, ()),
-        (dict(with_cls_token=False, out_type='avg_featmap'), 9, ()),
-        (dict(final_norm=False), 8, ()),
-    ],
-)
-def test_t2t_vit_outputs(settings, count, kept):
-    models.assert_folds(models.t2t_classifier(**settings), EVEN, ODD, count=count, kept=kept)
-
-
-def test_stock_t2t_keeps_the_layer_norms_of_its_tokens():
-    model = models.t2t_classifier(
-        type='T2T_ViT', t2t_cfg=dict(token_dims=8, use_performer=False), out_indices=[-1]
-    )
-    kept = [f'backbone.tokens_to_token.attention{i}.ln{j}' for i in (1, 2) for j in (1, 2)]
-    models.assert_folds(model, EVEN, kept=kept, count=5)
-
-
-@pytest.mark.parametrize(
-    'settings, count, kept',
-    [
-        (dict(), 5, ()),
-        (dict(head=dict(hidden_dim=6)), 5, ()),
-        (dict(out_indices=[0, 1]), 5, ()),
-        (dict(qkv_bias=False), 5, ()),
-        (dict(layer_scale_init_value=0.3), 5, ()),
-        (dict(final_norm=False), 4, ()),
-        (dict(with_cls_token=False, out_type='avg_featmap'), 5, ['backbone.ln1']),
-        (dict(out_type='avg_featmap', final_norm=False), 5, ()),
-        (dict(out_type='avg_featmap', out_indices=[0, 1]), 5, ['backbone.ln1']),
-        (dict(pre_norm=True), 5, ['backbone.pre_norm']),
-        (dict(out_indices=[0]), 4, ['backbone.ln1']),
-    ],
-)
-def test_vit(settings, count, kept):
-    models.assert_folds(models.vit_classifier(**settings), EVEN, (40, 24), count=count, kept=kept)
-
-
-def test_vit_as_a_map_through_pooling():
-    model = models.classifier(models.vit_backbone(out_type='featmap'), 16)
-    models.assert_folds(model, EVEN, (24, 40), count=5)
-
-
-@pytest.mark.parametrize('head', [dict(), dict(hidden_dim=6)])
-def test_distilled_deit(head):
+@pytest.mark.parametrize('head, where', [
+    (dict(), 'head.layers.head, head.layers.head_dist'), (dict(hidden_dim=6), 'head.layers.pre_logits')])
+def test_distilled_deit(head, where):
     report = models.assert_folds(models.deit_classifier(head=head), EVEN, count=5)
-    where = {fold.norm: fold.where for fold in report.folded}['backbone.ln1']
-    assert where == ('head.layers.pre_logits' if head else 'head.layers.head, head.layers.head_dist')
-
-
-def test_multi_label_head_and_no_head():
-    model = models.classifier(models.swin_backbone(), 16, 'MultiLabelLinearClsHead')
-    models.assert_folds(model, EVEN, ODD, count=11)
-    headless = models.classifier(models.swin_backbone(), 16)
-    headless.head = None
-    report = models.assert_folds(headless, EVEN, count=10, kept=['backbone.norm1'])
-    assert report.kept[0].where == 'nothing in this model reads it'
-
-
-@pytest.mark.parametrize(
-    'neck, kept, why',
-    [
-        (dict(), None, ''),
-        (dict(norm_cfg=dict(type='GN', num_groups=2), act_cfg=dict(type='ReLU')), None, ''),
-        (
-            dict(add_extra_convs='on_input'),
-            'backbone.norm1',
-            'its neighbour neck.fpn_convs.2.conv is a 3x3 '
-            'convolution that pads with zeros, which are not normalized',
-        ),
-        (
-            dict(add_extra_convs=True),
-            'backbone.norm1',
-            'its neighbour neck.fpn_convs.2.conv is a 3x3 '
-            'convolution that pads with zeros, which are not normalized',
-        ),
-        (dict(add_extra_convs='on_output'), None, ''),
-        (dict(add_extra_convs='on_lateral', relu_before_extra_convs=True), None, ''),
-        (dict(start_level=1), 'backbone.norm0', 'nothing in this model reads it'),
-        (dict(end_level=0, num_outs=1), 'backbone.norm1', 'nothing in this model reads it'),
-        (
-            dict(start_level=1, add_extra_convs='on_input', num_outs=1),
-            'backbone.norm0',
-            'nothing in this model reads it',
-        ),
-    ],
-)
-def test_fpn(neck, kept, why):
-    model = models.detector(neck=neck)
-    group_norms = [name for name in models.norms(model) if '.gn' in name]
-    report = models.assert_folds(model, (70, 93), (17, 30), kept=[*filter(None, [kept]), *group_norms])
-    if kept:
-        assert {fold.norm: fold.where for fold in report.kept}[kept] == why
+    assert {fold.norm: fold.where for fold in report.folded}['backbone.ln1'] == where
+    models.assert_folds(models.timm_model('deit_tiny_distilled_patch16_224'), EVEN, count=5)
 
 
 def test_the_whole_detector_predicts_the_same():
@@ -195,91 +127,38 @@ def test_the_whole_detector_predicts_the_same():
     models.assert_equal(after, before)
 
 
-@pytest.mark.parametrize(
-    'backbone', [models.swin_backbone(out_indices=(0, 1), pad_small_map=True), models.mmdet_swin()]
-)
-def test_two_stage_detectors(backbone):
-    model = models.build(
-        dict(
-            type='FasterRCNN',
-            backbone=dict(backbone),
-            neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3),
-            rpn_head=dict(
-                type='RPNHead',
-                in_channels=8,
-                feat_channels=8,
-                anchor_generator=dict(type='AnchorGenerator', strides=[4, 8, 16], ratios=[1.0], scales=[8]),
-            ),
-            roi_head=None,
-            train_cfg=None,
-            test_cfg=ConfigDict(rpn=None),
-        ),
-        'mmdet',
-    )
+def test_two_stage_detectors():
+    rpn = dict(type='RPNHead', in_channels=8, feat_channels=8,
+               anchor_generator=dict(type='AnchorGenerator', strides=[4, 8, 16], ratios=[1.0], scales=[8]))
+    neck = dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3)
+    model = models.build(dict(type='FasterRCNN', backbone=models.mmdet_swin(), neck=neck, rpn_head=rpn, roi_head=None,
+                              train_cfg=None, test_cfg=ConfigDict(rpn=None)), 'mmdet')
     models.assert_folds(model, (70, 93), count=12)
 
 
-@pytest.mark.parametrize('gamma', ['some', 'all', 'tiny', 'none'])
-def test_mmdet_swin(gamma):
-    models.assert_folds(
-        models.detector(backbone=models.mmdet_swin()), (64, 64), (70, 93), (17, 30), count=12, gamma=gamma
-    )
-
-
-def test_mmdet_swin_without_patch_norm():
-    model = models.detector(backbone=models.mmdet_swin(patch_norm=False))
-    models.assert_folds(model, (64, 64), (33, 50), count=10)
-
-
-def test_layer_norms_and_group_norms_stay():
-    model = models.detector(norm_cfg=LN)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = fuse_norms(model.eval())
-    assert not report.folded and len(report.kept) == 12
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    'norm_cfg',
-    [
-        dict(type='UN', centered=True, eta=0.0),
-        dict(type='UN', centered='frozen'),
-        dict(type='TokenBN'),
-        dict(type='MABN'),
-        dict(type='PN', layer_scale=False),
-        dict(type='RepBN'),
-        dict(type='PRepBN', steps=5),
-        dict(type='NoNorm'),
-        dict(type='NoNorm', affine=True),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize('make', [models.swin_classifier, models.t2t_classifier, models.vit_classifier])
+@pytest.mark.parametrize('norm_cfg', [
+    dict(type='UN', centered=True, eta=0.0), dict(type='UN', centered='frozen'), dict(type='TokenBN'),
+    dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='RepBN'), dict(type='PRepBN', steps=5),
+    dict(type='NoNorm'), dict(type='NoNorm', affine=True)], ids=str)
+@pytest.mark.parametrize('make', [models.swin_classifier, t2t])
 def test_every_offline_norm_folds(make, norm_cfg):
-    report = models.assert_folds(make(norm_cfg=norm_cfg), EVEN)
-    assert_none_is_left(report)
+    assert not models.assert_folds(make(norm_cfg=norm_cfg), EVEN).kept
 
 
-@pytest.mark.parametrize(
-    'norm_cfg',
-    [dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT'), dict(type='PRepBN', steps=11)],
-    ids=str,
-)
+@pytest.mark.parametrize('norm_cfg', [
+    dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT'), dict(type='PRepBN', steps=11)], ids=str)
 def test_every_online_norm_stays_for_its_own_reason(norm_cfg):
     model = models.swin_classifier(norm_cfg)
-    norms = models.norms(model)
-    report = models.assert_folds(model, EVEN, ODD, kept=norms)
-    obstacles = {f'{norm_cfg["type"]} {model.get_submodule(name).fold_obstacle}' for name in norms}
-    assert {fold.where for fold in report.kept} == obstacles and len(norms) == 11
+    report = models.assert_folds(model, EVEN, ODD, kept=models.norms(model))
+    assert {fold.where for fold in report.kept} == {
+        f'{norm_cfg["type"]} {model.get_submodule(fold.norm).fold_obstacle}' for fold in report.kept}
 
 
 def test_norms_of_two_kinds_in_one_model():
-    stage = dict(block_cfgs=dict(norm_cfg=LN))
-    model = models.swin_classifier(stage_cfgs=stage)
+    model = swin(stage_cfgs=dict(block_cfgs=dict(norm_cfg=LN)))
     kept = [f'backbone.stages.{i}.blocks.{j}.norm{k}' for i in (0, 1) for j in (0, 1) for k in (1, 2)]
     models.assert_folds(model, EVEN, ODD, count=3, kept=kept)
     assert all(isinstance(model.get_submodule(name), nn.LayerNorm) for name in kept)
-    assert sum(map(is_norm, model.modules())) == len(kept)
 
 
 class Residual(nn.Module):
@@ -303,3 +182,52 @@ def test_an_ffn_that_adds_its_input_reads_it_twice(add_identity):
     report = fuse_norms(model)
     torch.testing.assert_close(model(x), expected)
     assert len(report.kept) == add_identity
+
+
+class OtherHead(nn.Module):
+    """With the names of timm's head."""
+
+    def __init__(self):
+        super().__init__()
+        self.global_pool, self.fc = nn.Identity(), nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.fc(x.amax((1, 2)).relu())
+
+
+@pytest.mark.parametrize('make, head', [
+    (timm_swin, nn.Identity), (timm_vit, lambda: nn.Sequential(nn.ReLU(), nn.Linear(16, 5))), (timm_swin, OtherHead)])
+def test_another_head_of_timm(make, head):
+    model = make()
+    model.head = head()
+    models.assert_folds(model, EVEN, kept=['norm'])
+
+
+def test_timms_swin_of_another_input_size_after_folding():
+    model, twin = models.randomize(timm_swin().double()), timm_swin().double().eval()
+    twin.load_state_dict(model.state_dict())
+    fuse_norms(model, strict=True)
+    for each in (model, twin):
+        each.set_input_size((44, 28), window_size=3)
+    x = torch.randn(2, 3, 44, 28, dtype=torch.float64)
+    models.assert_equal(models.outputs(model, x), models.outputs(twin, x))
+
+
+def test_timms_vit_with_other_blocks():
+    from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
+
+    for block in (ResPostBlock, ParallelScalingBlock):
+        model = timm_vit(block_fn=block)
+        models.assert_folds(model, EVEN, count=1, kept=[name for name in models.norms(model) if 'blocks' in name])
+    kept = [f'blocks.{i}.attn.{part}_norm' for i in (0, 1) for part in 'qk']
+    models.assert_folds(timm_vit(qk_norm=True), EVEN, count=5, kept=kept)
+
+
+def test_timms_gated_attention_keeps_its_own_norm():
+    from timm.layers import Attention
+
+    model = timm.create_model('vit_tiny_patch16_224', num_classes=5, img_size=32, embed_dim=16, depth=1, num_heads=2,
+                              patch_size=8)
+    model.blocks[0].attn = Attention(16, gated=True, scale_norm=True, norm_layer=nn.LayerNorm, num_heads=2)
+    report = models.assert_folds(replace_norms(model, models.UN), EVEN, count=3, kept=['blocks.0.attn.norm'])
+    assert 'blocks.0.attn.qkv, blocks.0.attn.gate' in [fold.where for fold in report.folded]

@@ -4,9 +4,8 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...norms.layers import is_norm
 from ..check import call_obstacle, is_layer
 from ..report import Site
 from .record import Call, Layer, Record
@@ -20,30 +19,27 @@ def look(model: nn.Module, example) -> dict[str, tuple[list[Site], str]]:
     Args, errors: those of :func:`.trace.trace`.
     """
     record = trace(model, example)
-    users = Counter(number for layer in record.layers.values() if layer.bias is not None
-                    for number in layer.bias.tolist())
+    uses = Counter(number for layer in record.layers.values() for number in layer.bias or ())
     for layer in record.layers.values():
-        layer.problem = layer.problem or _problem(layer, record, model, users)
-    return {name: _place(record.norms[name], record) for name, module in model.named_modules()
-            if is_norm(module) and name in record.norms}
+        layer.problem = layer.problem or _problem(layer, record, model.get_submodule(layer.owner), uses)
+    return {name: _place(call, record) for name, call in record.norms.items()}
 
 
-def _problem(layer: Layer, record: Record, model: nn.Module, users: Counter) -> str:
+def _problem(layer: Layer, record: Record, owner: nn.Module, uses: Counter) -> str:
     """Why a layer can take no norm up at all, half a sentence, or ''."""
     if layer.weight in record.foreign:
         return f'has a weight that {record.foreign[layer.weight]}, too'
-    if any(other is not layer and other.weight == layer.weight and other.first < layer.first + layer.rows.size
-           and layer.first < other.first + other.rows.size for other in record.layers.values()):
+    (first, end), others = layer.rows, (other for other in record.layers.values() if other is not layer)
+    if any(other.weight == layer.weight and other.rows[0] < end and first < other.rows[1] for other in others):
         return 'has a weight of which another layer uses some rows, too'
-    owner = model.get_submodule(layer.owner)
     if obstacle := call_obstacle(owner):
         return obstacle
     if layer.bias is not None:
         if why := record.why_blocked(layer.bias):
             return f'has a bias that {why}, too'
-        return 'shares its bias' if any(users[number] > 1 for number in layer.bias.tolist()) else ''
-    makes_bias = is_layer(owner) or isinstance(owner, nn.MultiheadAttention) and layer.tensor == 'in_proj_weight'
-    if not layer.own or not makes_bias:
+        return 'shares its bias' if any(uses[number] > 1 for number in layer.bias) else ''
+    is_attention = isinstance(owner, nn.MultiheadAttention) and layer.weight.endswith('in_proj_weight')
+    if not layer.own or not (is_layer(owner) or is_attention):
         return f'is called without a bias, and it is not known whether {type(owner).__name__} would use one'
     return ''
 
@@ -51,37 +47,31 @@ def _problem(layer: Layer, record: Record, model: nn.Module, users: Counter) -> 
 def _place(call: Call, record: Record) -> tuple[list[Site], str]:
     if call.why_not or not call.runs:
         return [], call.why_not or 'did not run on the example'
-    norm, place = call.origin, record.origins.index(call.origin)
-    readers = [layer for layer in record.layers.values() if bool(norm.has(layer.columns).any())]
-    why = record.why_blocked(torch.arange(norm.start, norm.start + norm.size)) or next(
+    norm, layers = call.origin, record.layers.values()
+    readers = {layer: [number - norm.channels.start if number in norm.channels else -1 for number in layer.reads]
+               for layer in layers if any(number in norm.channels for number in layer.reads)}
+    why = record.why_blocked(norm.channels) or next(
         (f'is read by {layer.owner}, which {layer.problem}' for layer in readers if layer.problem), '')
     if readers and not why:
-        return [_site(layer, record, False, torch.where(norm.has(layer.columns), layer.columns - norm.start, -1))
-                for layer in readers], ''
-    sources, why_not_before = _sources(call, place, record)
-    if why_not_before:
-        return [], f"its output {why or 'is read by nothing'}; {why_not_before}"
-    rows = [slice(layer.rows.start, layer.rows.start + layer.rows.size) for layer in sources]
-    return [_site(layer, record, True, torch.where(record.read_by[part] == place, record.read_as[part], -1))
-            for layer, part in zip(sources, rows, strict=True)], ''
-
-
-def _sources(call: Call, place: int, record: Record) -> tuple[list[Layer], str]:
-    """The layers that a norm can go back into, and why not."""
+        return [_site(layer, record, False, channels) for layer, channels in readers.items()], ''
+    why = f"its output {why or 'is read by nothing'}; "
     if not call.from_layers:
-        return [], 'its input is not that of linear layers alone'
-    rows = (record.read_by == place).nonzero().flatten()
-    sources = [layer for layer in record.layers.values() if bool(layer.rows.has(rows).any())]
-    if why := record.why_blocked(rows):
-        return [], f'the output of {", ".join(layer.owner for layer in sources)} before it {why}, too'
-    return sources, next((f'{layer.owner} before it {layer.problem}' for layer in sources if layer.problem), '')
+        return [], f'{why}its input is not that of linear layers alone'
+    read = [number for number, (reader, _) in record.readers.items() if reader is norm]
+    sources = list(dict.fromkeys(layer for layer in layers for number in read if number in layer.gives.channels))
+    names = ', '.join(layer.owner for layer in sources)
+    if why_not := record.why_blocked(read):
+        return [], f'{why}the output of {names} before it {why_not}, too'
+    for layer in sources:
+        if layer.problem:
+            return [], f'{why}{layer.owner} before it {layer.problem}'
+    by_channel = {number: record.readers[number][1] for number in read}
+    return [_site(layer, record, True, [by_channel.get(number, -1) for number in layer.gives.channels])
+            for layer in sources], ''
 
 
-def _site(layer: Layer, record: Record, after: bool, channels: Tensor) -> Site:
-    bias = ()
-    if layer.bias is not None:
-        vectors = {origin.start + i: (origin.name, i) for origin in record.origins_of(layer.bias)
-                   for i in range(origin.size)}
-        bias = tuple(vectors[number] for number in layer.bias.tolist())
-    rows = layer.first, layer.first + layer.rows.size
-    return Site(layer.owner, after, layer.tensor, rows, tuple(channels.tolist()), bias)
+def _site(layer: Layer, record: Record, after: bool, channels: list[int]) -> Site:
+    vectors = [(record.origin_of(number), number) for number in layer.bias or ()]
+    bias = tuple((origin.name, number - origin.channels.start) for origin, number in vectors)
+    tensor = layer.weight.rpartition('.')[2]
+    return Site(layer.owner, after, tensor, layer.rows, tuple(channels), bias)

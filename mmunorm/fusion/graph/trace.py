@@ -9,7 +9,6 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +22,10 @@ from ..rewrite import affine_of, has_act
 from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
 from .record import Call, Layer, Record
 
-_LINEAR = 'linear'
-_CONVS = {'conv1d': 1, 'conv2d': 2, 'conv3d': 3}
-_CUTS = frozenset({'chunk', 'narrow', 'slice', 'split', 'split_with_sizes'})
+_TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
+_CUTS = frozenset({'slice', 'split', 'split_with_sizes'})
 _HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
-OUTPUT = 'is an output of the model, or kept by it'
 
 
 def trace(model: nn.Module, example) -> Record:
@@ -83,17 +80,15 @@ class _Tracer(TorchDispatchMode):
         super().__init__()
         self.record = Record()
         self._model = model
-        self._labels: dict[int, tuple[Tensor, Labels]] = {}
-        # Kept, so that no other tensor gets an id of theirs.
-        self._tensors = [*model.named_parameters(), *model.named_buffers()]
-        self._names = {id(tensor): name for name, tensor in self._tensors}
-        self._vectors: dict[str, Labels] = {}
-        self._parts: dict[int, tuple[Tensor, str, int, int]] = {}  # rows of weights: weight, first row and end
-        self._inside: list[str] = []  # the modules that are being called, of those that are watched
-        self._suspended = 0
-        self._clock = 0
-        self._written: dict[int, int] = {}  # when a storage was last written to
-        self._norm_inputs: dict[str, list[tuple[Tensor, int]]] = {}
+        # By id, with the tensor itself, so that no other gets that id: numbers of vectors, rows of weights.
+        self._vectors: dict[int, tuple[Tensor, Labels]] = {}
+        self._weights: dict[int, tuple[Tensor, tuple[str, int, int]]] = {}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.dim() > 1:
+                self._weights[id(tensor)] = tensor, (name, 0, len(tensor))
+            elif tensor.dim() == 1 and tensor.is_floating_point():
+                numbers = self.record.add(name, 'vector', len(tensor)).channels
+                self._vectors[id(tensor)] = tensor, torch.tensor(numbers, dtype=torch.long, device=tensor.device)
         for name, module in model.named_modules():
             if is_norm(module):
                 if not norm_obstacle(module, allow_act=True):
@@ -101,41 +96,41 @@ class _Tracer(TorchDispatchMode):
                     module.forward = self._norm_forward(name, module, module.forward)
             elif any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
+        self._start()
+
+    def _start(self) -> None:
+        self._labels, self._parts = dict(self._vectors), dict(self._weights)
+        self._inside: list[str] = []  # the modules that are being called, of those that are watched
+        self._is_suspended = False
+        self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms that have read it
+        self._changed: set[str] = set()  # norms whose input has been written to since
 
     def run(self, example, may_fail: bool = False) -> None:
         """One forward pass; one that `may_fail` and does leaves what has been seen until then."""
         try:
             with self, _Exits(self):
-                if isinstance(example, Tensor):
-                    output = self._model(example)
-                elif isinstance(example, tuple):
-                    output = self._model(*example)
-                else:
+                if isinstance(example, dict):
                     output = self._model(**example)
+                else:
+                    output = self._model(*(example if isinstance(example, tuple) else (example, )))
             self._block_what_is_left()
             del output
         except Exception:
             if not may_fail:
                 raise
         finally:
-            self._labels.clear()
-            self._written.clear()
-            self._norm_inputs.clear()
-            self._vectors.clear()
-            self._parts.clear()
-            self._inside.clear()
-            self._suspended = 0
+            self._start()
 
     def _block_what_is_left(self) -> None:
-        """What still lives behind the forward pass is in its output, or the model has kept it."""
-        left = [(weakref.ref(tensor), labels) for tensor, labels in self._labels.values()
-                if id(tensor) not in self._names]
+        """What still lives after the forward pass is in its output, or the model has kept it."""
+        left = [(weakref.ref(tensor), labels) for key, (tensor, labels) in self._labels.items()
+                if key not in self._vectors]
         self._labels.clear()
         self._norm_inputs.clear()
         gc.collect()
         for tensor, labels in left:
             if tensor() is not None:
-                self.record.block(labels, OUTPUT)
+                self.record.block(labels, 'is an output of the model, or kept by it')
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
         call = self.record.norms[name]
@@ -143,26 +138,25 @@ class _Tracer(TorchDispatchMode):
         has_another_output = has_act(norm) and not isinstance(norm.act, nn.Identity)
 
         def wrapped(*args, **kwargs):
-            if self._suspended:  # a part of another norm
+            if self._is_suspended:  # a part of another norm
                 return forward(*args, **kwargs)
             x, _ = input_of(args, kwargs)
-            mixes = scale.dim() > 1
-            with self._suspend():
-                y = forward(*args, **kwargs)
-                axis = None if mixes else 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
-            labels = self._of(x)
+            self._is_suspended = True
+            y = forward(*args, **kwargs)
+            axis = None if scale.dim() > 1 else 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+            self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
+            self._is_suspended = False
             if axis is None:
-                call.why_not = 'it mixes channels, which only rules fold' if mixes else (
-                    'its output is not its scale times its input plus its shift')
-                self._block(labels, f'is read by {name}')
+                call.why_not = ('it mixes channels, which only rules fold' if scale.dim() > 1 else
+                                'its output is not its scale times its input plus its shift')
+                self.record.block(self._of(x), f'is read by {name}')
                 return y
-            self.record.note_norm(call, labels, axis)
-            self._norm_inputs.setdefault(name, []).append((x, self._clock))
-            numbers = _numbers(call.origin.start, y, axis)
+            self.record.note_norm(call, self._of(x), axis)
+            labels = _numbers(call.origin.channels, y, axis)
             if has_another_output:
-                self._block(numbers, 'goes through its activation')
+                self.record.block(labels, 'goes through its activation')
             else:
-                self._set(y, numbers)
+                self._labels[id(y)] = y, labels
             return y
 
         return wrapped
@@ -177,208 +171,134 @@ class _Tracer(TorchDispatchMode):
 
         return wrapped
 
-    @contextmanager
-    def _suspend(self) -> Iterator[None]:
-        self._suspended += 1
-        try:
-            yield
-        finally:
-            self._suspended -= 1
+    def _of(self, tensor: Tensor) -> Labels | None:
+        return self._labels.get(id(tensor), (None, None))[1]
 
-    def _of(self, tensor) -> Labels | None:
-        """The labels of a tensor; of a vector among the parameters and buffers, its own numbers."""
-        if id(tensor) in self._labels:
-            return self._labels[id(tensor)][1]
-        name = self._names.get(id(tensor))
-        if name is None or tensor.dim() != 1 or not tensor.is_floating_point():
-            return None
-        if name not in self._vectors:
-            known = next((origin for origin in self.record.origins if origin.kind == 'vector' and origin.name == name),
-                         None)
-            origin = known or self.record.add(name, 'vector', len(tensor))
-            self._vectors[name] = torch.arange(origin.start, origin.start + origin.size, device=tensor.device)
-        return self._vectors[name]
-
-    def _set(self, tensor: Tensor, labels: Labels) -> None:
-        self._labels[id(tensor)] = tensor, labels
-
-    def _block(self, labels: Labels | None, why: str) -> None:
-        if labels is not None:
-            self.record.block(labels, why)
+    def note_read(self, tensor: Tensor, why: str) -> None:
+        """Something that is no layer reads a tensor: the channels of it, or the weight that it is."""
+        if self._is_suspended:
+            return
+        self.record.block(self._of(tensor), why)
+        if id(tensor) in self._parts:
+            self.record.foreign.setdefault(self._parts[id(tensor)][1][0], why)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self._suspended:
+        if self._is_suspended:
             return func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             return self._operator(func, args, kwargs or {})
 
-    def leaves_torch(self, tensor, name: str) -> None:
-        """Notes that the values of a tensor go where no operator is seen any more."""
-        if not self._suspended:
-            self._block(self._of(tensor), f'is read by {name}')
-
     def _operator(self, func, args: tuple, kwargs: dict):
         name = func._schema.name.removeprefix('aten::')
-        if name == _LINEAR or name in _CONVS:
+        if name in _TRAILING:
             return self._linear(name, func, args, kwargs)
-        tensors = [arg for arg in tensors_in((args, kwargs)) if self._is_known(arg)]
+        outputs = func(*args, **kwargs)
+        self._note_writes(func, args, kwargs)
+        tensors = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels or id(arg) in self._parts]
         if name in SHAPE_ONLY or not tensors:
-            self._note_writes(func, args, kwargs)
-            return func(*args, **kwargs)
-        if name in _CUTS and self._part_of(args[0]) is not None:
-            outputs = func(*args, **kwargs)
-            if self._cut(func, args, kwargs, outputs):
-                return outputs
-        reads = why = f'is read by {name}'
-        labelled = [tensor for tensor in tensors if self._of(tensor) is not None]
-        changes, outputs = func._schema.is_mutable, None
-        if labelled and not changes:
-            outputs = func(*args, **kwargs)
+            return outputs
+        if name in _CUTS and id(args[0]) in self._parts and self._cut(func, args, kwargs, outputs):
+            return outputs
+        why = f'is read by {name}'
+        if not func._schema.is_mutable:
             try:
                 if self._carried(name, func, args, kwargs, outputs):
-                    self._note_matrices(tensors, reads)
-                    return outputs
+                    tensors = [tensor for tensor in tensors if id(tensor) in self._parts]
+                else:  # perhaps it consists of others that are known
+                    with self, _Exits(self):
+                        parts = func.decompose(*args, **kwargs)
+                    if parts is not NotImplemented:
+                        return parts
             except Unclear as unclear:
                 why = str(unclear)
-        if why == reads and not changes:  # perhaps it consists of others that are known
-            with self, _Exits(self):
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        for tensor in labelled if name not in _HARMLESS else ():
-            self._block(self._of(tensor), why)
-        self._note_matrices(tensors, why)
-        self._note_writes(func, args, kwargs)
-        return func(*args, **kwargs) if outputs is None else outputs
-
-    def _part_of(self, tensor: Tensor) -> tuple[str, int, int] | None:
-        """The name of a weight that a tensor is, or is some rows of, with these rows."""
-        if id(tensor) in self._parts:
-            return self._parts[id(tensor)][1:]
-        name = self._names.get(id(tensor))
-        return None if name is None or tensor.dim() < 2 else (name, 0, len(tensor))
+        for tensor in tensors if name not in _HARMLESS else ():
+            self.note_read(tensor, why)
+        return outputs
 
     def _cut(self, func, args: tuple, kwargs: dict, outputs) -> bool:
         """Notes which rows of a weight the outputs are; whether they are rows."""
-        weight = args[0]
-        if not weight.numel():
-            return False
-        name, first, _ = self._part_of(weight)
+        weight, (name, first, _) = self._parts[id(args[0])]
         numbers = torch.arange(weight.numel()).view(weight.shape)
-        parts = func(numbers, *args[1:], **kwargs)
-        pairs = [(outputs, parts)] if isinstance(outputs, Tensor) else list(zip(outputs, parts, strict=True))
-        width = weight[0].numel()
-        found = []
-        for output, part in pairs:
+        found, width = {}, max(weight[:1].numel(), 1)
+        for output, part in zip(_listed(outputs), _listed(func(numbers, *args[1:], **kwargs)), strict=True):
             start = int(part.flatten()[0]) // width if part.numel() else 0
             if not torch.equal(part, numbers[start:start + len(part)]):
                 return False
-            found.append((output, name, first + start, first + start + len(part)))
-        self._parts.update((id(part[0]), part) for part in found)
+            found[id(output)] = output, (name, first + start, first + start + len(part))
+        self._parts.update(found)
         return True
 
     def _carried(self, name: str, func, args: tuple, kwargs: dict, outputs) -> bool:
         """Labels the outputs of an operator that moves or averages; whether it is one."""
-        flat = [outputs] if isinstance(outputs, Tensor) else outputs
-        if not isinstance(flat, (tuple, list)) or not all(isinstance(output, Tensor) for output in flat):
+        if not all(isinstance(output, Tensor) for output in _listed(outputs)):
             return False
         try:
-            labels = carry(name, func, args, kwargs, list(flat), self._of)
+            labels = carry(name, func, args, kwargs, _listed(outputs), self._of)
         except RuntimeError:  # it is not made for whole numbers
             return False
-        for output, each in zip(flat, labels or (), strict=labels is not None):
-            self._set(output, each)
+        for output, each in zip(_listed(outputs), labels or (), strict=labels is not None):
+            self._labels[id(output)] = output, each
         return labels is not None
 
-    def _note_matrices(self, tensors: list[Tensor], why: str) -> None:
-        for tensor in tensors:
-            if id(tensor) in self._parts:
-                self.record.foreign.setdefault(self._parts[id(tensor)][1], why)
-            elif id(tensor) in self._names and tensor.dim() != 1:
-                self.record.foreign.setdefault(self._names[id(tensor)], why)
-
-    def _is_known(self, tensor: Tensor) -> bool:
-        return any(id(tensor) in known for known in (self._labels, self._names, self._parts))
-
     def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
-        if not func._schema.is_mutable:
-            return
-        self._clock += 1
-        for i, argument in enumerate(func._schema.arguments):
+        for i, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tensors_in(args[i] if i < len(args) else kwargs.get(argument.name)):
-                    self._written[tensor.untyped_storage()._cdata] = self._clock
+                    self._changed |= self._norm_inputs.get(tensor.untyped_storage()._cdata, (None, set()))[1]
 
     def _linear(self, name: str, func, args: tuple, kwargs: dict):
         x, weight, bias, *_ = *args, None
         y = func(*args, **kwargs)
-        self._inputs_unchanged(x)
-        labels, part = self._of(x), self._part_of(weight)
+        self._block_changed(x)
+        labels, (_, part) = self._of(x), self._parts.get(id(weight), (None, None))
         if part is None:
-            why = 'is read by a layer whose weight is computed'
-            for tensor in (x, weight, bias):
-                if isinstance(tensor, Tensor):
-                    self._block(self._of(tensor), why)
-            self._note_matrices([tensor for tensor in (x, bias) if isinstance(tensor, Tensor)], why)
+            for tensor in tensors_in([x, weight, bias]):
+                self.note_read(tensor, 'is read by a layer whose weight is computed')
             return y
-        if id(x) in self._names or id(x) in self._parts:
-            self._block(labels, f'is read by {name}')
-            self._note_matrices([x], f'is read by {name}')
+        if id(x) in self._vectors or id(x) in self._parts:
+            self.note_read(x, f'is read by {name}')
             labels = None
-        axis = x.dim() - 1 if name == _LINEAR else x.dim() - 1 - _CONVS[name]
-        layer_name = part[0].rpartition('.')[0]
+        axis = x.dim() - 1 - _TRAILING[name]
+        owner = part[0].rpartition('.')[0]
         columns = None if labels is None else by_channel(labels, axis)
-        pads = name != _LINEAR and _pads(args, kwargs, weight)
-        if pads:
+        if name != 'linear' and _pads(args, kwargs, weight):
             kernel = 'x'.join(map(str, weight.shape[2:]))
-            self._block(labels, f'is read by {layer_name}, a {kernel} convolution that pads with zeros')
+            self.record.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
             columns = None
         elif labels is not None and columns is None:
             how = ('together with other values, such as padding' if bool((labels == NOTHING).any())
                    else 'along another dimension than its channels')
-            self._block(labels, f'is read by {layer_name} {how}')
-        if columns is None:
-            columns = torch.full((x.shape[axis], ), NOTHING)
-        self._note_layer(part, layer_name, columns.cpu(), bias)
-        rows = self.record.layers[part].rows
-        self._set(y, _numbers(rows.start, y, axis if name != _LINEAR else y.dim() - 1))
+            self.record.block(labels, f'is read by {owner} {how}')
+        layer = self._note_layer(part, owner, [NOTHING] * x.shape[axis] if columns is None else columns.tolist(), bias)
+        self._labels[id(y)] = y, _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
         return y
 
-    def _note_layer(self, part: tuple[str, int, int], owner: str, columns: Labels, bias: Tensor | None) -> None:
-        own = bool(self._inside) and self._inside[-1] == owner
-        problem, numbers = '', None
+    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> Layer:
+        own, problem, numbers = self._inside[-1:] == [owner], '', None
         if bias is not None:
-            numbers = self._of(bias)
-            if numbers is None or not self._are_vectors(numbers):
+            labels = self._of(bias)
+            numbers = [] if labels is None else labels.tolist()
+            if not numbers or any(n < 0 or self.record.origin_of(n).kind != 'vector' for n in numbers):
                 problem = 'has a bias that is not made of parameters alone'
-                self._note_matrices([bias], 'is read by a bias')
-            numbers = None if numbers is None else numbers.cpu()
+                self.note_read(bias, 'is read by a bias')
         layer = self.record.layers.get(part)
         if layer is None:
-            weight, first, end = part
-            rows = self.record.add(weight, 'layer', end - first)
-            self.record.layers[part] = Layer(weight, first, owner, rows, columns, numbers, own, problem)
-            return
+            weight, *rows = part
+            gives = self.record.add(weight, 'layer', rows[1] - rows[0])
+            self.record.layers[part] = layer = Layer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
         layer.own &= own
-        layer.problem = layer.problem or problem
-        if (numbers is None) != (layer.bias is None) or numbers is not None and not torch.equal(numbers, layer.bias):
-            layer.problem = layer.problem or 'has several biases'
-        if not torch.equal(columns, layer.columns):
-            self._block(torch.cat([columns, layer.columns]), f'is read by {owner}, which reads something else, too')
+        layer.problem = layer.problem or problem or ('has several biases' if numbers != layer.bias else '')
+        if reads != layer.reads:
+            self.record.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
+        return layer
 
-    def _are_vectors(self, numbers: Labels) -> bool:
-        return bool((numbers >= 0).all()) and all(
-            origin.kind == 'vector' for origin in self.record.origins_of(numbers.cpu()))
-
-    def _inputs_unchanged(self, x: Tensor) -> None:
+    def _block_changed(self, x: Tensor) -> None:
         """Blocks a norm whose input has been written to before its output is read: without it, they are one."""
         labels = self._of(x)
-        if labels is None or not self._written:
-            return
-        for origin in self.record.origins_of(self.record.numbers(labels)):
-            for tensor, when in self._norm_inputs.get(origin.name, ()) if origin.kind == 'norm' else ():
-                if self._written.get(tensor.untyped_storage()._cdata, -1) > when:
-                    self._block(labels, 'is read after its input has been changed in place')
+        if self._changed and labels is not None:
+            names = {self.record.origin_of(number).name for number in self.record.numbers(labels)}
+            if names & self._changed:
+                self.record.block(labels, 'is read after its input has been changed in place')
 
 
 class _Exits(TorchFunctionMode):
@@ -395,15 +315,18 @@ class _Exits(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, '__name__', '')
         if name in _EXITS and args:
-            self._tracer.leaves_torch(args[0], name)
+            self._tracer.note_read(args[0], f'is read by {name}')
         return func(*args, **(kwargs or {}))
 
 
-def _numbers(start: int, tensor: Tensor, axis: int) -> Labels:
+def _listed(value) -> list:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _numbers(channels: range, tensor: Tensor, axis: int) -> Labels:
     shape = [1] * tensor.dim()
     shape[axis] = -1
-    size = tensor.shape[axis]
-    return torch.arange(start, start + size, device=tensor.device).view(shape).expand(tensor.shape)
+    return torch.arange(channels.start, channels.stop, device=tensor.device).view(shape).expand(tensor.shape)
 
 
 def _pads(args: tuple, kwargs: dict, weight: Tensor) -> bool:
@@ -421,10 +344,8 @@ def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: T
     tolerance = min(64 * torch.finfo(y.dtype).eps, 0.02)
     for axis in dict.fromkeys((1 if is_channels_first(norm) else x.dim() - 1, x.dim() - 1, 1)):
         if axis < x.dim() and x.shape[axis] == len(scale):
-            shape = [1] * x.dim()
-            shape[axis] = -1
-            size = (scale.abs().view(shape) * x.double().abs() + shift.abs().view(shape)).amax()
-            error = (y.double() - scale.view(shape) * x.double() - shift.view(shape)).abs().amax()
-            if error <= tolerance * size:
+            s, t = (value.view(-1, *[1] * (x.dim() - 1 - axis)) for value in (scale, shift))
+            error = (y.double() - s * x.double() - t).abs().amax()
+            if error <= tolerance * (s.abs() * x.double().abs() + t.abs()).amax():
                 return axis
     return None

@@ -6,54 +6,84 @@ from torch import nn
 from mmunorm.norms import UN, UN2d
 
 DIM = 8
+BLOCKS = {}  # by name: what builds a block, and which of its norms stay
 
 
-class PreNorm(nn.Module):
-    """Norm, MLP, sum."""
+class Block(nn.Module):
+    """Parts, and a function of these and x."""
 
-    def __init__(self):
+    def __init__(self, compute, parts):
         super().__init__()
-        self.norm, self.fc1, self.fc2 = UN(DIM), nn.Linear(DIM, 12), nn.Linear(12, DIM)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.compute = compute
 
     def forward(self, x):
-        return x + self.fc2(self.fc1(self.norm(x)).relu())
+        return self.compute(self, x)
 
 
-class ResPostNorm(PreNorm):
-    """The norm is the last of the branch."""
+def block(parts, kept=(), **variants):
+    """Registers a function as a block; `variants` are names of blocks with other parts, and which norms stay there."""
 
-    def forward(self, x):
-        return x + self.norm(self.fc2(self.fc1(x).relu()))
+    def register(compute):
+        for name, (make, stays) in {compute.__name__: (parts, kept), **variants}.items():
+            BLOCKS[name] = lambda make=make: Block(compute, make()), list(stays)
+        return compute
 
-
-class PostNorm(PreNorm):
-    """The norm stands behind the sum: it stays."""
-
-    def forward(self, x):
-        return self.norm(x + self.fc2(self.fc1(x).relu()))
+    return register
 
 
-class Attention(nn.Module):
-    """With norms of queries and keys, over each head."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.qkv, self.proj = UN(DIM), nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM)
-        self.q_norm, self.k_norm = UN(DIM // 2), UN(DIM // 2)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, DIM // 2)).permute(2, 0, 3, 1, 4)
-        x_new = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
-        return x + self.proj(x_new.transpose(1, 2).flatten(2))
+def norm_and(**layers):
+    """Builds a norm and linear layers of these inputs and outputs, and whether they have a bias."""
+    return lambda: dict(norm=UN(DIM), **{name: nn.Linear(*sizes) for name, sizes in layers.items()})
 
 
-class SharedQKNorm(Attention):
-    """One norm reads queries and keys."""
+def heads():
+    return dict(norm_and(qkv=(DIM, 3 * DIM, False), proj=(DIM, DIM))(), q_norm=UN(DIM // 2), k_norm=UN(DIM // 2))
 
-    def forward(self, x):
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, DIM // 2)).permute(2, 0, 3, 1, 4)
-        x_new = F.scaled_dot_product_attention(self.q_norm(q), self.q_norm(k), v)
-        return x + self.proj(x_new.transpose(1, 2).flatten(2))
+
+def attention_of_torch(bias=True):
+    return lambda: dict(norm=UN(DIM), attn=nn.MultiheadAttention(DIM, 2, bias=bias, batch_first=True))
+
+
+def maps(kernel=1, groups=1):
+    return lambda: dict(conv1=nn.Conv2d(DIM, DIM, 3, padding=1, groups=DIM), norm=UN2d(DIM), mix=nn.Conv2d(DIM, DIM, 1),
+                        conv2=nn.Conv2d(DIM, DIM, kernel, padding=kernel // 2, groups=groups))
+
+
+mlp = norm_and(fc1=(DIM, 12), fc2=(12, DIM))
+one, two = norm_and(fc=(DIM, DIM)), norm_and(fc1=(DIM, DIM), fc2=(DIM, DIM))
+
+
+@block(mlp)
+def pre(self, x):
+    return x + self.fc2(self.fc1(self.norm(x)).relu())
+
+
+@block(mlp)
+def res_post(self, x):
+    return x + self.norm(self.fc2(self.fc1(x).relu()))
+
+
+@block(mlp, kept=['norm'])
+def post(self, x):
+    return self.norm(x + self.fc2(self.fc1(x).relu()))
+
+
+def attend(self, x, k_norm):
+    q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, DIM // 2)).permute(2, 0, 3, 1, 4)
+    y = F.scaled_dot_product_attention(self.q_norm(q), k_norm(k), v)
+    return x + self.proj(y.transpose(1, 2).flatten(2))
+
+
+@block(heads)
+def attention(self, x):
+    return attend(self, x, self.k_norm)
+
+
+@block(heads, kept=['k_norm'])
+def shared_qk(self, x):
+    return attend(self, x, self.q_norm)
 
 
 class SplitBias(nn.Module):
@@ -70,225 +100,145 @@ class SplitBias(nn.Module):
         return x + self.proj(F.linear(self.norm(x), self.qkv.weight, bias).tanh())
 
 
-class OwnAttention(nn.Module):
-    """torch's."""
-
-    def __init__(self, bias=True):
-        super().__init__()
-        self.norm, self.attn = UN(DIM), nn.MultiheadAttention(DIM, 2, bias=bias, batch_first=True)
-
-    def forward(self, x):
-        y = self.norm(x)
-        return x + self.attn(y, y, y, need_weights=False)[0]
+BLOCKS['split_bias'] = SplitBias, []
 
 
-class PartsOfAWeight(OwnAttention):
+@block(attention_of_torch(), torch_attention_without_bias=(attention_of_torch(bias=False), []))
+def torch_attention(self, x):
+    y = self.norm(x)
+    return x + self.attn(y, y, y, need_weights=False)[0]
+
+
+@block(attention_of_torch(), parts_without_bias=(attention_of_torch(bias=False), []))
+def parts(self, x):
     """mmcv's: queries, keys and values are other tensors, and torch cuts the weight in three."""
-
-    def forward(self, x):
-        y = self.norm(x)
-        return x + self.attn(y.clone(), y.clone(), y.clone())[0]
+    y = self.norm(x)
+    return x + self.attn(y.clone(), y.clone(), y.clone())[0]
 
 
-class OverlappingParts(nn.Module):
-    """Two layers that share rows of one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3 * DIM)
-
-    def forward(self, x):
-        y, (weight, bias) = self.norm(x), (self.fc.weight, self.fc.bias)
-        one = F.linear(y, weight[:2 * DIM], bias[:2 * DIM])
-        return one[..., :DIM] + F.linear(x, weight[DIM:2 * DIM], bias[DIM:2 * DIM])
+@block(attention_of_torch(), kept=['norm'])
+def positions(self, x):
+    """DETR's: queries and keys get positions."""
+    y = self.norm(x)
+    places = torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)[:, None].expand(x.shape[1], DIM)
+    return x + self.attn(y + places, y + places, y)[0]
 
 
-class PartReadElsewhere(nn.Module):
+@block(norm_and(fc=(DIM, 3 * DIM)), kept=['norm'])
+def overlapping_parts(self, x):
+    """Two layers share rows of one weight."""
+    y, (weight, bias) = self.norm(x), (self.fc.weight, self.fc.bias)
+    first = F.linear(y, weight[:2 * DIM], bias[:2 * DIM])
+    return first[..., :DIM] + F.linear(x, weight[DIM:2 * DIM], bias[DIM:2 * DIM])
+
+
+@block(norm_and(fc=(DIM, 2 * DIM)), kept=['norm'])
+def part_read_elsewhere(self, x):
     """Something else reads some rows of the weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 2 * DIM)
-
-    def forward(self, x):
-        one, two = self.fc.weight.chunk(2)
-        return F.linear(self.norm(x), one, self.fc.bias[:DIM]) + two.mean()
+    read, other = self.fc.weight.chunk(2)
+    return F.linear(self.norm(x), read, self.fc.bias[:DIM]) + other.mean()
 
 
-class PositionsBehindNorm(OwnAttention):
-    """DETR's: queries and keys get positions. The norm stays."""
-
-    def forward(self, x):
-        y = self.norm(x)
-        positions = torch.linspace(-1, 1, x.shape[1], dtype=x.dtype)[:, None].expand(x.shape[1], DIM)
-        return x + self.attn(y + positions, y + positions, y)[0]
+def in_windows(self, y, tokens):
+    if y.shape[1] % 4:
+        return self.fc(y)
+    return self.fc(y.unflatten(1, (-1, 4)).transpose(1, 2)).transpose(1, 2).flatten(1, 2)[:, :tokens]
 
 
-class Windows(nn.Module):
-    """A roll and windows of 4 tokens, padded where they do not fit: then the norm stays."""
-
-    def __init__(self, padded=False):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, DIM)
-        self.padded = padded
-
-    def forward(self, x):
-        tokens = x.shape[1]
-        y = self.norm(x).roll(1, 1)
-        if self.padded and tokens % 4:
-            y = F.pad(y, (0, 0, 0, -tokens % 4))
-        if y.shape[1] % 4 == 0:
-            y = y.unflatten(1, (-1, 4)).transpose(1, 2)
-            y = self.fc(y).transpose(1, 2).flatten(1, 2)[:, :tokens]
-        else:
-            y = self.fc(y)
-        return x + y.roll(-1, 1)
+@block(one)
+def windows(self, x):
+    """A roll and windows of 4 tokens."""
+    return x + in_windows(self, self.norm(x).roll(1, 1), x.shape[1]).roll(-1, 1)
 
 
-class ClassToken(nn.Module):
-    """A class token beside the tokens, in front of the norm or behind it."""
-
-    def __init__(self, behind=False):
-        super().__init__()
-        self.norm, self.q, self.kv = UN(DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, 2 * DIM, bias=False)
-        self.token = nn.Parameter(torch.randn(1, 1, DIM))
-        self.behind = behind
-
-    def forward(self, x):
-        token = self.token.expand(len(x), -1, -1)
-        y = torch.cat([token, self.norm(x)], 1) if self.behind else self.norm(torch.cat([token, x], 1))
-        k, v = self.kv(y).chunk(2, -1)
-        return x + F.scaled_dot_product_attention(self.q(y[:, :1]), k, v)
+@block(one, kept=['norm'])
+def padded_windows(self, x):
+    y = F.pad(self.norm(x), (0, 0, 0, -x.shape[1] % 4)) if x.shape[1] % 4 else self.norm(x)
+    return x + in_windows(self, y, x.shape[1])
 
 
-class Merging(nn.Module):
-    """Patch merging: norms of two neighbours side by side; with `mixed` one of them without a norm."""
-
-    def __init__(self, mixed=False):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(2 * DIM, DIM, bias=False)
-        self.mixed = mixed
-
-    def forward(self, x):
-        y = self.norm(x)
-        return x + self.fc(torch.cat([y.roll(1, 1), x if self.mixed else y], -1))
+def with_token():
+    return dict(norm_and(q=(DIM, DIM), kv=(DIM, 2 * DIM, False))(), token=nn.Parameter(torch.randn(1, 1, DIM)))
 
 
-class Maps(nn.Module):
+def attend_to_class(self, x, y):
+    k, v = self.kv(y).chunk(2, -1)
+    return x + F.scaled_dot_product_attention(self.q(y[:, :1]), k, v)
+
+
+@block(with_token)
+def token_before_norm(self, x):
+    return attend_to_class(self, x, self.norm(torch.cat([self.token.expand(len(x), -1, -1), x], 1)))
+
+
+@block(with_token, kept=['norm'])
+def token_after_norm(self, x):
+    return attend_to_class(self, x, torch.cat([self.token.expand(len(x), -1, -1), self.norm(x)], 1))
+
+
+@block(norm_and(fc=(2 * DIM, DIM, False)))
+def merging(self, x):
+    """Norms of two neighbours side by side."""
+    y = self.norm(x)
+    return x + self.fc(torch.cat([y.roll(1, 1), y], -1))
+
+
+@block(norm_and(fc=(2 * DIM, DIM, False)))
+def half_merging(self, x):
+    return x + self.fc(torch.cat([self.norm(x).roll(1, 1), x], -1))
+
+
+@block(maps(), grouped=(maps(groups=2), []), padded=(maps(kernel=3), ['norm']))
+def pointwise(self, x):
     """ConvNeXt's: a depthwise convolution, a norm over its map, and a convolution, padded or not."""
-
-    def __init__(self, kernel=1, groups=1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(DIM, DIM, 3, padding=1, groups=DIM)
-        self.norm, self.conv2 = UN2d(DIM), nn.Conv2d(DIM, DIM, kernel, padding=kernel // 2, groups=groups)
-        self.mix = nn.Conv2d(DIM, DIM, 1)
-
-    def forward(self, x):
-        y = x.transpose(1, 2).unsqueeze(-1)
-        return x + self.mix(self.conv2(self.norm(self.conv1(y).relu())).relu()).squeeze(-1).transpose(1, 2)
+    y = x.transpose(1, 2).unsqueeze(-1)
+    return x + self.mix(self.conv2(self.norm(self.conv1(y).relu())).relu()).squeeze(-1).transpose(1, 2)
 
 
-class InPlace(nn.Module):
+@block(two, kept=['norm'])
+def in_place(self, x):
     """`x` changes before the output of the norm is read."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc1, self.fc2 = UN(DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-
-    def forward(self, x):
-        x = x * 1
-        y = self.norm(x)
-        x += self.fc1(y).relu()
-        x += self.fc2(y)
-        return x
+    x = x * 1
+    y = self.norm(x)
+    x += self.fc1(y).relu()
+    x += self.fc2(y)
+    return x
 
 
-class Relu(PreNorm):
-    """Something that is not linear reads the norm, in place."""
-
-    def forward(self, x):
-        return x + self.fc2(self.fc1(F.relu_(self.norm(x))))
+@block(mlp, kept=['norm'])
+def relu(self, x):
+    return x + self.fc2(self.fc1(F.relu_(self.norm(x))))
 
 
-class OtherRead(PreNorm):
-    """The input of the layer behind the norm is read twice."""
-
-    def forward(self, x):
-        y = self.norm(x)
-        return y + self.fc2(self.fc1(y).relu())
+@block(mlp, kept=['norm'])
+def other_read(self, x):
+    y = self.norm(x)
+    return y + self.fc2(self.fc1(y).relu())
 
 
-class TwoReaders(nn.Module):
+@block(one, kept=['norm'])
+def two_readers(self, x):
     """A layer reads the norm, and in another place something else."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, DIM)
-
-    def forward(self, x):
-        return self.fc(x) + self.fc(self.norm(x))
+    return self.fc(x) + self.fc(self.norm(x))
 
 
-class WeightRead(PreNorm):
-    """The weight of the layer is read elsewhere."""
-
-    def forward(self, x):
-        return super().forward(x) + self.fc1.weight.mean()
+@block(mlp, kept=['norm'])
+def weight_read(self, x):
+    return pre(self, x) + self.fc1.weight.mean()
 
 
-class Gathered(PreNorm):
-    """Some tokens, by index and by mask."""
-
-    def forward(self, x):
-        y = self.norm(x)
-        y = y[:, torch.arange(x.shape[1]).flip(0)]
-        y = torch.stack([y[:, 0], y[:, -1]], 1).mean(1, keepdim=True)
-        return x + self.fc2(self.fc1(y).relu())
+@block(mlp)
+def gathered(self, x):
+    """Some tokens, by index."""
+    y = self.norm(x)[:, torch.arange(x.shape[1]).flip(0)]
+    y = torch.stack([y[:, 0], y[:, -1]], 1).mean(1, keepdim=True)
+    return x + self.fc2(self.fc1(y).relu())
 
 
-class Mixer(nn.Module):
-    """A layer over 6, 7 or 8 tokens, not over channels: the norm stays."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + F.pad(self.fc(self.norm(x)[:, :6].transpose(1, 2)).transpose(1, 2), (0, 0, 0, x.shape[1] - 6))
-
-
-# The norms that stay, by block.
-BLOCKS = {
-    'pre': (PreNorm, []),
-    'res_post': (ResPostNorm, []),
-    'post': (PostNorm, ['norm']),
-    'attention': (Attention, []),
-    'shared_qk': (SharedQKNorm, ['k_norm']),
-    'split_bias': (SplitBias, []),
-    'torch_attention': (OwnAttention, []),
-    'torch_attention_without_bias': (lambda: OwnAttention(bias=False), []),
-    'parts': (PartsOfAWeight, []),
-    'parts_without_bias': (lambda: PartsOfAWeight(bias=False), []),
-    'part_read_elsewhere': (PartReadElsewhere, ['norm']),
-    'overlapping_parts': (OverlappingParts, ['norm']),
-    'positions': (PositionsBehindNorm, ['norm']),
-    'windows': (Windows, []),
-    'padded_windows': (lambda: Windows(padded=True), ['norm']),
-    'token_in_front': (ClassToken, []),
-    'token_behind': (lambda: ClassToken(behind=True), ['norm']),
-    'merging': (Merging, []),
-    'half_merging': (lambda: Merging(mixed=True), []),
-    'pointwise': (Maps, []),
-    'grouped': (lambda: Maps(groups=2), []),
-    'padded': (lambda: Maps(kernel=3), ['norm']),
-    'in_place': (InPlace, ['norm']),
-    'relu': (Relu, ['norm']),
-    'other_read': (OtherRead, ['norm']),
-    'two_readers': (TwoReaders, ['norm']),
-    'weight_read': (WeightRead, ['norm']),
-    'gathered': (Gathered, []),
-    'mixer': (Mixer, ['norm']),
-}
+@block(norm_and(fc=(6, 6)), kept=['norm'])
+def mixer(self, x):
+    """A layer over 6 tokens, not over channels."""
+    return x + F.pad(self.fc(self.norm(x)[:, :6].transpose(1, 2)).transpose(1, 2), (0, 0, 0, x.shape[1] - 6))
 
 
 class Net(nn.Module):
@@ -299,18 +249,10 @@ class Net(nn.Module):
         self.embed, self.embed_norm = nn.Linear(5, DIM), UN(DIM)
         self.blocks = nn.Sequential(*(BLOCKS[name][0]() for name in names))
         self.norm, self.head = UN(DIM), nn.Linear(DIM, 3)
-        self.pool = pool
+        self.pool = {'mean': lambda x: x.mean(1), 'max': lambda x: x.amax(1), 'first': lambda x: x[:, 0],
+                     '': lambda x: x}[pool]
+        self.kept = [f'blocks.{i}.{norm}' for i, name in enumerate(names) for norm in BLOCKS[name][1]]
+        self.kept += ['norm'] * (pool == 'max')
 
     def forward(self, x):
-        x = self.norm(self.blocks(self.embed_norm(self.embed(x))))
-        if self.pool == 'mean':
-            x = x.mean(1)
-        elif self.pool == 'max':
-            x = x.amax(1)
-        elif self.pool == 'first':
-            x = x[:, 0]
-        return self.head(x)
-
-    def kept(self, names):
-        kept = [f'blocks.{i}.{norm}' for i, name in enumerate(names) for norm in BLOCKS[name][1]]
-        return kept + ['norm'] * (self.pool == 'max')
+        return self.head(self.pool(self.norm(self.blocks(self.embed_norm(self.embed(x))))))

@@ -21,11 +21,11 @@ MODELS = {
     'vit_avg': lambda: models.vit_classifier(out_type='avg_featmap'),
     'deit': models.deit_classifier,
     'detector': models.detector,
-    'mmdet_swin': lambda: models.detector(backbone=models.mmdet_swin()),
-    'timm_swin': lambda: models.timm_model('swin_tiny_patch4_window7_224'),
-    'timm_vit': lambda: models.timm_model('vit_tiny_patch16_224', scale_attn_norm=True, scale_mlp_norm=True),
-    'timm_vit_avg': lambda: models.timm_model('vit_tiny_patch16_224', global_pool='avg', fc_norm=False),
-    'timm_vit_max': lambda: models.timm_model('vit_tiny_patch16_224', global_pool='max', fc_norm=False),
+    'mmdet_swin': models.mmdet_detector,
+    'timm_swin': models.timm_swin,
+    'timm_vit': lambda: models.timm_vit(scale_attn_norm=True, scale_mlp_norm=True),
+    'timm_vit_avg': lambda: models.timm_vit(global_pool='avg', fc_norm=False),
+    'timm_vit_max': lambda: models.timm_vit(global_pool='max', fc_norm=False),
     'timm_deit': lambda: models.timm_model('deit_tiny_distilled_patch16_224'),
 }
 

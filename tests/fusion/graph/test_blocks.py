@@ -13,7 +13,7 @@ from mmunorm.enhancement.iat import LightNorm2d
 from mmunorm.fusion import NotFoldedError
 
 from .. import models
-from .blocks import BLOCKS, DIM, Net
+from .blocks import BLOCKS, DIM, Block, Net
 
 
 def vectors(tokens, seed=0, batch=2):
@@ -29,28 +29,14 @@ def check(names, pool='mean', gamma='some', seed=0):
     report = fuse_norms(model, example=[(x, ) for x in examples[:2]])
     for x, expected in zip(examples, before, strict=True):
         models.assert_equal(models.outputs(model, x), expected)
-    assert [fold.norm for fold in report.kept] == model.kept(names) == models.norms(model)
-    assert all(fold.where for fold in report.kept)
-    return model, report
-
-
-@pytest.mark.parametrize('name', BLOCKS)
-def test_block(name):
-    check([name])
-
-
-@settings(max_examples=15, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
-          suppress_health_check=list(HealthCheck))
-@given(names=st.lists(st.sampled_from(sorted(BLOCKS)), max_size=4), pool=st.sampled_from(['mean', 'max', 'first', '']),
-       gamma=st.sampled_from(['some', 'all', 'none']), seed=st.integers(0, 1000))
-def test_random_networks(names, pool, gamma, seed):
-    check(names, pool, gamma, seed)
+    assert [fold.norm for fold in report.kept] == model.kept == models.norms(model)
+    return report
 
 
 REASONS = {
     'post': 'its output is read by the norm norm; its input is not that of linear layers alone',
     'padded_windows': 'its output is read by blocks.0.fc together with other values, such as padding',
-    'token_behind': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
+    'token_after_norm': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
     'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
     'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
     'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
@@ -62,14 +48,22 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize('name', REASONS)
-def test_reason(name):
-    _, report = check([name])
-    assert re.search(REASONS[name], report.kept[0].where)
+@pytest.mark.parametrize('name', BLOCKS)
+def test_block(name):
+    kept = check([name]).kept
+    assert all(re.search(REASONS.get(name, '.'), fold.where) for fold in kept)
+
+
+@settings(max_examples=15, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from(sorted(BLOCKS)), max_size=4), pool=st.sampled_from(['mean', 'max', 'first', '']),
+       gamma=st.sampled_from(['some', 'all', 'none']), seed=st.integers(0, 1000))
+def test_random_networks(names, pool, gamma, seed):
+    check(names, pool, gamma, seed)
 
 
 def test_where_norms_go():
-    _, report = check(['attention', 'res_post', 'torch_attention'])
+    report = check(['attention', 'res_post', 'torch_attention'])
     assert {fold.norm: fold.where for fold in report.folded} == {
         'embed_norm': 'back into embed', 'blocks.0.norm': 'blocks.0.qkv', 'blocks.0.q_norm': 'back into blocks.0.qkv',
         'blocks.0.k_norm': 'back into blocks.0.qkv', 'blocks.1.norm': 'back into blocks.1.fc2',
@@ -77,8 +71,7 @@ def test_where_norms_go():
 
 
 def test_without_an_example_nothing_is_looked_at():
-    model = models.randomize(Net(['pre']))
-    report = fuse_norms(model)
+    report = fuse_norms(models.randomize(Net(['pre'])))
     assert not report.folded and {fold.where for fold in report.kept} == {'no fold rule covers its place'}
 
 
@@ -98,141 +91,82 @@ def test_the_model_is_left_alone():
     assert not any('forward' in vars(module) for module in model.modules())
 
 
-class Features(nn.Module):
-    """Gives its features away in a container that nobody knows, or keeps them."""
-
-    def __init__(self, keeps):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
-        self.keeps = keeps
-
-    def forward(self, x):
-        y = self.norm(x)
-        if self.keeps:
-            self.features = [y]
-            return self.fc(y)
-        return type('Result', (), dict(logits=self.fc(y), features={'last': y.transpose(0, 1)}))
+def given_away(self, x):
+    """In a container that nobody knows."""
+    y = self.norm(x)
+    return type('Result', (), dict(logits=self.fc(y), features={'last': y.transpose(0, 1)}))
 
 
-@pytest.mark.parametrize('keeps', [False, True])
-def test_a_norm_that_is_an_output_stays(keeps):
-    model = models.randomize(Features(keeps))
-    fold, = fuse_norms(model, example=torch.randn(2, 3, DIM)).kept
-    assert fold.where.startswith('its output is an output of the model, or kept by it')
+def remembered(self, x):
+    self.features = [self.norm(x)]
+    return self.fc(self.features[0])
 
 
-class NormOnly(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.idle = UN(DIM), UN(DIM)
-
-    def forward(self, x):
-        self.norm(x)
-        return x + 1
+def scripted(self, x):
+    y = self.norm(x)
+    return self.fc(y) + self.part(y).mean()
 
 
-def test_norms_that_nothing_reads_or_that_do_not_run():
-    report = fuse_norms(models.randomize(NormOnly()), example=torch.randn(2, 3, DIM))
-    assert [fold.where for fold in report.kept] == [
-        'its output is read by nothing; its input is not that of linear layers alone', 'did not run on the example']
+def left_to_numpy(self, x):
+    y = self.norm(x)
+    return self.fc(y) + torch.from_numpy(y.numpy()).mean()
 
 
-class Scripted(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
-        self.part = torch.jit.script(nn.Sequential(nn.Softplus()))
-
-    def forward(self, x):
-        y = self.norm(x)
-        return self.fc(y) + self.part(y).mean()
+def padded_to_four(self, x):
+    """Pads sequences to a multiple of four, and so not the example."""
+    y, missing = self.norm(x), -x.shape[1] % 4
+    return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
 
 
-def test_compiled_parts_are_seen():
-    fold, = fuse_norms(models.randomize(Scripted()), example=torch.randn(2, 3, DIM)).kept
-    assert fold.where.startswith('its output is read by softplus')
+def unread(self, x):
+    self.norm(x)
+    return x + 1
 
 
-class LeavesTorch(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
-
-    def forward(self, x):
-        y = self.norm(x)
-        return self.fc(y) + torch.from_numpy(y.numpy()).mean()
-
-
-def test_values_that_leave_torch_are_seen():
-    fold, = fuse_norms(models.randomize(LeavesTorch()), example=torch.randn(2, 3, DIM)).kept
-    assert fold.where.startswith('its output is read by numpy')
+@pytest.mark.parametrize('compute, why', [
+    (given_away, 'its output is an output of the model, or kept by it'),
+    (remembered, 'its output is an output of the model, or kept by it'),
+    (scripted, 'its output is read by softplus'),
+    (left_to_numpy, 'its output is read by numpy'),
+    (padded_to_four, 'its output is read by fc together with other values, such as padding'),
+    (unread, 'its output is read by nothing; its input is not that of linear layers alone')])
+def test_what_else_reads_a_norm(compute, why):
+    parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
+    kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
+    assert [fold.norm for fold in kept] == ['norm', 'idle'] and kept[0].where.startswith(why)
+    assert kept[1].where == 'did not run on the example'
 
 
-class PadsAtSomeSizes(nn.Module):
-
-    def __init__(self, always):
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, DIM, 4, 4), UN(DIM), nn.Linear(DIM, 3)
-        self.always = always
-
-    def forward(self, x):
+@pytest.mark.parametrize('always', [False, True])
+def test_padding_at_other_sizes_is_found(always):
+    def compute(self, x):
         y = self.norm(self.conv(x).relu().permute(0, 2, 3, 1))
         below = -y.shape[1] % 4
-        if below or self.always:
+        if below or always:
             y = nn.functional.pad(y, (0, 0, 0, 0, 0, below))
         return self.fc(y).mean((1, 2))
 
-
-@pytest.mark.parametrize('always, why', [(False, 'together with other values, such as padding'),
-                                         (True, 'padded by nothing at this input size|together with other values')])
-def test_padding_at_other_sizes_is_found(always, why):
-    fold, = fuse_norms(models.randomize(PadsAtSomeSizes(always)), example=torch.randn(1, 3, 32, 32)).kept
-    assert re.search(why, fold.where)
+    model = Block(compute, dict(conv=nn.Conv2d(3, DIM, 4, 4), norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    fold, = fuse_norms(models.randomize(model), example=torch.randn(1, 3, 32, 32)).kept
+    assert re.search('padded by nothing at this input size|together with other values, such as padding', fold.where)
 
 
 @pytest.mark.parametrize('example, error, match', [
     ('picture', TypeError, 'example: must be a tensor, .* got str'),
     ([], TypeError, 'example: the list is empty'),
-    (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1'),
-])
+    (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1')])
 def test_bad_examples(example, error, match):
     with pytest.raises(error, match=match):
         fuse_norms(models.randomize(Net(['pre'])), example=example)
 
 
-def test_examples_as_keywords():
-    model = models.randomize(Net(['pre']))
-    assert len(fuse_norms(model, strict=True, example=dict(x=vectors(6).float())).folded) == 3
-
-
-def test_other_dtypes():
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-        model = models.randomize(Net(['pre', 'res_post', 'attention']).to(dtype), gamma='none')
-        x = vectors(6).to(dtype)
-        before = models.outputs(model, x)
-        assert len(fuse_norms(model, strict=True, example=x).folded) == 7
-        models.assert_equal(models.outputs(model, x), before, tolerance)
-
-
-class PaddedToFour(nn.Module):
-    """Pads sequences to a multiple of four, and so not the example."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = UN(DIM), nn.Linear(DIM, 3)
-
-    def forward(self, x):
-        y = self.norm(x)
-        missing = -x.shape[1] % 4
-        return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
-
-
-def test_sequences_are_tried_in_other_lengths():
-    report = fuse_norms(models.randomize(PaddedToFour()), example=torch.zeros(1, 8, DIM))
-    assert re.search('read by fc together with other values, such as padding', report.kept[0].where)
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_other_dtypes_and_keywords(dtype, tolerance):
+    model = models.randomize(Net(['pre', 'res_post', 'attention']).to(dtype), gamma='none')
+    x = vectors(6).to(dtype)
+    before = models.outputs(model, x)
+    assert len(fuse_norms(model, strict=True, example=dict(x=x)).folded) == 7
+    models.assert_equal(models.outputs(model, x), before, tolerance)
 
 
 def test_a_norm_that_mixes_channels_stays():
