@@ -1,7 +1,7 @@
 """The Performer block of T2T-ViT (arXiv 2101.11986): attention at linear cost with positive random features.
 
 FAVOR+ of Choromanski et al. (arXiv 2009.14794) as T2T-ViT uses it: one head, no scaling of queries and
-keys, and a skip connection from the values, because tokens change their width here.
+keys, and a skip connection from the values, because the block changes the width of its tokens.
 """
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from .norm_cfg import DEFAULT_NORM_CFG
+from ..residuals import DEFAULT_NORM_CFG
 
 
 def positive_random_features(x: Tensor, w: Tensor) -> Tensor:
-    """Computes `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`; `phi(q) . phi(k)` estimates `exp(q . k)`.
+    """`phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)` of `x` `(..., d)`; `phi(q) . phi(k)` estimates `exp(q . k)`.
 
     The exponent never exceeds `|w_i|^2 / 2`, so large inputs vanish and cannot overflow in float32.
-
-    Args:
-        x: `(..., d)`.
-        w: random directions `(m, d)`.
-
-    Returns:
-        `(..., m)`.
     """
     return torch.exp(x @ w.t() - x.square().sum(-1, keepdim=True) / 2) / w.shape[0]**0.5
 
@@ -65,16 +58,10 @@ class PerformerAttention(BaseModule):
             directions are orthogonal with length `sqrt(m)`, as in the authors' release. The estimate of
             softmax attention is unbiased only for many features. Defaults to 0.5.
         drop_rate (float): dropout before the skip connection. Defaults to 0.1, the authors' value.
-        init_cfg (dict, optional): initialization config.
     """
 
-    def __init__(self,
-                 input_dims: int,
-                 embed_dims: int,
-                 kernel_ratio: float = 0.5,
-                 drop_rate: float = 0.1,
-                 init_cfg: dict | None = None):
-        super().__init__(init_cfg)
+    def __init__(self, input_dims: int, embed_dims: int, kernel_ratio: float = 0.5, drop_rate: float = 0.1):
+        super().__init__()
         self.kqv = nn.Linear(input_dims, 3 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.drop = nn.Dropout(drop_rate)
@@ -98,16 +85,10 @@ class PerformerLayer(BaseModule):
         embed_dims (int): channels of the output tokens and of the FFN's hidden layer.
         drop_rate (float): dropout at the end of both branches. Defaults to 0.1, the authors' value.
         norm_cfg (dict): config of both norms. Defaults to `dict(type='UN')`.
-        init_cfg (dict, optional): initialization config.
     """
 
-    def __init__(self,
-                 input_dims: int,
-                 embed_dims: int,
-                 drop_rate: float = 0.1,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 init_cfg: dict | None = None):
-        super().__init__(init_cfg)
+    def __init__(self, input_dims: int, embed_dims: int, drop_rate: float = 0.1, norm_cfg: dict = DEFAULT_NORM_CFG):
+        super().__init__()
         self.ln1 = build_norm_layer(norm_cfg, input_dims)
         self.attn = PerformerAttention(input_dims, embed_dims, drop_rate=drop_rate)
         self.ln2 = build_norm_layer(norm_cfg, embed_dims)

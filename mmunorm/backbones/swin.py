@@ -5,7 +5,7 @@ One class serves classification and detection.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isqrt
 
 import torch.nn.functional as F
@@ -16,9 +16,7 @@ from mmpretrain.models import SwinTransformer
 from mmpretrain.models.backbones.swin_transformer import SwinBlock
 from torch import Tensor, nn
 
-from ..norms.base import check_norm_cfg
-from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of
-from .norm_cfg import DEFAULT_NORM_CFG
+from ..residuals import DEFAULT_NORM_CFG, DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of
 
 # As in mmpretrain's Swin configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)
@@ -59,9 +57,9 @@ class UNSwinTransformer(SwinTransformer):
             `num_heads`. Defaults to 'tiny'.
         norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
             residual schemes without norms.
-        residual_cfg (dict): config of every block's residuals, with the types of :class:`UNVisionTransformer` but DLCL.
-            The depth that a scheme goes by is the number of all blocks. The output norms stay with every scheme.
-            Defaults to `dict(type='PreNorm')`.
+        residual_cfg (dict): config of every block's residuals, with the types of :class:`UNVisionTransformer`
+            except DLCL. The depth that a scheme goes by is the number of all blocks. The output norms stay with
+            every scheme. Defaults to `dict(type='PreNorm')`.
         stage_cfgs (dict | Sequence[dict], optional): extra arguments of all stages, or of each stage. A
             `norm_cfg` in its `block_cfgs` or `downsample_cfg` wins over the argument above.
         patch_cfg (dict, optional): extra arguments of the patch embedding; its `norm_cfg` wins as well.
@@ -88,7 +86,7 @@ class UNSwinTransformer(SwinTransformer):
                  patch_cfg: dict | None = None,
                  init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
                  **kwargs):
-        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
+        norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             arch,
             norm_cfg=norm_cfg,
@@ -113,14 +111,10 @@ class UNSwinTransformer(SwinTransformer):
         """Like the stock method, but `norm_eval` reaches norms of every type, and the module is returned."""
         super().train(mode)
         if self.norm_eval:
-            for norm in self._norms():
-                norm.eval()
+            for name, module in self.named_modules():
+                if re.fullmatch(r'norm\d*', name.rpartition('.')[2]):
+                    module.eval()
         return self
-
-    def _norms(self) -> Iterator[nn.Module]:
-        for name, module in self.named_modules():
-            if re.fullmatch(r'norm\d*', name.rpartition('.')[2]):
-                yield module
 
     def _freeze_stages(self) -> None:
         super()._freeze_stages()
@@ -132,11 +126,10 @@ class UNSwinTransformer(SwinTransformer):
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         # Converts checkpoints of mmpretrain's Swin before version 3. The stock class does so for itself only.
         for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = key[len(prefix):]
-            if name.startswith('norm.'):
-                new_name = name.replace('norm', f'norm{self.num_layers - 1}', 1)
-                state_dict[prefix + new_name] = state_dict.pop(key)
-            elif name.endswith('.attn_mask'):
+            if key.startswith(f'{prefix}norm.'):
+                name = key.removeprefix(f'{prefix}norm.')
+                state_dict[f'{prefix}norm{self.num_layers - 1}.{name}'] = state_dict.pop(key)
+            elif key.endswith('.attn_mask'):
                 del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -168,8 +161,5 @@ def _map_cfgs(fill, cfgs: dict | Sequence[dict] | None) -> dict | list[dict]:
 
 def _stage_cfg(stage_cfg: dict, norm_cfg: dict) -> dict:
     """The config of a stage, with `norm_cfg` wherever it names no norm of its own."""
-    parts = {
-        part: _map_cfgs(lambda cfg: {'norm_cfg': norm_cfg, **cfg}, stage_cfg.get(part))
-        for part in ('block_cfgs', 'downsample_cfg')
-    }
-    return {**stage_cfg, **parts}
+    return {**stage_cfg, **{part: _map_cfgs(lambda cfg: {'norm_cfg': norm_cfg, **cfg}, stage_cfg.get(part))
+                            for part in ('block_cfgs', 'downsample_cfg')}}

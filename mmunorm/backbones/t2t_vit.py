@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mmcv.cnn.bricks.drop import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models import T2T_ViT
@@ -15,8 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..norms.base import check_norm_cfg
-from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
-from .norm_cfg import DEFAULT_NORM_CFG
+from ..residuals import (
+    DEFAULT_NORM_CFG,
+    DEFAULT_RESIDUAL_CFG,
+    ResidualLayer,
+    connect,
+    initialize,
+    norm_of,
+    scheme_of,
+)
 from .performer import PerformerLayer
 
 # As in mmpretrain's T2T-ViT configs.
@@ -26,8 +32,8 @@ DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02)
 def _scale_attention(layer: T2TTransformerLayer, qk_scale: float | None) -> None:
     """Scales the logits by `qk_scale`, None for `1 / sqrt(head_dims)`.
 
-    mmpretrain's layer drops the value of its `qk_scale` and divides by `1 / sqrt(head_dims)`: its logits in the
-    encoder are `head_dims` times too large.
+    mmpretrain's layer ignores its `qk_scale` and divides by `1 / sqrt(head_dims)`: its logits in the encoder are
+    `head_dims` times too large.
     """
     layer.attn.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=qk_scale)
 
@@ -121,7 +127,7 @@ class UNT2TViT(T2T_ViT):
         residual_cfg (dict): config of the residuals of the encoder, with the types of :class:`UNVisionTransformer`.
             The tokens-to-token module changes the width of its tokens and keeps its own. Defaults to
             `dict(type='PreNorm')`.
-        final_norm (bool, optional): whether there is a norm behind the last layer. Defaults to None: as the scheme
+        final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: as the scheme
             has it.
         t2t_cfg (dict, optional): extra arguments of :class:`T2TModule`, such as
             `dict(token_dims=64, use_performer=True)`; its `norm_cfg` wins over the argument above.
@@ -148,7 +154,7 @@ class UNT2TViT(T2T_ViT):
                  t2t_cfg: dict | None = None,
                  init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
                  **kwargs):
-        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
+        norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             # The stock tokens-to-token module takes no tuple, no norm and no Performer. So the stock class builds
             # a tiny one with a tiny position table, and ours replace them below.
@@ -160,17 +166,9 @@ class UNT2TViT(T2T_ViT):
             final_norm=scheme_of(residual_cfg).final_norm if final_norm is None else final_norm,
             init_cfg=init_cfg,
             **kwargs)
-        self.tokens_to_token = T2TModule(**{
-            'img_size': img_size,
-            'in_channels': in_channels,
-            'embed_dims': embed_dims,
-            'norm_cfg': norm_cfg,
-            **(t2t_cfg or {})
-        })
+        defaults = dict(img_size=img_size, in_channels=in_channels, embed_dims=embed_dims, norm_cfg=norm_cfg)
+        self.tokens_to_token = T2TModule(**{**defaults, **(t2t_cfg or {})})
         self.patch_resolution = self.tokens_to_token.init_out_size
-        for module in self.modules():
-            if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
-                module.drop_prob = float(module.drop_prob)
         cfgs = kwargs.get('layer_cfgs', {})
         for i, layer in enumerate(self.encoder):
             _scale_attention(layer, (cfgs if isinstance(cfgs, dict) else cfgs[i]).get('qk_scale'))

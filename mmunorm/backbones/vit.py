@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcv.cnn.bricks.drop import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models import VisionTransformer
@@ -11,9 +10,15 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from torch import Tensor, nn
 
 from ..init import remove_biases
-from ..norms.base import check_norm_cfg
-from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
-from .norm_cfg import DEFAULT_NORM_CFG
+from ..residuals import (
+    DEFAULT_NORM_CFG,
+    DEFAULT_RESIDUAL_CFG,
+    ResidualLayer,
+    connect,
+    initialize,
+    norm_of,
+    scheme_of,
+)
 
 
 class ResidualEncoderLayer(ResidualLayer, TransformerEncoderLayer):
@@ -54,7 +59,7 @@ class UNVisionTransformer(VisionTransformer):
             SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has initial weights,
             they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
         out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
-        final_norm (bool, optional): whether there is a norm behind the last layer. Defaults to None: as the scheme
+        final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: as the scheme
             has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.
         frozen_stages (int): freezes the embedding and so many layers. They get no gradient and stay in eval mode, so
             their statistics do not change. -1 freezes nothing. Defaults to -1.
@@ -78,7 +83,7 @@ class UNVisionTransformer(VisionTransformer):
                  frozen_stages: int = -1,
                  bias: bool = True,
                  **kwargs):
-        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
+        norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             arch,
             norm_cfg=norm_cfg,
@@ -86,14 +91,11 @@ class UNVisionTransformer(VisionTransformer):
             out_indices=[out_indices] if isinstance(out_indices, int) else list(out_indices),
             final_norm=scheme_of(residual_cfg).final_norm if final_norm is None else final_norm,
             **kwargs)
-        for module in self.modules():
-            if isinstance(module, DropPath):  # has a NumPy number, at which torch.compile breaks the graph
-                module.drop_prob = float(module.drop_prob)
         if not bias:
             remove_biases(self)
         connect(self, self.layers, ResidualEncoderLayer, residual_cfg, norm_cfg)
         initialize(self, self.layers, self.patch_embed.projection)
-        # Behind `connect`, so that the connections of frozen layers are frozen too.
+        # After `connect`, so that the connections of frozen layers are frozen too.
         self.frozen_stages = frozen_stages
         if frozen_stages > 0:
             self._freeze_stages()

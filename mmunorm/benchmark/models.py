@@ -9,12 +9,12 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from torch import nn
 
-from ..backbones.norm_cfg import DEFAULT_NORM_CFG
 from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
 from ..config.models import build_model
 from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
 from ..fusion import FusionReport, fuse_norms
 from ..norms.layers import is_norm, norm_layers
+from ..residuals import DEFAULT_NORM_CFG
 from ..utils import PreflightError
 
 LN = 'LN'

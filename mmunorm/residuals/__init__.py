@@ -3,7 +3,15 @@ from .admin import Admin, profile_admin
 from .base import RESIDUALS, Place, Residual, ResidualError
 from .branch_norm import BranchNorm
 from .clock import UpdateClock, count_updates, growth
-from .connect import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
+from .connect import (
+    DEFAULT_NORM_CFG,
+    DEFAULT_RESIDUAL_CFG,
+    ResidualLayer,
+    connect,
+    initialize,
+    norm_of,
+    scheme_of,
+)
 from .deep_norm import DeepNorm
 from .dlcl import DLCL
 from .ds_init import DSInit
@@ -20,8 +28,8 @@ from .sub_ln import SubLN
 from .t_fixup import TFixup
 
 __all__ = [
-    'DEFAULT_RESIDUAL_CFG', 'DLCL', 'RESIDUALS', 'Admin', 'BranchNorm', 'DSInit', 'DeepNorm', 'HeadScale',
-    'LayerScale', 'NormFormer', 'PeriNorm', 'Place', 'PostNorm', 'PreNorm', 'ReZero', 'ResPostNorm', 'Residual',
-    'ResidualError', 'ResidualLayer', 'ScaledResidual', 'SkipInit', 'SubLN', 'TFixup', 'UpdateClock', 'connect',
-    'count_updates', 'growth', 'initialize', 'norm_of', 'profile_admin', 'scheme_of'
+    'DEFAULT_NORM_CFG', 'DEFAULT_RESIDUAL_CFG', 'DLCL', 'RESIDUALS', 'Admin', 'BranchNorm', 'DSInit', 'DeepNorm',
+    'HeadScale', 'LayerScale', 'NormFormer', 'PeriNorm', 'Place', 'PostNorm', 'PreNorm', 'ReZero', 'ResPostNorm',
+    'Residual', 'ResidualError', 'ResidualLayer', 'ScaledResidual', 'SkipInit', 'SubLN', 'TFixup', 'UpdateClock',
+    'connect', 'count_updates', 'growth', 'initialize', 'norm_of', 'profile_admin', 'scheme_of'
 ]

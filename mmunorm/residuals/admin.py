@@ -1,24 +1,20 @@
-"""Admin (arXiv 2004.08249): PostNorm whose stream is weighed by what the branches before it have added."""
+"""Admin (arXiv 2004.08249): PostNorm with a stream that is weighed by what the branches before have added."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
+from ..norms import OfflineNorm
 from .base import RESIDUALS, Place, Scale
 from .post_norm import PostNorm
 
 
 @RESIDUALS.register_module()
 class Admin(PostNorm):
-    """`x' = LN(w x + F(x))` with the parameter `weight` w `(C,)`, which :func:`profile_admin` sets before training.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = LN(w x + F(x))` with the parameter `weight` w `(C,)`, which :func:`profile_admin` sets before training."""
 
     def __init__(self, place: Place):
         super().__init__(place)
@@ -38,7 +34,7 @@ def admins(model: nn.Module) -> list[Admin]:
 def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     """Sets the weights w of Admin's connections from one batch: 1, then the root of the variances added so far.
 
-    With every w at 1, the batch gives the variance of each branch's output over all its numbers but those of padded
+    With every w at 1, the batch gives the variance of each branch's output over all its numbers except those of padded
     tokens. The k-th connection of a stack gets `w = sqrt(Var F_1 + ... + Var F_(k-1))`, the same in each channel. In a
     distributed run the variances are their mean over the processes. The buffers of the model, such as statistics of
     its norms, are left as they were.
@@ -57,6 +53,8 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
         raise ValueError('model: must be in training mode, call model.train() first')
     variances: list[Tensor] = []
     pad_mask: Tensor | None = None
+    shares = [norm for norm in model.modules() if isinstance(norm, OfflineNorm) and norm.unsettled is None]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def begin(connection: Admin, args: tuple) -> None:
         nonlocal pad_mask
@@ -68,14 +66,19 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
 
     for connection in connections:
         connection.weight.fill_(1)
+    for norm in shares:  # whose run has not begun
+        norm.set_progress(0, 1)
     handles = [connection.register_forward_pre_hook(begin) for connection in connections]
     handles += [connection.drop.register_forward_pre_hook(record) for connection in connections]
     try:
-        with _same_buffers(model):
-            run()
+        run()
     finally:
         for handle in handles:
             handle.remove()
+        for norm in shares:
+            norm.unsettled = None
+        for buffer, value in buffers:
+            buffer.copy_(value)
     if len(variances) != len(connections):
         raise ValueError(f'run: must run each of the {len(connections)} Admin connections once, and ran '
                          f'{len(variances)}')
@@ -87,14 +90,3 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
         else:
             connection.weight.copy_(sum_before.sqrt().expand_as(connection.weight))
         sum_before = sum_before + variance
-
-
-@contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Gives the buffers of a model their values back at the end."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)

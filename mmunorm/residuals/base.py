@@ -62,13 +62,12 @@ class Residual(nn.Module):
 
     A scheme says by `norm_at` which of `pre`, `mid` and `post` is the layer's norm, by `scales` what a and b are, and
     by `gains` how F's weights start. The layer's norm belongs to the layer, under the name that checkpoints know, and
-    is an argument here. F is always computed, also where its weight is 0: DistributedDataParallel waits for the
-    gradient of each parameter.
-
-    Stochastic depth is taken out of F, so that it drops all that a branch adds, `b mid(F(pre(x)))`.
+    is an argument of `forward`. F is always computed, also where its weight is 0: DistributedDataParallel waits for
+    the gradient of each parameter. Stochastic depth is taken out of F, so that it drops all that a branch adds,
+    `b mid(F(pre(x)))`.
 
     Args:
-        place (Place): where the connection stands.
+        place (Place): where the connection stands; of every scheme. :func:`connect` makes it.
 
     Attributes:
         norm: a norm of the scheme's own in `mid`, or the identity.
@@ -77,9 +76,9 @@ class Residual(nn.Module):
         ValueError: the scheme needs the depth of the model, and `place` does not know it.
     """
     norm_at: ClassVar[str] = 'pre'
-    # Whether the scheme is there to do without norms.
+    # Whether the scheme makes norms unnecessary.
     without_norm: ClassVar[bool] = False
-    # Whether the stream has to be normalized behind the last layer.
+    # Whether the stream has to be normalized after the last layer.
     final_norm: ClassVar[bool] = True
     needs_depth: ClassVar[bool] = False
     needs_clock: ClassVar[bool] = False
@@ -103,7 +102,7 @@ class Residual(nn.Module):
             pad_mask: bool `(B, L)`, True where a token is padding, for the norms. Defaults to None.
 
         Returns:
-            The stream behind the sublayer, `(B, L, C)`.
+            The stream after the sublayer, `(B, L, C)`.
         """
         a, b = self.scales()
         y = branch(call_norm(norm, x, pad_mask) if self.norm_at == 'pre' else x)
@@ -111,6 +110,9 @@ class Residual(nn.Module):
         y = self.drop(call_norm(norm, y, pad_mask) if self.norm_at == 'mid' else y)
         x = _add(x if a is None else a * x, y, b)
         return call_norm(norm, x, pad_mask) if self.norm_at == 'post' else x
+
+    def extra_repr(self) -> str:
+        return f'depth={self.depth}' if self.needs_depth else ''
 
     def scales(self) -> tuple[Scale, Scale]:
         """a and b: numbers or tensors that broadcast to `(C,)`; None is 1."""

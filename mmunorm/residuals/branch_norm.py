@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
 
 from ..norms.base import check_choice, check_count
 from .base import RESIDUALS, Place, Scale
@@ -23,14 +21,13 @@ class BranchNorm(DeepNorm):
     DeepNorm's. At t = 0 the gradient of F's parameters is exactly 0.
 
     Args:
-        place (Place): where the connection stands.
         warmup_iters (int): T, the updates until the branch has its whole weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
         schedule (str): 'linear', the paper's Eq. 8, or one of our own formulas for the shapes that its Fig. 7 names,
             'exponential' and 'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
 
     Raises:
-        ValueError: an argument is out of its range, or the depth of the model is not known.
+        ValueError: an argument is out of its range.
     """
     needs_clock = True
 
@@ -41,19 +38,14 @@ class BranchNorm(DeepNorm):
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
         self._clock = (place.clock, )
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
-                pad_mask: Tensor | None = None) -> Tensor:
-        """As :meth:`Residual.forward`; warns of training in which t stands still."""
+    def scales(self) -> tuple[Scale, Scale]:
+        """As :meth:`Residual.scales`; warns of training in which t stands still."""
         clock, = self._clock
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
             warnings.warn(
                 'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
                 "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residuals.count_updates(model, optimizer).",
                 stacklevel=2)
-        return super().forward(x, branch, norm, pad_mask)
-
-    def scales(self) -> tuple[Scale, Scale]:
-        clock, = self._clock
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 
     def extra_repr(self) -> str:

@@ -10,11 +10,13 @@ from mmengine.model import PretrainedInit
 from torch import nn
 
 from ..norms import NoNorm
+from ..norms.base import check_norm_cfg
 from .base import RESIDUALS, Place, Residual, ResidualError
 from .clock import UpdateClock
 from .sublayer import describe
 
 DEFAULT_RESIDUAL_CFG = dict(type='PreNorm')
+DEFAULT_NORM_CFG = dict(type='UN')
 
 
 class ResidualLayer(nn.Module):
@@ -48,15 +50,10 @@ def scheme_of(residual_cfg: dict) -> type[Residual]:
     return cls
 
 
-def norm_of(residual_cfg: dict, norm_cfg: dict, default: dict) -> dict:
-    """The `norm_cfg` of a model: none for a scheme without norms, where nobody asks for another.
-
-    Args:
-        residual_cfg: of the model.
-        norm_cfg: the model's argument, checked.
-        default: the very dict that is its default.
-    """
-    return dict(type='NoNorm') if scheme_of(residual_cfg).without_norm and norm_cfg is default else norm_cfg
+def norm_of(residual_cfg: dict, norm_cfg: dict) -> dict:
+    """The `norm_cfg` of a model: none for a scheme without norms, where the model's argument is the very default."""
+    check_norm_cfg(norm_cfg)
+    return dict(type='NoNorm') if scheme_of(residual_cfg).without_norm and norm_cfg is DEFAULT_NORM_CFG else norm_cfg
 
 
 def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLayer], residual_cfg: dict,

@@ -20,11 +20,8 @@ class DLCL(PreNorm):
     of the model holds the same for what leaves it. Layers are run in their order, once each, so that activation
     checkpointing cannot be used.
 
-    Args:
-        place (Place): where the connection stands.
-
     Raises:
-        ValueError: the depth of the model is not known, or the layers differ in width, as those of a Swin do.
+        ValueError: the layers differ in width, as those of a Swin do.
     """
     needs_depth = True
 

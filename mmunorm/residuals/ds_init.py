@@ -8,11 +8,7 @@ from .sublayer import ROLES
 
 @RESIDUALS.register_module()
 class DSInit(PostNorm):
-    """`x' = LN(x + F(x))`; the weights of layer l, from 1, start as Xavier's times `l^(-1/2)`.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = LN(x + F(x))`; the weights of layer l, from 1, start as Xavier's times `l^(-1/2)`."""
 
     def __init__(self, place: Place):
         super().__init__(place)

@@ -13,7 +13,6 @@ class LayerScale(PreNorm):
     """`x' = x + diag(l) F(LN(x))` with the parameter `weight` l `(C,)`.
 
     Args:
-        place (Place): where the connection stands.
         init_value (float, optional): what l starts with. Defaults to None, for CaiT's choice by the depth of the
             model: 0.1 to depth 18, 1e-5 to 24, 1e-6 above.
 

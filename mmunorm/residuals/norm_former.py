@@ -1,4 +1,4 @@
-"""NormFormer (arXiv 2110.09456): PreNorm with a norm behind the attention, one inside the FFN, and scaled heads."""
+"""NormFormer (arXiv 2110.09456): PreNorm with a norm after the attention, one inside the FFN, and scaled heads."""
 from __future__ import annotations
 
 import torch
@@ -26,11 +26,7 @@ class HeadScale(nn.Module):
 
 @RESIDUALS.register_module()
 class NormFormer(PreNorm):
-    """`x' = x + LN(attention(LN(x)))` with scaled heads, and `x' = x + FFN(LN(x))` with a norm in front of fc2.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = x + LN(attention(LN(x)))` with scaled heads, and `x' = x + FFN(LN(x))` with a norm before fc2."""
 
     def __init__(self, place: Place):
         super().__init__(place)

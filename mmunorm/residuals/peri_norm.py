@@ -5,11 +5,7 @@ from .pre_norm import PreNorm
 
 @RESIDUALS.register_module()
 class PeriNorm(PreNorm):
-    """`x' = x + LN(F(LN(x)))`.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = x + LN(F(LN(x)))`."""
 
     def __init__(self, place: Place):
         super().__init__(place)

@@ -6,7 +6,7 @@ from .base import RESIDUALS, Residual
 
 @RESIDUALS.register_module()
 class PostNorm(Residual):
-    """`x' = LN(x + F(x))`. Weights start as Xavier's. The stream needs no norm behind the last layer."""
+    """`x' = LN(x + F(x))`. Weights start as Xavier's. The stream needs no norm after the last layer."""
     norm_at = 'post'
     final_norm = False
 

@@ -4,4 +4,4 @@ from .base import RESIDUALS, Residual
 
 @RESIDUALS.register_module()
 class PreNorm(Residual):
-    """`x' = x + F(LN(x))`, and a norm behind the last layer. Weights start as `init_cfg` says."""
+    """`x' = x + F(LN(x))`, and a norm after the last layer. Weights start as `init_cfg` says."""

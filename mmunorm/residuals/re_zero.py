@@ -10,11 +10,7 @@ from .pre_norm import PreNorm
 
 @RESIDUALS.register_module()
 class ReZero(PreNorm):
-    """`x' = x + g F(x)`, for models without a norm; the sublayers of a layer share `gain` `()`, which starts at 0.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = x + g F(x)`, for models without a norm; the sublayers of a layer share `gain` `()`, which starts at 0."""
     without_norm = True
 
     def __init__(self, place: Place):

@@ -10,11 +10,7 @@ from .pre_norm import PreNorm
 
 @RESIDUALS.register_module()
 class SkipInit(PreNorm):
-    """`x' = x + g F(LN(x))`; the parameter `gain` `()` of each sublayer starts at 0.
-
-    Args:
-        place (Place): where the connection stands.
-    """
+    """`x' = x + g F(LN(x))`; the parameter `gain` `()` of each sublayer starts at 0."""
 
     def __init__(self, place: Place):
         super().__init__(place)

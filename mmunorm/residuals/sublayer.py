@@ -14,10 +14,7 @@ ROLES = ('q', 'k', 'v', 'out', 'fc1', 'fc2')
 
 
 class Entrance(nn.Sequential):
-    """The last linear layer of F with a module in front of it, which sees what the layer reads: `(..., C)`.
-
-    The parts are `linear` and, for each module in front, a name of its own.
-    """
+    """The last linear layer of F, `linear`, after modules with other names that see what it reads, `(..., C)`."""
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
         """`(..., C)` to the linear layer's output; `pad_mask` `(...)` is True where a token is padding."""
@@ -85,7 +82,7 @@ class Sublayer:
 
     @property
     def is_plain_behind_last(self) -> bool:
-        """Whether that layer's output is F's, but for dropout: mmpretrain's own LayerScale is not in between."""
+        """Whether that layer's output is F's, except for dropout: mmpretrain's own LayerScale is not in between."""
         return all(isinstance(getattr(self.module, name, None), (nn.Identity, type(None)))
                    for name in ('gamma1', 'gamma2'))
 
@@ -103,7 +100,7 @@ class Sublayer:
         return [layer.bias.detach() for layer in layers if layer.bias is not None]
 
     def put_before_last(self, name: str, module: nn.Module) -> None:
-        """Lets `module` work on what the last linear layer reads, in front of what works there already."""
+        """Lets `module` work on what the last linear layer reads, before what works there already."""
         parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
         entrance = Entrance()
         for part, child in {name: module, **parts}.items():
@@ -111,9 +108,13 @@ class Sublayer:
         setattr(self.parent, self.last_name, entrance)
 
     def take_drop(self) -> nn.Module:
-        """Takes the stochastic depth out of F, which then gives what it computes, and answers it."""
+        """Takes the stochastic depth out of F, which then gives what it computes, and returns it."""
         drop = getattr(self.drop_owner, self.drop_name)
-        setattr(self.drop_owner, self.drop_name, TakenDropPath(drop) if isinstance(drop, DropPath) else nn.Identity())
+        left = nn.Identity()
+        if isinstance(drop, DropPath):
+            drop.drop_prob = float(drop.drop_prob)  # torch.compile breaks the graph at a NumPy number
+            left = TakenDropPath(drop)
+        setattr(self.drop_owner, self.drop_name, left)
         return drop
 
 
@@ -130,7 +131,7 @@ def describe(module: nn.Module) -> Sublayer:
         inner = module.w_msa if is_window else module
         return Sublayer(module, inner.qkv, ('q', 'k', 'v'), inner, 'proj', 'out', module,
                         'drop' if is_window else 'out_drop')
-    if isinstance(module, FFN):  # the last layer has a dropout behind it
+    if isinstance(module, FFN):  # a dropout follows the last layer
         return Sublayer(module, module.layers[0][0], ('fc1', ), module.layers, str(len(module.layers) - 2), 'fc2',
                         module, 'dropout_layer')
     if isinstance(module, SwiGLUFFN):

@@ -14,12 +14,6 @@ class TFixup(PreNorm):
     The weights of v, out, fc1 and fc2 start as Xavier's times `0.67 N^(-1/4)` for one stack of N layers and in an
     encoder, times `(9 M)^(-1/4)` in a decoder of M layers. Those of the patch embedding start as Xavier's times
     `(9 N)^(-1/4)`, those of a token embedding with the deviation `C^(-1/2)` times that.
-
-    Args:
-        place (Place): where the connection stands.
-
-    Raises:
-        ValueError: the depth of the model is not known.
     """
     without_norm = True
     needs_depth = True
@@ -38,6 +32,3 @@ class TFixup(PreNorm):
         nn.init.xavier_normal_(embedding.weight.detach().flatten(1), (9 * self.depth)**-0.25)
         if embedding.bias is not None:
             nn.init.zeros_(embedding.bias)
-
-    def extra_repr(self) -> str:
-        return f'depth={self.depth}'

@@ -11,9 +11,16 @@ from mmengine.registry import MODELS
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from ..backbones.norm_cfg import DEFAULT_NORM_CFG
-from ..norms.base import call_norm, check_count, check_norm_cfg
-from ..residuals import DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
+from ..norms.base import call_norm, check_count
+from ..residuals import (
+    DEFAULT_NORM_CFG,
+    DEFAULT_RESIDUAL_CFG,
+    ResidualLayer,
+    connect,
+    initialize,
+    norm_of,
+    scheme_of,
+)
 from ..residuals.sublayer import Entrance, Sublayer, describe
 from ..utils import PreflightError
 from .text.ids import PAD
@@ -218,7 +225,7 @@ class UNTransformer(BaseModule):
         super().__init__(init_cfg)
         self.vocab_size = check_count('vocab_size', vocab_size, least=5)
         self.arch = _check_arch(arch)
-        norm_cfg = norm_of(residual_cfg, check_norm_cfg(norm_cfg), DEFAULT_NORM_CFG)
+        norm_cfg = norm_of(residual_cfg, norm_cfg)
         scheme = scheme_of(residual_cfg)
         width = self.arch['embed_dims']
         self.embedding = nn.Embedding(vocab_size, width)

@@ -127,6 +127,19 @@ def test_admin_weighs_the_stream_by_the_variances_before(norm):
         torch.testing.assert_close(weight, torch.full((8, ), value))
 
 
+def test_admin_is_profiled_before_a_run_tells_its_length():
+    """A warm-up that is a share of the run: the batch is as one of the warm-up, and the norms are as they were."""
+    torch.manual_seed(0)
+    model, share = (vit('Admin', 2, norm_cfg=dict(type='UN', warmup_iters=warmup)).train() for warmup in (9, 0.1))
+    share.load_state_dict(model.state_dict())
+    images = torch.randn(IMAGES)
+    for each in (model, share):
+        profile_admin(each, lambda each=each: each(images))
+    torch.testing.assert_close(share.state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match='a share of a run that is not known'):
+        share(images)
+
+
 def test_admin_says_what_is_wrong():
     images = torch.randn(IMAGES)
     with pytest.raises(ValueError, match='model: UNVisionTransformer has no Admin'):

@@ -1,2 +1,0 @@
-"""What the backbones share about `norm_cfg`."""
-DEFAULT_NORM_CFG = dict(type='UN')
