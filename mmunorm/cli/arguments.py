@@ -201,19 +201,13 @@ def prepare(cfg: Config, args: argparse.Namespace) -> None:
 
 def set_dataloader_defaults(cfg: Config) -> None:
     """Applies the stock dataloader defaults, in place."""
-    for split in ('train', 'val', 'test'):
-        dataloader = cfg.get(f'{split}_dataloader')
-        if dataloader is not None:
-            _set_dataloader_defaults(dataloader, cfg.get('default_scope'))
-
-
-def _set_dataloader_defaults(dataloader: dict, scope: str | None) -> None:
-    if scope == 'mmpretrain':  # mmpretrain's own tool sets these
-        dataloader.setdefault('pin_memory', torch.cuda.is_available())
-        dataloader.setdefault('persistent_workers', True)
-        dataloader.setdefault('collate_fn', dict(type='default_collate'))
-    if dataloader.get('num_workers') == 0:
-        dataloader['persistent_workers'] = False  # torch refuses it without workers
+    for dataloader in filter(None, (cfg.get(f'{split}_dataloader') for split in ('train', 'val', 'test'))):
+        if cfg.get('default_scope') == 'mmpretrain':  # mmpretrain's own tool sets these
+            dataloader.setdefault('pin_memory', torch.cuda.is_available())
+            dataloader.setdefault('persistent_workers', True)
+            dataloader.setdefault('collate_fn', dict(type='default_collate'))
+        if dataloader.get('num_workers') == 0:
+            dataloader['persistent_workers'] = False  # torch refuses it without workers
 
 
 def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:

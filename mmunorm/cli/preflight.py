@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
@@ -15,8 +15,6 @@ from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path
 from ..norms import Norm
-from ..translation.text.made_text import LANGUAGES
-from ..translation.text.subwords import Subwords, check_vocabulary
 from ..utils import PreflightError, describe
 
 # Bytes. To read a larger annotation file takes as long as mmdet's own start: half a minute for COCO's 450 MB.
@@ -41,12 +39,10 @@ SOURCES = {
                 '{folder}',
     'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
               'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
-    **{f'en-{language}': f'make it with `python tools/dataset/make_translation.py --pair en-{language}`'
-       for language in LANGUAGES},
     'translation': 'put train, valid and test there, each as .src and .tgt with one sentence a line, and make '
                    'subwords.model of the training text with `python tools/dataset/train_subwords.py`',
 }
-# What a data set of sentence pairs and its metric name.
+# The files that a data set of sentence pairs and its metric name.
 _TEXTS = ('source', 'target', 'reference', 'subwords')
 
 
@@ -65,31 +61,25 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """
     problems, annotations, subwords = {}, set(), set()
     for split in splits:
-        dataloader = cfg.get(f'{split}_dataloader') or {}
-        for dataset in _leaf_datasets(dataloader.get('dataset')):
-            problems.update(_dataset_problems(dataset))
-            if class_name(dataset) == 'TranslationDataset':
-                subwords.add(os.path.join(dataset.get('data_root') or '', dataset.subwords))
-            if class_name(dataset) == 'CocoDataset':
-                ann_file = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
-                if _is_local(ann_file, dataset):
-                    annotations.add(ann_file)
-        for metric in _metrics(cfg.get(f'{split}_evaluator')):
-            if class_name(metric) == 'TranslationScore':
-                problems.update(_text_problems(metric))
-            ann_file = metric.get('ann_file')
-            if not _is_local(ann_file, metric):
-                continue
-            if not os.path.isfile(ann_file):
-                problems[ann_file] = f'no file {ann_file}'
-            elif class_name(metric) == 'CocoMetric':
-                annotations.add(ann_file)
+        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
+        evaluator = cfg.get(f'{split}_evaluator')
+        metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
+        for part in [*_leaf_datasets(dataset), *(metric for metric in metrics if isinstance(metric, dict))]:
+            problems.update(_problems(part))
+            root = part.get('data_root') or ''
+            ann_file = os.path.join(root, part.get('ann_file') or '')
+            if class_name(part) in ('CocoDataset', 'CocoMetric') and _is_local(ann_file, part):
+                annotations.add(os.path.normpath(ann_file))
+            if class_name(part) == 'TranslationDataset':
+                subwords.add(os.path.join(root, part.subwords))
     if problems:
         raise PreflightError(_sentence(problems))
-    for path in sorted(set(map(os.path.normpath, annotations))):
+    for path in sorted(annotations):
         if problem := _annotation_problem(path):
             raise PreflightError(f'the annotation file {path} cannot be used: {problem}.')
-    _check_subwords(subwords, cfg)
+    for path in sorted(subwords):
+        from ..translation.text import Subwords, check_vocabulary  # not for every config
+        check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
 
 
 def check_norms(cfg: Config) -> None:
@@ -138,23 +128,20 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     Raises:
         PreflightError: a checkpoint does not exist. The message says how to make it, and how to start without.
     """
-    _check_start(pretrained_path(cfg), 'backbone', 'pretrained', config_path)
-    _check_start(pretrained_path(cfg, 'enhancer'), 'enhancer', 'model.enhancer.init_cfg.checkpoint', config_path)
-
-
-def _check_start(path: str | None, part: str, option: str, config_path: str) -> None:
-    if path is None or '://' in path or os.path.isfile(path):
-        return
-    if os.path.isdir(path):
-        check_checkpoint(path)  # its error says what to do about a folder
-    # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
-    folder, name = Path(config_path).parent, f'{Path(path).parent.name}.py'
-    makers = [maker for maker in (folder / name, *folder.parent.glob(f'*/{name}')) if maker.is_file()]
-    make = f'make it with `python tools/train.py {makers[0]}`, ' if makers else ''
-    without = option.removesuffix('.checkpoint')
-    raise PreflightError(
-        f'the {part} weights to start from are missing: no file {path}; {make}name another with '
-        f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
+    for part, without, option in (('backbone', 'pretrained', 'pretrained'),
+                                  ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
+        path = pretrained_path(cfg, part)
+        if path is None or '://' in path or os.path.isfile(path):
+            continue
+        if os.path.isdir(path):
+            check_checkpoint(path)  # its error says what to do about a folder
+        # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
+        folder, name = Path(config_path).parent, f'{Path(path).parent.name}.py'
+        makers = [maker for maker in (folder / name, *folder.parent.glob(f'*/{name}')) if maker.is_file()]
+        make = f'make it with `python tools/train.py {makers[0]}`, ' if makers else ''
+        raise PreflightError(
+            f'the {part} weights to start from are missing: no file {path}; {make}name another with '
+            f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
 
 
 def _leaf_datasets(dataset) -> Iterator[dict]:
@@ -168,11 +155,6 @@ def _leaf_datasets(dataset) -> Iterator[dict]:
         yield from _leaf_datasets(wrapped)
 
 
-def _metrics(evaluator) -> list[dict]:
-    metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
-    return [metric for metric in metrics if isinstance(metric, dict)]
-
-
 def class_name(described) -> str:
     """The class name, without a scope, of an object or of its config, whose `type` is text or the class."""
     kind = described.get('type') if isinstance(described, dict) else type(described)
@@ -183,49 +165,34 @@ def _is_local(path, cfg: dict) -> bool:
     return bool(path) and isinstance(path, str) and '://' not in path and not cfg.get('backend_args')
 
 
-def _dataset_problems(dataset: dict) -> dict[str, str]:
-    """What is wrong with a data set, by path."""
-    if class_name(dataset) == 'TranslationDataset':
-        return _text_problems(dataset)
-    root = dataset.get('data_root') or ''
-    cls = DATASETS.get(f'mmpretrain.{class_name(dataset)}')
+def _problems(part: dict) -> dict[str, str]:
+    """What is wrong with the files of a data set or a metric, by path."""
+    root = part.get('data_root') or ''
+    cls = DATASETS.get(f'mmpretrain.{class_name(part)}')
     if isinstance(cls, type) and issubclass(cls, CIFAR10):
-        if dataset.get('download') or not _is_local(root, dataset):
-            return {}
-        return _cifar_problems(cls, root)
-
+        return _cifar_problems(cls, root) if _is_local(root, part) and not part.get('download') else {}
     problems = {}
-    for path, exists, problem in _expected_paths(dataset, cls):
+    for path, exists, problem in _expected_paths(part, cls):
         path = os.path.join(root, path)
-        if _is_local(path, dataset) and not exists(path):
+        if _is_local(path, part) and not exists(path):
             path = os.path.normpath(path)
             problems[path] = problem.format(path)
     return problems
 
 
-def _text_problems(texts: dict) -> dict[str, str]:
-    """Which files of a TranslationDataset or TranslationScore are missing, by path."""
-    root = texts.get('data_root') or ''
-    paths = [os.path.join(root, texts[name]) for name in _TEXTS if texts.get(name)]
-    return {path: f'no file {path}' for path in paths if not os.path.isfile(path)}
-
-
-def _check_subwords(paths: set[str], cfg: Config) -> None:
-    """Checks that the model has an embedding for each subword of the data."""
-    for path in sorted(paths):
-        check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
-
-
-def _expected_paths(dataset: dict, cls: type | None):
-    if dataset.get('ann_file'):
-        yield dataset['ann_file'], os.path.isfile, 'no file {}'
-    prefixes = dataset.get('data_prefix') or ''
-    if 'split' in dataset:
+def _expected_paths(part: dict, cls: type | None) -> Iterator[tuple[str, Callable[[str], bool], str]]:
+    """Each path, relative to `data_root`, with the test that it is there and what to say if it is not."""
+    if class_name(part) in ('TranslationDataset', 'TranslationScore'):
+        yield from ((part[name], os.path.isfile, 'no file {}') for name in _TEXTS if part.get(name))
+        return
+    if part.get('ann_file'):
+        yield part['ann_file'], os.path.isfile, 'no file {}'
+    prefixes = part.get('data_prefix') or ''
+    if 'split' in part:
         if not (isinstance(cls, type) and issubclass(cls, ImageNet)):
             return  # the files of a split depend on the class
-        prefixes = prefixes or dataset['split']
-    prefixes = prefixes.values() if isinstance(prefixes, dict) else [prefixes]
-    for prefix in prefixes:
+        prefixes = prefixes or part['split']
+    for prefix in prefixes.values() if isinstance(prefixes, dict) else [prefixes]:
         yield prefix or '', _is_filled_folder, 'no folder {}, or it is empty'
 
 
@@ -284,7 +251,11 @@ def _sentence(problems: dict[str, str]) -> str:
 
 
 def _advice(path: str) -> str:
+    from ..translation.text.made_text import LANGUAGES  # not for every config
     folders = Path(path).parts
+    for language in LANGUAGES:
+        if f'en-{language}' in folders:
+            return f'make it with `python tools/dataset/make_translation.py --pair en-{language}`'
     for name, source in SOURCES.items():
         if name in folders:
             return source.format(folder=Path(*folders[:folders.index(name) + 1]))

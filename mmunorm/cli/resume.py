@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from itertools import takewhile
 from pathlib import Path
 
 from mmengine.config import Config
@@ -43,22 +44,16 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     check_checkpoint(source, folder=_reads_folders(cfg))
     if pretrained_path(cfg) is not None:
         cfg.model.backbone.init_cfg = None
-    if cfg.get('resume') and not os.path.isdir(source):
-        _take_seed(cfg, source)
+    randomness = cfg.get('randomness') or {}
+    if cfg.get('resume') and not os.path.isdir(source) and randomness.get('seed') is None:
+        # mmengine builds the sampler before it resumes.
+        cfg.randomness = {**randomness, 'seed': (read_checkpoint(source).get('meta') or {}).get('seed')}
 
 
 def _reads_folders(cfg: Config) -> bool:
     """Whether the run's checkpoints may be folders, as those of sharded training are."""
     strategy = (cfg.get('strategy') or {}).get('type')
     return 'runner_type' in cfg and strategy not in (None, 'SingleDeviceStrategy', 'DDPStrategy')
-
-
-def _take_seed(cfg: Config, checkpoint: str) -> None:
-    """Takes the checkpoint's seed if the config has none: mmengine builds the sampler before it resumes."""
-    randomness = cfg.get('randomness') or {}
-    if randomness.get('seed') is None:
-        seed = (read_checkpoint(checkpoint).get('meta') or {}).get('seed')
-        cfg.randomness = {**randomness, 'seed': seed}
 
 
 def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
@@ -79,23 +74,14 @@ def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
     text = pointer.read_text().strip() if pointer.is_file() else ''
     if '://' in text:  # a remote path is not checked
         return text, []
-    candidates = _checkpoints(Path(work_dir))
-    named = None
+    candidates, named = _checkpoints(Path(work_dir)), None
     if text:
-        named = Path(work_dir, Path(text).name)
-        if not named.exists():
-            named = Path(text)
-            candidates = candidates or _checkpoints(named.parent)
-        if named.exists():
-            candidates.add(named)
-        else:
-            named = None
-    damaged = []
-    for path in sorted(candidates, key=lambda path: _precedence(path, named), reverse=True):
-        if is_whole(path):
-            return str(path), damaged
-        damaged.append(str(path))
-    return None, damaged
+        named = next((path for path in (Path(work_dir, Path(text).name), Path(text)) if path.exists()), None)
+        candidates = candidates or _checkpoints(Path(text).parent)
+    order = sorted(candidates | ({named} - {None}), key=lambda path: _precedence(path, named), reverse=True)
+    damaged = list(takewhile(lambda path: not is_whole(path), order))
+    found = str(order[len(damaged)]) if len(damaged) < len(order) else None
+    return found, list(map(str, damaged))
 
 
 def _checkpoints(folder: Path) -> set[Path]:
@@ -105,9 +91,9 @@ def _checkpoints(folder: Path) -> set[Path]:
 
 def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
     """A sort key; the largest is tried first. The order: later than the named one, named, earlier, others by time."""
-    time = path.stat().st_mtime_ns
     if path == named:
         return 2, 0, 0
+    time = path.stat().st_mtime_ns
     kind, number = _CHECKPOINT.fullmatch(path.name).groups()
     match = _CHECKPOINT.fullmatch(named.name) if named is not None else None
     if match is not None and match[1] == kind:

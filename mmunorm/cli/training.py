@@ -50,10 +50,7 @@ def add_hooks(cfg: Config, *names: str) -> None:
     """Adds hooks, except those that the config's `custom_hooks` already name."""
     hooks = list(cfg.get('custom_hooks') or [])
     named = {class_name(hook) for hook in hooks}
-    for name in names:
-        if name not in named:
-            hooks.append(dict(type=name))
-    cfg.custom_hooks = hooks
+    cfg.custom_hooks = [*hooks, *(dict(type=name) for name in names if name not in named)]
 
 
 def keep_two_checkpoints(cfg: Config) -> None:
@@ -70,8 +67,7 @@ def keep_two_checkpoints(cfg: Config) -> None:
 def fuse_before_test(cfg: Config) -> None:
     """Makes a test run of `cfg` fold the model first."""
     # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
-    hooks = [hook for hook in cfg.get('custom_hooks') or []
-             if not (isinstance(hook, dict) and str(hook.get('type')).endswith('EMAHook'))]
+    hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
     cfg.custom_hooks = [*hooks, dict(type='FuseNormsHook')]
 
 

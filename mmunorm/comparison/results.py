@@ -1,20 +1,36 @@
 """The table, the numbers and the picture of a comparison."""
 from __future__ import annotations
 
-import csv
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..analysis.curves import METRICS, Scalars, curves_figure, read_scalars
+from matplotlib.figure import Figure
+
+from ..analysis.curves import METRICS, curves_figure, read_scalars
 from ..analysis.layout import save
-from ..utils import whole_file, write_text
+from ..analysis.measures import write_csv
+from ..utils import write_text
 from .runs import CALM, ERROR, FAIL, MISSING, ComparedRun
 
+Results = Mapping[ComparedRun, 'dict | None']  # what ComparedRun.result() returns
 
-def write_outputs(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mapping[ComparedRun, str],
-                  header: str, recipe: str) -> list[Path]:
+
+def write_files(out: Path, name: str, lines: Sequence[str], columns: Sequence[str], rows: Iterable[Sequence],
+                figure: Figure | None) -> list[Path]:
+    """Writes the lines of NAME.md, the rows of NAME.csv and, if there is a figure, NAME.png; returns the files."""
+    table, numbers, picture = (out / f'{name}.{suffix}' for suffix in ('md', 'csv', 'png'))
+    write_text(table, '\n'.join(lines) + '\n')
+    write_csv(numbers, columns, rows)
+    if figure is None:
+        return [table, numbers]
+    save(figure, picture)
+    return [table, numbers, picture]
+
+
+def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mapping[ComparedRun, str],
+                header: str, recipe: str) -> list[Path]:
     """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
 
     In the CSV, `last_logged_step` is the last step in a finished run's log; the run itself may have gone further.
@@ -31,60 +47,57 @@ def write_outputs(out: Path, name: str, runs: Sequence[ComparedRun], errors: Map
     Returns:
         The files, the table first; there is no picture before a run has finished.
     """
-    table, numbers, picture = (out / f'{name}.{suffix}' for suffix in ('md', 'csv', 'png'))
     results = {run: run.result() for run in runs}
-    metrics = _metrics(results)
-    lines = [header.rstrip(), '', *_tables(runs, results, metrics), *_remarks(runs, results, errors)]
-    write_text(table, '\n'.join(lines) + '\n')
-    with whole_file(numbers) as part, part.open('w', newline='') as file:
-        writer = csv.writer(file)
-        writer.writerow(['norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step',
-                         *metrics, 'work_dir'])
-        for run in runs:
-            result = results[run] or dict(status=ERROR if run in errors else MISSING, step='', metrics={})
-            failed = result['status'] == FAIL
-            writer.writerow([run.norm, run.condition, run.seed, result['status'],
-                             '' if failed else result['step'], result['step'] if failed else '',
-                             *(result['metrics'].get(metric, '') for metric in metrics),
-                             run.work_dir.relative_to(out)])
+    metrics = metrics_of(results)
+    rows = []
+    for run, result in results.items():
+        result = result or dict(status=ERROR if run in errors else MISSING, step='', metrics={})
+        steps = ('', result['step']) if result['status'] == FAIL else (result['step'], '')
+        rows.append((run.norm, run.condition, run.seed, result['status'], *steps,
+                     *(result['metrics'].get(metric, '') for metric in metrics), run.work_dir.relative_to(out)))
+    return write_files(
+        out, name, [header.rstrip(), '', *_tables(results, metrics), *remarks(results, errors)],
+        ('norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step', *metrics, 'work_dir'), rows,
+        _curves(results, metrics, recipe))
 
-    panels: dict = {}
-    for run in runs:
-        if results[run]:
-            panels.setdefault(run.condition, {}).setdefault(run.norm, []).append(_scalars(run))
-    if not panels:
-        return [table, numbers]
+
+def metrics_of(results: Results) -> list[str]:
+    """The metrics to show: those with a label among the ones that finished runs have, else all."""
+    names = dict.fromkeys(name for result in results.values() if result for name in result['metrics'])
+    return [name for name in METRICS if name in names] or list(names)
+
+
+def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | None:
+    finished = {run: result for run, result in results.items() if result}
+    if not finished:
+        return None
+    conditions = list(dict.fromkeys(run.condition for run in finished))
     # A norm keeps its colour in every picture of this comparison, finished or not.
-    norms = dict.fromkeys(run.norm for run in runs)
-    panels = {condition if list(panels) != [CALM] else '': {norm: groups.get(norm, []) for norm in norms}
-              for condition, groups in panels.items()}
+    norms = dict.fromkeys(run.norm for run in results)
+    panels = {'' if conditions == [CALM] else condition: {
+        norm: [_scalars(run) for run in finished if (run.condition, run.norm) == (condition, norm)] for norm in norms}
+        for condition in conditions}
     notes = []
     counts = {len(group) for groups in panels.values() for group in groups.values()} - {0}
     if max(counts) > 1:
         number = max(counts) if len(counts) == 1 else f'up to {max(counts)}'
         notes.append(f'A line is the mean of {number} seeds, in a band from the least to the most.')
-    if any(result and result['status'] == FAIL for result in results.values()):
+    if any(result['status'] == FAIL for result in finished.values()):
         notes.append(f'Runs that diverged ({FAIL}) end where they were stopped.')
-    save(curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes), picture)
-    return [table, numbers, picture]
+    return curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes)
 
 
-def _scalars(run: ComparedRun) -> Scalars:
+def _scalars(run: ComparedRun) -> dict:
     try:
         return read_scalars(run.work_dir)
     except FileNotFoundError:  # it diverged before its first line
         return {}
 
 
-def _metrics(results: Mapping[ComparedRun, dict | None]) -> list[str]:
-    names = dict.fromkeys(name for result in results.values() if result for name in result['metrics'])
-    return [name for name in METRICS if name in names] or list(names)
-
-
-def _tables(runs, results, metrics) -> list[str]:
+def _tables(results: Results, metrics: Sequence[str]) -> list[str]:
     norms, seeds, conditions = (list(dict.fromkeys(values)) for values in zip(
-        *((run.norm, run.seed, run.condition) for run in runs), strict=True))
-    by_key = {(run.norm, run.seed, run.condition): results[run] for run in runs}
+        *((run.norm, run.seed, run.condition) for run in results), strict=True))
+    by_key = {(run.norm, run.seed, run.condition): result for run, result in results.items()}
     lines = []
     for metric in metrics or ['']:
         columns = [column for condition in ([''] if conditions == [CALM] else [f'{c}: ' for c in conditions])
@@ -131,11 +144,11 @@ def _number(value: float, metric: str) -> str:
     return f'{value:.3f}' if metric.startswith('coco/') else f'{value:.2f}'
 
 
-def _remarks(runs, results, errors) -> list[str]:
-    lines = [f'- {run}: {results[run]["message"]}' for run in runs
-             if results[run] and results[run]['status'] == FAIL]
-    lines += [f'- error in {run}: {errors[run]}' for run in runs if run in errors]
-    missing = [str(run) for run in runs if results[run] is None and run not in errors]
+def remarks(results: Results, errors: Mapping[ComparedRun, str]) -> list[str]:
+    """Lines below a table: runs that diverged, crashed, or are not finished."""
+    lines = [f'- {run}: {result["message"]}' for run, result in results.items() if result and result['status'] == FAIL]
+    lines += [f'- error in {run}: {errors[run]}' for run in results if run in errors]
+    missing = [str(run) for run, result in results.items() if result is None and run not in errors]
     if missing:
-        lines.append(f'- Not finished yet ({len(missing)} of {len(runs)}): {", ".join(missing)}.')
+        lines.append(f'- Not finished yet ({len(missing)} of {len(results)}): {", ".join(missing)}.')
     return lines

@@ -6,7 +6,7 @@ import statistics
 from mmengine.config import Config
 
 from mmunorm.comparison import results
-from mmunorm.comparison.results import write_outputs
+from mmunorm.comparison.results import write_norms
 from mmunorm.comparison.runs import FAIL, FINISHED, STRESSED, ComparedRun, config_text, differing_keys
 
 from ..logs import train, write_log
@@ -39,7 +39,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     fail(runs[4], 17)
     for run in runs[9:12]:
         fail(run, 5)
-    write_outputs(tmp_path, 'comparison', runs, {runs[6]: 'it crashed, see LOG'}, '# Header', 'recipe')
+    write_norms(tmp_path, 'comparison', runs, {runs[6]: 'it crashed, see LOG'}, '# Header', 'recipe')
 
     text = (tmp_path / 'comparison.md').read_text()
     assert text.startswith('# Header\n')
@@ -59,7 +59,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     assert len(lines) == 15
     assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished',
                         'last_logged_step': '20', 'failed_step': '',
-                        'accuracy/top1': '81.0', 'work_dir': 'ln/seed_1'}
+                        'accuracy/top1': '81', 'work_dir': 'ln/seed_1'}
     assert [line['status'] for line in lines[3:7]] == ['finished', FAIL, 'missing', 'error']
     assert [(line['last_logged_step'], line['failed_step']) for line in lines[3:6]] == [
         ('20', ''), ('', '17'), ('', '')]
@@ -72,7 +72,7 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
         'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25, 'step': 0}])
     runs[0].close(0)
     fail(runs[1], 3)
-    write_outputs(tmp_path, 'comparison', runs, {}, '', 'recipe')
+    write_norms(tmp_path, 'comparison', runs, {}, '', 'recipe')
     text = (tmp_path / 'comparison.md').read_text()
     assert ('| coco/bbox_mAP | calm: mean ± std | calm: seed 0 | stressed: mean ± std | stressed: seed 0 |'
             in text)
@@ -87,14 +87,14 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(results, 'save', lambda figure, path: drawn.append(figure))
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN') for seed in range(2)]
     finish(runs[0], 80.0)
-    write_outputs(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
+    write_norms(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
     finish(runs[1], 90.0)
-    write_outputs(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
+    write_norms(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
     finish(runs[2], 70.0)
     fail(runs[3], 5)
     stressed = [ComparedRun(tmp_path, run.norm, run.seed, STRESSED) for run in runs]
     finish(stressed[0], 60.0)
-    write_outputs(tmp_path, 'comparison', [*runs, *stressed], {}, '', 'some_config.py')
+    write_norms(tmp_path, 'comparison', [*runs, *stressed], {}, '', 'some_config.py')
     assert drawn[0].get_suptitle() == 'Norms compared: some_config.py'
     band = 'A line is the mean of {} seeds, in a band from the least to the most.'
     assert drawn[1].get_suptitle().splitlines()[1:] == [band.format(2)]
@@ -113,12 +113,12 @@ def test_a_metric_that_is_not_finite(tmp_path):
     for run, value in zip(runs, (math.nan, 50.0), strict=True):
         write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': value, 'step': 0}])
         run.close(0)
-    write_outputs(tmp_path, 'comparison', runs, {}, '', 'recipe')
+    write_norms(tmp_path, 'comparison', runs, {}, '', 'recipe')
     assert '| LN | not finite | nan | 50.00 |' in (tmp_path / 'comparison.md').read_text()
 
 
 def test_nothing_is_finished(tmp_path):
-    written = write_outputs(tmp_path, 'comparison', [ComparedRun(tmp_path, 'LN', 0)], {}, '', 'recipe')
+    written = write_norms(tmp_path, 'comparison', [ComparedRun(tmp_path, 'LN', 0)], {}, '', 'recipe')
     assert [path.name for path in written] == ['comparison.md', 'comparison.csv']
     assert 'Not finished yet (1 of 1)' in (tmp_path / 'comparison.md').read_text()
     assert not (tmp_path / 'comparison.png').exists()
@@ -160,6 +160,6 @@ def test_numbers_of_training_are_no_metrics(tmp_path):
     recorded = {'norm/pnac_activation': 50.0, 'norm/outlier_share': 0.1}
     write_log(run.work_dir, '1', [{**train(10, 2.0), **recorded}, train(20, 1.0), {'f1': 1.0, 'step': 1}])
     assert run.close(0)['metrics'] == {}
-    write_outputs(tmp_path, 'comparison', [run, ComparedRun(tmp_path, 'LN', 1)], {}, '', 'recipe')
+    write_norms(tmp_path, 'comparison', [run, ComparedRun(tmp_path, 'LN', 1)], {}, '', 'recipe')
     # It is finished, though it has nothing to show.
     assert rows(tmp_path)['LN'] == ['- (0 of 2; 1 missing, 1 without it)', '-', '-']

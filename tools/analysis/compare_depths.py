@@ -14,8 +14,6 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.config import Config
 
 from mmunorm.analysis.figures import quality_figure
-from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import write_csv
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
@@ -26,12 +24,12 @@ from mmunorm.cli.comparing import (
     with_norm,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.comparison.results import summary
+from mmunorm.comparison.results import metrics_of, remarks, summary, write_files
 from mmunorm.comparison.runs import FAIL, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_norm, parse_preset
 from mmunorm.residuals import RESIDUALS
-from mmunorm.utils import PreflightError, write_text
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -99,8 +97,7 @@ def plan(args):
 def write(errors, args, runs, kinds):
     """The table, the numbers and the picture of the runs so far."""
     results = {run: run.result() for run in runs}
-    metrics = list(dict.fromkeys(name for result in results.values() if result for name in result['metrics']))
-    metric = metrics[0] if metrics else ''
+    metric = next(iter(metrics_of(results)), '')
     cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]
                     for depth in args.depths} for kind in kinds}
     lines = [f'# Depths compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
@@ -109,21 +106,18 @@ def write(errors, args, runs, kinds):
              '|---' * (2 + len(args.depths)) + '|']
     for kind, by_depth in cells.items():
         lines.append(f'| {" | ".join(kind)} | '
-                     + ' | '.join(summary(each, metric) + _steps_of(each) for each in by_depth.values()) + ' |')
-    lines += ['', *(f'- error in {run}: {error}' for run, error in errors.items())]
-    table, numbers, picture = (args.out / f'depths.{suffix}' for suffix in ('md', 'csv', 'png'))
-    write_text(table, '\n'.join(lines) + '\n')
-    write_csv(numbers, ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric),
-              ((*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
-               for kind, by_depth in cells.items() for depth, each in by_depth.items()
-               for seed, result in enumerate(each) if result))
+                     + ' | '.join(summary(each, metric) + steps_of(each) for each in by_depth.values()) + ' |')
+    rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
+            for kind, by_depth in cells.items() for depth, each in by_depth.items()
+            for seed, result in enumerate(each) if result]
     values = {' '.join(kind): {depth: [result['metrics'].get(metric) for result in each if result]
                                for depth, each in by_depth.items() if any(each)} for kind, by_depth in cells.items()}
-    save(quality_figure(values, metric), picture)
-    return [table, numbers, picture]
+    return write_files(args.out, 'depths', [*lines, '', *remarks(results, errors)],
+                       ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,
+                       quality_figure(values, metric))
 
 
-def _steps_of(results):
+def steps_of(results):
     steps = [str(result['step']) for result in results if result and result['status'] == FAIL]
     return f' at step {", ".join(steps)}' if steps else ''
 

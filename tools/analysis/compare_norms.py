@@ -28,7 +28,7 @@ from mmunorm.cli.comparing import (
 )
 from mmunorm.cli.preflight import check_data, class_name
 from mmunorm.comparison.processes import missing_weights
-from mmunorm.comparison.results import write_outputs
+from mmunorm.comparison.results import write_norms
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_norm, slug
@@ -161,7 +161,7 @@ def main(argv=None):
     name = 'stress' if args.stress else 'comparison'
 
     def write(errors):
-        return write_outputs(args.out, name, list(configs), errors, header, args.config)
+        return write_norms(args.out, name, list(configs), errors, header, args.config)
 
     train_and_write(configs, args, write)
 
