@@ -34,16 +34,10 @@ LIMITS = {
 VERSION = 2
 
 LICENSES = [
-    {
-        'id': 1,
-        'name': 'Backgrounds: china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0',
-        'url': 'https://creativecommons.org/licenses/by/2.0/'
-    },
-    {
-        'id': 2,
-        'name': 'Handwriting: Optical Recognition of Handwritten Digits, UCI, CC BY 4.0',
-        'url': 'https://creativecommons.org/licenses/by/4.0/'
-    },
+    dict(id=1, name='Backgrounds: china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0',
+         url='https://creativecommons.org/licenses/by/2.0/'),
+    dict(id=2, name='Handwriting: Optical Recognition of Handwritten Digits, UCI, CC BY 4.0',
+         url='https://creativecommons.org/licenses/by/4.0/'),
 ]
 
 
@@ -57,16 +51,16 @@ def check_setting(name, value, label=None):
     """
     low, high = LIMITS[name]
     if not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(
-            f'{label or name} must be a whole number from {low} to {high}, got {value!r}')
+        raise ValueError(f'{label or name} must be a whole number from {low} to {high}, got {value!r}')
 
 
-def make_detection_set(folder,
-                       seed=0,
-                       train_scenes=1500,
-                       val_scenes=200,
-                       scene_size=128,
-                       progress=True):
+def _checked(**settings):
+    for name, value in settings.items():
+        check_setting(name, value)
+    return settings
+
+
+def make_detection_set(folder, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, progress=True):
     """Write scenes of one to five digits in the COCO format.
 
     ``folder`` gets ``annotations/instances_{train,val}.json``, ``train/*.png`` and ``val/*.png``.
@@ -89,14 +83,7 @@ def make_detection_set(folder,
     Raises:
         ValueError: if a number is outside ``LIMITS``.
     """
-    settings = {
-        'seed': seed,
-        'train_scenes': train_scenes,
-        'val_scenes': val_scenes,
-        'scene_size': scene_size
-    }
-    for name, value in settings.items():
-        check_setting(name, value)
+    settings = _checked(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size)
     folder = Path(folder)
     (folder / 'annotations').mkdir(parents=True, exist_ok=True)
     counts = {}
@@ -107,34 +94,21 @@ def make_detection_set(folder,
         for index in tqdm(range(settings[f'{split}_scenes']), f'{split} scenes',
                           mininterval=0.5, disable=not progress):
             rng = np.random.default_rng([seed, 1, SPLITS.index(split), index])
-            picture, owner, glyphs = _scene(rng, samples, split, scene_size)
-            image = {
-                'id': index + 1,
-                'file_name': f'{index + 1:06d}.png',
-                'width': scene_size,
-                'height': scene_size,
-                'license': 1
-            }
+            background, glyphs = draw_scene(rng, samples, split, scene_size)
+            picture, owner = compose(background, glyphs)
+            image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=scene_size, height=scene_size, license=1)
             _save(picture, folder / split / image['file_name'])
             images.append(image)
             for order, glyph in enumerate(glyphs):
                 # COCO's evaluation takes annotation id 0 for "no match".
-                annotations.append({
-                    'id': len(annotations) + 1,
-                    'image_id': image['id'],
-                    **_annotation(owner == order, glyph.sample)
-                })
+                annotations.append(dict(id=len(annotations) + 1, image_id=image['id'],
+                                        **_annotation(owner == order, glyph.sample)))
         _write_coco(folder / 'annotations' / f'instances_{split}.json', split, images, annotations)
         counts[split] = len(annotations)
     return counts
 
 
-def make_classification_set(folder,
-                            seed=0,
-                            train_images=6000,
-                            val_images=1000,
-                            image_size=32,
-                            progress=True):
+def make_classification_set(folder, seed=0, train_images=6000, val_images=1000, image_size=32, progress=True):
     """Write pictures of one digit each in ImageNet's layout of one folder a class.
 
     ``folder`` gets ``{train,val}/{0..9}/digitDDDD_N.png``: the N-th drawing of the handwriting with
@@ -153,14 +127,7 @@ def make_classification_set(folder,
     Raises:
         ValueError: if a number is outside ``LIMITS``.
     """
-    settings = {
-        'seed': seed,
-        'train_images': train_images,
-        'val_images': val_images,
-        'image_size': image_size
-    }
-    for name, value in settings.items():
-        check_setting(name, value)
+    settings = _checked(seed=seed, train_images=train_images, val_images=val_images, image_size=image_size)
     folder = Path(folder)
     for split in SPLITS:
         for name in CLASSES:
@@ -172,8 +139,7 @@ def make_classification_set(folder,
             sample = samples[rank]
             rng = np.random.default_rng([seed, 2, SPLITS.index(split), index])
             name = f'digit{sample.digit_id:04d}_{drawing}.png'
-            _save(_to_uint8(draw_single(rng, sample, split, image_size)),
-                  folder / split / CLASSES[sample.label] / name)
+            _save(draw_single(rng, sample, split, image_size), folder / split / CLASSES[sample.label] / name)
 
 
 def make_dark_set(folder, light, seed=0, progress=True):
@@ -194,17 +160,8 @@ def make_dark_set(folder, light, seed=0, progress=True):
             _save(darken(np.asarray(Image.open(path)), rng), folder / split / path.name)
 
 
-def make_digits(out,
-                seed=0,
-                train_scenes=1500,
-                val_scenes=200,
-                scene_size=128,
-                train_images=6000,
-                val_images=1000,
-                image_size=32,
-                dark=False,
-                force=False,
-                progress=True):
+def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, train_images=6000, val_images=1000,
+                image_size=32, dark=False, force=False, progress=True):
     """Make both sets in one folder, as a whole or not at all.
 
     The folder gets ``coco/`` (``make_detection_set``), ``imagenet/`` (``make_classification_set``)
@@ -226,16 +183,9 @@ def make_digits(out,
         ValueError: if a number is outside ``LIMITS``.
         FolderError: if the folder must not be written; see ``made_folder.is_made``.
     """
-    detection = {'train_scenes': train_scenes, 'val_scenes': val_scenes, 'scene_size': scene_size}
-    classification = {
-        'train_images': train_images,
-        'val_images': val_images,
-        'image_size': image_size
-    }
-    settings = {'seed': seed, **detection, **classification}
-    for name, value in settings.items():
-        check_setting(name, value)
-    settings['version'] = VERSION
+    detection = dict(train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size)
+    classification = dict(train_images=train_images, val_images=val_images, image_size=image_size)
+    settings = {**_checked(seed=seed, **detection, **classification), 'version': VERSION}
     if dark or not force and settings_of(out) == {**settings, 'dark': True}:
         settings['dark'] = True
     if is_made(out, settings, force):
@@ -252,49 +202,25 @@ def make_digits(out,
     return counts
 
 
-def _scene(rng, samples, split, size):
-    background, glyphs = draw_scene(rng, samples, split, size)
-    picture, owner = compose(background, glyphs)
-    return _to_uint8(picture), owner, glyphs
-
-
 def _annotation(mask, sample):
     rle = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
     left, top = int(columns[0]), int(rows[0])
-    return {
-        'category_id': sample.label + 1,
-        'bbox': [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
-        'area': int(mask.sum()),
-        'iscrowd': 0,
-        'segmentation': {'size': list(mask.shape), 'counts': rle['counts'].decode('ascii')},
-        'digit_id': sample.digit_id
-    }
+    return dict(
+        category_id=sample.label + 1, bbox=[left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
+        area=int(mask.sum()), iscrowd=0,
+        segmentation=dict(size=list(mask.shape), counts=rle['counts'].decode('ascii')), digit_id=sample.digit_id)
 
 
 def _write_coco(path, split, images, annotations):
-    content = {
-        'info': {
-            'description': f'Handwritten digits on photographs, {split}',
-            'version': str(VERSION),
-            'contributor': 'mmunorm'
-        },
-        'licenses': LICENSES,
-        'images': images,
-        'annotations': annotations,
-        'categories': [{
-            'id': label + 1,
-            'name': name,
-            'supercategory': 'digit'
-        } for label, name in enumerate(CLASSES)]
-    }
+    content = dict(
+        info=dict(description=f'Handwritten digits on photographs, {split}', version=str(VERSION),
+                  contributor='mmunorm'),
+        licenses=LICENSES, images=images, annotations=annotations,
+        categories=[dict(id=label + 1, name=name, supercategory='digit') for label, name in enumerate(CLASSES)])
     path.write_text(json.dumps(content), encoding='utf-8')
-
-
-def _to_uint8(picture):
-    return np.rint(picture).astype(np.uint8)
 
 
 def _save(picture, path):
     # Fast compression: noise hardly compresses, and making the sets takes half as long.
-    Image.fromarray(picture).save(path, compress_level=1)
+    Image.fromarray(np.rint(picture).astype(np.uint8)).save(path, compress_level=1)

@@ -4,13 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import DATASETS, FUNCTIONS, METRICS
 from torch.nn.utils.rnn import pad_sequence
 
 from mmunorm.translation import InverseSquareRoot
-from mmunorm.translation.model import shifted
 from mmunorm.translation.text.ids import EOS, PAD
 
 from .. import tiny_runs
@@ -102,11 +100,6 @@ def test_wrong_arguments(kwargs, message):
         task(**kwargs)
 
 
-def test_there_is_no_other_mode():
-    with pytest.raises(ValueError, match="mode must be 'tensor', 'loss' or 'predict', got 'test'"):
-        task()(sentences(2), sentences(2), mode='test')
-
-
 def test_it_learns_to_reverse():
     model = task('PreNorm', beam=1, norm_cfg=dict(type='UN', outlier_filter=False, warmup_iters=20)).float()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -178,8 +171,3 @@ def test_a_checkpoint_of_another_vocabulary_is_one_line(config, tmp_path, capsys
     assert stop.value.code == 2
     assert 'error: the checkpoint has a vocabulary of 13 tokens, and the config one of vocab_size=12' in \
         capsys.readouterr().err
-
-
-def test_the_last_token_of_a_target_is_not_read():
-    target = sentences(4, 2)
-    assert F.one_hot(shifted(target), VOCABULARY)[..., EOS].sum() == 0

@@ -124,18 +124,6 @@ def test_the_mask_of_the_real_tokens_reaches_every_norm(scheme, monkeypatch):
         assert torch.equal(seen[norm], (source if name.startswith('encoder') else target) == PAD)
 
 
-def test_a_sentence_is_the_same_alone_and_beside_a_longer_one():
-    model = task().eval()
-    source, target = sentences(4, 9), sentences(3, 8, seed=1)
-    together, alone = model(source, target), model(source[:1], target[:1])
-    torch.testing.assert_close(together[:1, :3], alone, rtol=0, atol=1e-12)
-
-
-def test_what_the_decoder_reads_has_no_token_without_a_next():
-    target = torch.tensor([[7, 8, 3], [9, 3, 0]])
-    assert shifted(target).tolist() == [[2, 7, 8], [2, 9, 0]]
-
-
 def gain(weight):
     return (weight.std() / (2 / sum(weight.shape))**0.5).item()
 
