@@ -21,22 +21,20 @@ def find(model: nn.Module, example=None) -> list[Fold]:
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     claims = _Rules(model, modules).claims()
-    folds = []
+    folds = {}
     for name, norm in modules.items():
         if is_norm(norm):
-            fold = claims[name][0] if claims[name] else Fold(name)
+            folds[name] = fold = claims[name][0] if claims[name] else Fold(name)
             fold.kind, fold.claims = type(norm).__name__, len(claims[name])
-            folds.append(fold)
     if example is not None:
         owners = Owners(model)
-        unknown = [i for i, fold in enumerate(folds) if not _is_known(fold, modules) and not norm_obstacle(
-            modules[fold.norm], allow_act=True) and not owners.others(fold.norm, modules[fold.norm])]
+        unknown = [name for name, fold in folds.items() if not _is_known(fold, modules) and not norm_obstacle(
+            modules[name], allow_act=True) and not owners.others(name, modules[name])]
         places = look(model, example) if unknown else {}
-        for i in unknown:
-            name = folds[i].norm
+        for name in unknown:
             sites, why = places[name]
-            folds[i] = Fold(name, folds[i].kind, sites, obstacle=why)
-    return folds
+            folds[name] = Fold(name, folds[name].kind, sites, obstacle=why)
+    return list(folds.values())
 
 
 def _is_known(fold: Fold, modules: dict[str, nn.Module]) -> bool:

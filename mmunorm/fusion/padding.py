@@ -20,7 +20,7 @@ LARGEST_FILL = 1e28
 
 
 class Fill(NamedTuple):
-    """The token to pad with, in place of a zero token behind a norm."""
+    """The token to pad with, instead of a zero token after a norm."""
     value: Tensor  # (C,) float64
     marker: int = -1  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
     undone: Tensor | None = None  # (C,) bool: the channels whose shift the marker undoes

@@ -22,7 +22,7 @@ def randomize(model, seed=0, gamma='some'):
     """Draws all statistics, scales and shifts, and the biases of linear layers; gives `model` in eval mode.
 
     Scales are positive and negative. `gamma` says which are special: of each norm a third is zero ('some') or
-    as small as 1e-12 ('tiny'), all are zero in front of each attention ('all'), or none is special ('none').
+    as small as 1e-12 ('tiny'), all are zero before each attention ('all'), or none is special ('none').
     """
     generator = torch.Generator().manual_seed(seed)
 
