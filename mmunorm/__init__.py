@@ -39,6 +39,7 @@ with quiet_imports():
         enhancement,
         init,
         norms,
+        recording,
         residuals,
         stock_rules,
         translation,

@@ -5,7 +5,7 @@ import json
 import pytest
 from torch import nn
 
-from mmunorm.recording.record import RecordWriter
+from mmunorm.recording.norm_record import NormRecordWriter
 
 from . import tiny_runs
 from .versions import needs_fused_adamw
@@ -75,13 +75,13 @@ def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
     monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
     overhead = importlib.import_module('recording_overhead')
     appended = []
-    append = RecordWriter.append
+    append = NormRecordWriter.append
 
     def spy(self, steps, *values):
         append(self, steps, *values)
         appended.append(len(steps))
 
-    monkeypatch.setattr(RecordWriter, 'append', spy)
+    monkeypatch.setattr(NormRecordWriter, 'append', spy)
     model = overhead.build(overhead.DIGITS, dict(type='UN', warmup_iters=1), classes=10, channels=384)
     overhead.measure(model, 2, 32, 2, 'cpu')
     assert appended == [100]

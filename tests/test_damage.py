@@ -25,7 +25,7 @@ from mmunorm.cli.arguments import out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.resume import find_resumable, is_whole
 from mmunorm.config.models import build_model
-from mmunorm.recording.record import OFFLINE_GRADIENT, Layer, Record, RecordWriter, step_dtype
+from mmunorm.recording import NormRecord
 from mmunorm.utils import PreflightError, whole_file, write_text
 
 from . import data_makers, processes, tiny_runs
@@ -34,7 +34,6 @@ from .logs import write_log
 from .recording.records import write_record
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
-LAYERS = [Layer('a.norm', 'UN', 3, OFFLINE_GRADIENT)]
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -180,35 +179,6 @@ def test_pictures_tables_and_reports_on_a_full_disk(disk, tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def rows(first, count):
-    steps = np.zeros(count, step_dtype(LAYERS))
-    steps['step'] = np.arange(first, first + count)
-    return steps, np.zeros(3, np.float32), np.zeros(3, np.float32)
-
-
-def test_a_record_keeps_its_steps_on_a_full_disk(tmp_path, monkeypatch):
-    path = tmp_path / 'norm_statistics'
-    writer = RecordWriter(path, LAYERS, dict(interval=1))
-    writer.append(*rows(1, 10))
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, 'write_bytes', half_written(Path.write_bytes))
-        with pytest.raises(OSError, match='No space left on device'):
-            writer.append(*rows(11, 10))
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-
-    # Neither does a new run that cannot even begin its record, and then one more, cost an older record.
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, 'write_text', full)
-        for _ in range(2):
-            with pytest.raises(OSError, match='No space left on device'):
-                RecordWriter(path, LAYERS, dict(interval=1))
-    assert Record(path).steps.tolist() == list(range(1, 11))
-    RecordWriter(path, LAYERS, dict(interval=1)).append(*rows(1, 2))
-    assert Record(path).steps.tolist() == [1, 2]
-    assert Record(tmp_path / 'norm_statistics.old').steps.tolist() == list(range(1, 11))
-
-
 @pytest.mark.slow
 def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeypatch, capsys):
     config, options = recorded
@@ -223,12 +193,12 @@ def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeyp
     assert not is_whole('w/epoch_2.pth') and Path('w/epoch_1.pth').read_bytes() == before
     assert Path('w/last_checkpoint').read_text().endswith('epoch_1.pth')
     assert find_resumable('w') == ('w/epoch_1.pth', ['w/epoch_2.pth'])
-    assert Record('w/norm_statistics').steps.tolist() == [1, 2, 3, 4]
+    assert NormRecord('w/norm_statistics').steps.tolist() == [1, 2, 3, 4]
 
     run(*train, 'train_cfg.max_epochs=3')
     assert 'epoch_2.pth was not written to its end: resuming from w/epoch_1.pth' in capsys.readouterr().err
     assert torch.load('w/epoch_3.pth', weights_only=False)['meta']['iter'] == 6 and is_whole('w/epoch_2.pth')
-    assert Record('w/norm_statistics').steps.tolist() == [1, 2, 3, 4, 5, 6]
+    assert NormRecord('w/norm_statistics').steps.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
@@ -245,11 +215,11 @@ def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
     assert Path(disk / 'w/last_checkpoint').read_text().endswith('.pth')
     source, _ = find_resumable(str(disk / 'w'))
     torch.load(source, weights_only=False)
-    assert len(Record(disk / 'w/norm_statistics').steps) >= 2
+    assert len(NormRecord(disk / 'w/norm_statistics').steps) >= 2
 
     remount(disk, 'size=64m')
     run(*train, 'train_cfg.max_epochs=5')
-    assert Record(disk / 'w/norm_statistics').steps.tolist() == list(range(1, 11))
+    assert NormRecord(disk / 'w/norm_statistics').steps.tolist() == list(range(1, 11))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..recording.layers import LayerRecord
+from ..recording.layer_statistics import LayerRecord
 from .curves import COLOURS, LINES, METRICS, Scalars, draw_curves
 from .layout import finish, wrapped
 from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, finite_mean

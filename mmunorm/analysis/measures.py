@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ..recording.record import Record, RecordError
+from ..recording.norm_record import NormRecord, RecordError
 from ..utils import whole_file
 from .normality import PNAC, pnac, spans
 from .rolling import peak, rolling_means
@@ -75,7 +75,7 @@ PNAC_HEADER = ('run', 'statistic', 'layer', 'first_step', 'last_step', 'pnac_per
                'constant', 'steps')
 
 
-def measure_pnac(record: Record, span: int | None = None, progress: bool = False) -> PNACOverTraining:
+def measure_pnac(record: NormRecord, span: int | None = None, progress: bool = False) -> PNACOverTraining:
     """PNAC of all layers of a record, over training.
 
     Args:
@@ -122,7 +122,7 @@ class ChannelHistory(NamedTuple):
     am: np.ndarray
 
 
-def channel_history(record: Record, layer: int | str, channel: int, field: str, window: int,
+def channel_history(record: NormRecord, layer: int | str, channel: int, field: str, window: int,
                     rows: slice = slice(None)) -> ChannelHistory:
     """The history of one channel (Fig. 4).
 
@@ -162,7 +162,7 @@ class MeanShares(NamedTuple):
     highest_channel: np.ndarray
 
 
-def measure_mean_shares(record: Record) -> MeanShares | None:
+def measure_mean_shares(record: NormRecord) -> MeanShares | None:
     """The shares of a record; None for an older one that has no means."""
     steps, _ = record.mean(0)
     if not len(steps):
@@ -177,17 +177,17 @@ def measure_mean_shares(record: Record) -> MeanShares | None:
     return MeanShares(steps, [layer.name for layer in record.layers], *np.array(shares).transpose(1, 2, 0))
 
 
-def interesting_layers(record: Record, count: int) -> list[int]:
+def interesting_layers(record: NormRecord, count: int) -> list[int]:
     """Layers spread over the depth of the model, the first and the last among them."""
     return np.unique(np.linspace(0, len(record.layers) - 1, count).round().astype(int)).tolist()
 
 
-def interesting_channel(record: Record, layer: int | str) -> int:
+def interesting_channel(record: NormRecord, layer: int | str) -> int:
     """The channel whose activation statistic has the highest peak relative to its median."""
     return peak(record.activation(layer))
 
 
-def around_peak(record: Record, layer: int | str, channel: int, count: int = 100) -> slice:
+def around_peak(record: NormRecord, layer: int | str, channel: int, count: int = 100) -> slice:
     """`count` recorded steps around the highest activation statistic of a channel; all if there are fewer."""
     values = record.activation(layer)[:, channel]
     top = int(np.where(np.isfinite(values), values, -np.inf).argmax())

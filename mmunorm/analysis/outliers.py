@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..recording.record import Record, RecordError
+from ..recording.norm_record import NormRecord, RecordError
 
 
-def accumulated_outliers(record: Record, points: int = 4) -> tuple[list[str], np.ndarray, np.ndarray]:
+def accumulated_outliers(record: NormRecord, points: int = 4) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Outlier steps of each layer up to several points of training.
 
     Args:

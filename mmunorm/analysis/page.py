@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..recording.record import RecordError
+from ..recording.norm_record import RecordError
 from .curves import METRICS
 from .figures import (
     cka_diagonal_figure,

@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..recording.record import FOLDER, Record, RecordError
+from ..recording.norm_record import FOLDER, NormRecord, RecordError
 
 
-def find_record(source: str | Path) -> Record:
+def find_record(source: str | Path) -> NormRecord:
     """Finds the record of a `source`.
 
     Args:
@@ -23,7 +23,7 @@ def find_record(source: str | Path) -> Record:
         path = Path('work_dirs', path.stem)
     if not path.is_dir():
         raise RecordError(f'{source}: there is no folder {path}.')
-    record = Record(path if (path / 'record.json').is_file() else path / FOLDER)
+    record = NormRecord(path if (path / 'record.json').is_file() else path / FOLDER)
     if not len(record.steps):
         raise RecordError(f'{record.path} holds no step yet: steps are written a hundred at a time, and with each '
                           'checkpoint.')
@@ -48,7 +48,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     return names
 
 
-def run_names(records: Sequence[Record]) -> list[str]:
+def run_names(records: Sequence[NormRecord]) -> list[str]:
     """A name of each run for titles and legends: the work directory, and its norms.
 
     If the record's folder has another name than `norm_statistics`, such as an older record, that name is used.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..recording.record import FOLDER, Record, RecordError
+from ..recording.norm_record import FOLDER, NormRecord, RecordError
 from .curves import Scalars, read_scalars
 from .measures import (
     FIELDS,
@@ -37,7 +37,7 @@ class WorkDir:
     """
     name: str
     folder: Path
-    record: Record | None
+    record: NormRecord | None
     scalars: Scalars
     config_name: str
 

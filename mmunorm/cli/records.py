@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..analysis.sources import find_record, refuse_twice, run_names
-from ..recording.record import FOLDER, Record
+from ..recording.norm_record import FOLDER, NormRecord
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
@@ -16,7 +16,7 @@ def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = No
     parser.add_argument('--out', required=True, help='folder for pictures and numbers')
 
 
-def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
+def read_records(sources: Sequence[str]) -> tuple[list[NormRecord], list[str]]:
     """Reads records; returns them and the names of their runs.
 
     Raises:
@@ -27,6 +27,6 @@ def read_records(sources: Sequence[str]) -> tuple[list[Record], list[str]]:
     return records, run_names(records)
 
 
-def suffixes(records: Sequence[Record]) -> list[str]:
+def suffixes(records: Sequence[NormRecord]) -> list[str]:
     """A suffix for the files of each run: nothing for a single run, else `_1`, `_2`, ..."""
     return [''] if len(records) == 1 else [f'_{i}' for i in range(1, len(records) + 1)]

@@ -3,18 +3,15 @@ from .amp import BFloat16OptimWrapper
 from .distillation import DistillationHook
 from .divergence import DivergenceError, DivergenceHook
 from .ema import BufferedEMA
-from .layers import LayerStatisticsHook
 from .ntk import NTKHook
 from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
 from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
-from .recording import NormStatisticsHook
 from .repeatable import RepeatableHook
 from .residuals import ResidualHook
 from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'InputStressHook',
-    'LayerStatisticsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook', 'NormStatisticsHook',
-    'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'DivergenceHook', 'InputStressHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook', 'OfflineNormHook',
+    'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]

@@ -1,1 +1,6 @@
-"""Measures what a run's norms do, step by step, and keeps it in a folder. Reading the folder needs no Runner."""
+"""What a run's norms and residual layers did: hooks that record it, and readers that need no Runner."""
+from .layer_statistics import LayerStatisticsHook
+from .norm_record import NormRecord, RecordError
+from .norm_statistics import NormStatisticsHook
+
+__all__ = ['LayerStatisticsHook', 'NormRecord', 'NormStatisticsHook', 'RecordError']

@@ -8,8 +8,8 @@ from mmunorm.analysis import figures
 from mmunorm.analysis.curves import COLOURS, curves_figure
 from mmunorm.analysis.layout import finish, wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
-from mmunorm.recording.layers import LayerRecord
-from mmunorm.recording.record import Record
+from mmunorm.recording.layer_statistics import LayerRecord
+from mmunorm.recording.norm_record import NormRecord
 
 from ..recording.records import NAMES, write_record
 
@@ -44,7 +44,7 @@ def squeezed(text):
 
 @pytest.fixture(scope='module')
 def record(tmp_path_factory):
-    return Record(write_record(tmp_path_factory.mktemp('record')) / 'norm_statistics')
+    return NormRecord(write_record(tmp_path_factory.mktemp('record')) / 'norm_statistics')
 
 
 @pytest.fixture(scope='module')

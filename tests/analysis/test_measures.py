@@ -12,14 +12,14 @@ from mmunorm.analysis.measures import (
 )
 from mmunorm.analysis.outliers import accumulated_outliers
 from mmunorm.analysis.sources import distinct_names, find_record, run_names, short_name
-from mmunorm.recording.record import Record, RecordError
+from mmunorm.recording.norm_record import NormRecord, RecordError
 
 from ..recording.records import NAMES, write_record
 
 
 @pytest.fixture
 def record(tmp_path):
-    return Record(write_record(tmp_path) / 'norm_statistics')
+    return NormRecord(write_record(tmp_path) / 'norm_statistics')
 
 
 def test_pnac_of_a_record_is_scipys(record):
@@ -46,15 +46,15 @@ def test_a_mean_without_what_is_not_finite():
 
 
 def test_records_that_do_not_fit_are_named(tmp_path):
-    short = Record(write_record(tmp_path / 'short', steps=10) / 'norm_statistics')
+    short = NormRecord(write_record(tmp_path / 'short', steps=10) / 'norm_statistics')
     with pytest.raises(RecordError, match='short.*at least 20'):
         measure_pnac(short)
-    frozen = Record(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics')
+    frozen = NormRecord(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics')
     measure = measure_pnac(frozen)
     assert np.isnan(measure.mean('gradient')).all()
     assert 'No layer has gradient statistics' in ' '.join(measure.remarks())
     with pytest.raises(RecordError, match='no layer with an outlier filter; its norms are LayerNorm'):
-        accumulated_outliers(Record(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
+        accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):
         channel_history(short, 0, 30, 'activation', 4)
     with pytest.raises(RecordError, match='window=11'):

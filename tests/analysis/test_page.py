@@ -11,7 +11,7 @@ import pytest
 from mmunorm.analysis.page import build_report, read_cka
 from mmunorm.analysis.page_numbers import report_numbers
 from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
-from mmunorm.recording.record import RecordError
+from mmunorm.recording.norm_record import RecordError
 
 from ..recording.records import NAMES, write_record
 

@@ -4,7 +4,7 @@ import torch
 from mmunorm.init import ntk_parametrize
 from mmunorm.utils import PreflightError
 
-from .backbone_runs import Model, runner
+from ..backbone_runs import Model, runner
 
 
 def train(*args, **kwargs):

@@ -7,8 +7,8 @@ from mmengine.registry import OPTIM_WRAPPERS
 
 from mmunorm.engine import ResidualHook
 
+from .. import backbone_runs
 from ..versions import CPUGradScaler
-from . import backbone_runs
 
 BRANCH = dict(type='BranchNorm', warmup_iters=8)
 

@@ -1,7 +1,7 @@
 """Records without a training."""
 import numpy as np
 
-from mmunorm.recording.record import OFFLINE_GRADIENT, ONLINE_GRADIENT, Layer, RecordWriter
+from mmunorm.recording.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecordWriter, RecordedNorm, row_dtypes
 
 NAMES = ['backbone.patch_embed.norm', 'backbone.stages.0.blocks.0.norm1', 'backbone.norm3']
 
@@ -13,10 +13,10 @@ def write_record(folder, steps=60, norm='UN', seed=0, gradient=True):
     multiple of 3 - i divides.
     """
     rng = np.random.default_rng(seed)
-    kind = OFFLINE_GRADIENT if norm == 'UN' else ONLINE_GRADIENT
-    writer = RecordWriter(folder / 'norm_statistics', [Layer(name, norm, 30, kind) for name in NAMES],
-                          dict(run=folder.name, config='some_config.py', interval=1, processes=1))
-    rows = np.zeros(steps, writer.step_dtype)
+    layers = [RecordedNorm(name, norm, 30, OFFLINE_GRADIENT if norm == 'UN' else ONLINE_GRADIENT) for name in NAMES]
+    writer = NormRecordWriter(folder / 'norm_statistics', layers,
+                              dict(run=folder.name, config='some_config.py', interval=1, processes=1))
+    rows, snapshot = (np.zeros(count, dtype) for count, dtype in zip((steps, 1), row_dtypes(layers), strict=True))
     rows['step'] = np.arange(1, steps + 1)
     noise = rng.standard_normal((steps, 30))
     rows['activation'] = np.concatenate([10 + noise, np.exp(noise), np.ones((steps, 30))], axis=1)
@@ -26,6 +26,7 @@ def write_record(folder, steps=60, norm='UN', seed=0, gradient=True):
         [np.cumsum(late & (rows['step'] % (3 - i) == 0)) for i in range(3)], axis=1)
     if steps:
         # Of every third channel's mean square, the mean is half.
-        mean = np.where(np.arange(90) % 3 == 0, np.sqrt(rows['activation'][0] / 2), 0)
-        writer.append(rows, np.zeros(90, np.float32), mean.astype(np.float32))
+        snapshot['step'] = 1
+        snapshot['mean'] = np.where(np.arange(90) % 3 == 0, np.sqrt(rows['activation'][0] / 2), 0)
+        writer.append(rows, snapshot)
     return folder

@@ -14,8 +14,7 @@ from PIL import Image
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.fusion import fuse_norms, save_folded
-from mmunorm.recording.layers import append_layers, begin_layers
-from mmunorm.recording.record import Record
+from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs
 from ..recording.records import NAMES, write_record
@@ -90,7 +89,7 @@ def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     run(CHANNELS, 'w', '--out', 'b', '--layers', NAMES[1], '--channels', '7', '--steps', '11', '20',
         '--window', '3')
     rows = [row for row in read_csv('b/channels.csv') if row['statistic'] == 'activation']
-    values = Record(tmp_path / 'w/norm_statistics').activation(1)[:, 7].astype(float)
+    values = NormRecord(tmp_path / 'w/norm_statistics').activation(1)[:, 7].astype(float)
     assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)]
     for i, row in enumerate(rows, start=10):
         assert float(row['value']) == pytest.approx(values[i], rel=1e-5)
@@ -121,9 +120,8 @@ def write_deep_run(folder, layers, scheme):
     (logs / 'scalars.json').write_text('\n'.join(map(json.dumps, entries)) + '\n')
     (folder / 'config.py').write_text(
         f"model = dict(backbone=dict(norm_cfg=dict(type='UN'), residual_cfg=dict(type='{scheme}')))\n")
-    begin_layers(folder, 0)
-    for step in (1, 2, 300):
-        append_layers(folder, step, [(f'layers.{i}', 3. * step, 0.9 - 0.1 * i, 0.5) for i in range(layers)])
+    (folder / 'layers.csv').write_text('step,layer,gradient,cosine,active\n' + ''.join(
+        f'{step},layers.{i},{3 * step},{0.9 - 0.1 * i:.7g},0.5\n' for step in (1, 2, 300) for i in range(layers)))
 
 
 def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
@@ -239,7 +237,7 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
         other = tmp_path / f'{name}.py'
         other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
         run(train, other, '--cfg-options', 'train_cfg.max_epochs=15')
-    record = Record(tmp_path / 'work_dirs/un/norm_statistics')
+    record = NormRecord(tmp_path / 'work_dirs/un/norm_statistics')
     assert record.steps.tolist() == list(range(1, 31)) and record.info['config'] == 'un.py'
     assert [layer.norm for layer in record.layers] == ['UN'] * 7
 

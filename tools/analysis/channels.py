@@ -15,7 +15,7 @@ from mmunorm.analysis.measures import (
 )
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.cli.records import add_record_arguments, read_records
-from mmunorm.recording.record import RecordError
+from mmunorm.recording.norm_record import RecordError
 
 
 def parse_args(argv=None):

@@ -18,7 +18,7 @@ from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.config.plain import read_config_text
-from mmunorm.recording.layers import FIELDS, read_layers
+from mmunorm.recording.layer_statistics import MEASURES, read_layers
 from mmunorm.utils import write_text
 
 
@@ -56,8 +56,8 @@ def main(argv=None):
     runs = read_work_dirs(args.work_dir)
     records = [read_layers(run.folder) for run in runs]
     out = out_folder(args.out)
-    write_csv(out / 'depth.csv', ('run', 'layer', 'step', *FIELDS),
-              ((run.name, layer, step, *(record.values[field][i, j] for field in FIELDS))
+    write_csv(out / 'depth.csv', ('run', 'layer', 'step', *MEASURES),
+              ((run.name, layer, step, *(record.values[field][i, j] for field in MEASURES))
                for run, record in zip(runs, records, strict=True) for i, step in enumerate(record.steps)
                for j, layer in enumerate(record.layers)))
     header = ['| run | layers | scheme | norm | largest gradient norm at the start | last step | its loss | best |',

@@ -5,12 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmunorm.engine import LayerStatisticsHook
-from mmunorm.recording.layers import read_layers
-from mmunorm.recording.record import RecordError
+from mmunorm.recording import LayerStatisticsHook, RecordError
+from mmunorm.recording.layer_statistics import read_layers
 from mmunorm.utils import PreflightError
 
-from .backbone_runs import runner
+from ..backbone_runs import runner
 
 HOOK = dict(type='LayerStatisticsHook', first=2, interval=3, threshold=0.05)
 
