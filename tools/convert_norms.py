@@ -7,12 +7,19 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.device import get_device
 
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, set_dataloader_defaults
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    set_dataloader_defaults,
+)
 from mmunorm.cli.calibration import test_metrics, training_batches
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, parse_norm, renamed, with_means_kept
+from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
 from mmunorm.utils import PreflightError
@@ -24,24 +31,21 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='its checkpoint; also one of the official Swin, or of timm')
     parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
-    parser.add_argument('--num-samples', type=int, default=512, metavar='N',
+    parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training pictures for the statistics (default: 512)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
                         help='LayerNorms to keep: full names from the table, or regular expressions')
     parser.add_argument('--test', action='store_true', help='print the test metrics before and after')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser, norm=False)
-    args = parser.parse_args(argv)
-    if args.num_samples < 1:
-        parser.error(f'--num-samples must be at least 1, got {args.num_samples}')
-    return args
+    return parser.parse_args(argv)
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options)
-    name, norm_cfg = parse_norm(args.to)
+    name, norm_cfg = parse_preset(args.to)
     norm_cfg = with_means_kept(norm_cfg)  # what is converted has those of the pictures
     check_checkpoint(args.checkpoint)
     check_data(cfg, ['train', 'test'] if args.test else ['train'])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from mmengine.device import get_device
 
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
+from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.config.checkpoints import check_statistics
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
@@ -24,13 +24,10 @@ def parse_args(argv=None):
     parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=int, help='draw at most so many pictures of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser)
-    args = parser.parse_args(argv)
-    if args.limit is not None and args.limit < 1:
-        parser.error(f'--limit must be at least 1, got {args.limit}')
-    return args
+    return parser.parse_args(argv)
 
 
 class Detector:

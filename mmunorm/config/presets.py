@@ -33,16 +33,7 @@ NORMS = {
 HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'
 
 
-def parse_norm(text: str) -> tuple[str, dict]:
-    """A name of `NORMS`, or `NAME=TYPE,argument=value,...`, as a name and a `norm_cfg`.
-
-    Raises:
-        PreflightError: neither.
-    """
-    return parse_preset(text, NORMS, 'norm')
-
-
-def parse_preset(text: str, presets: Mapping[str, dict], what: str) -> tuple[str, dict]:
+def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'norm') -> tuple[str, dict]:
     """A name among `presets`, or `NAME=TYPE,argument=value,...`, as a name and a config; `what` is for errors.
 
     Raises:
@@ -154,23 +145,16 @@ def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
 
 
 def apply_norm(cfg: Config, text: str) -> str:
-    """Makes a recipe one with another norm, in place: `--norm`.
+    """Gives a recipe another norm, in place, as `--norm` does; returns the name of the work directory.
 
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So do the folders of the checkpoints that
-    backbone and enhancer start from, where they are named after the config's norm. :func:`keep_means` has to follow,
-    once it is settled which weights these are.
-
-    Args:
-        cfg (Config): the recipe.
-        text (str): what :func:`parse_norm` takes.
-
-    Returns:
-        The name of the work directory.
+    backbone and enhancer start from, where they are named after the config's norm. Once it is settled which weights
+    these are, :func:`keep_means` has to follow.
 
     Raises:
-        PreflightError: see :func:`parse_norm` and :func:`set_norm`.
+        PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
     """
-    name, norm_cfg = parse_norm(text)
+    name, norm_cfg = parse_preset(text)
     old = next((cfg.model[part].norm_cfg.type for part in _parts(cfg)), '')
     set_norm(cfg, norm_cfg)
 
@@ -181,9 +165,9 @@ def apply_norm(cfg: Config, text: str) -> str:
     path = pretrained_path(cfg)
     if path is not None and '://' not in path:
         set_pretrained(cfg, of_the_norm(path))
-    enhancer = (cfg.model.get('enhancer') or {}).get('init_cfg') or {}
-    if 'checkpoint' in enhancer and '://' not in enhancer.checkpoint:
-        enhancer.checkpoint = of_the_norm(enhancer.checkpoint)
+    enhancer = pretrained_path(cfg, 'enhancer')
+    if enhancer is not None and '://' not in enhancer:
+        cfg.model.enhancer.init_cfg.checkpoint = of_the_norm(enhancer)
     return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 
@@ -212,5 +196,3 @@ def count_steps(cfg: Config) -> int:
     except OSError as error:
         raise PreflightError(f'the steps of the run cannot be counted without its training data ({error}): name '
                              "PRepBN's, as in --norm 'PRepBN=PRepBN,steps=187650'.") from error
-
-

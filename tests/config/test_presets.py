@@ -3,7 +3,7 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
-from mmunorm.config.presets import NORMS, apply_norm, parse_norm, set_norm, slug
+from mmunorm.config.presets import NORMS, apply_norm, parse_preset, set_norm, slug
 from mmunorm.utils import PreflightError
 
 
@@ -13,15 +13,15 @@ from mmunorm.utils import PreflightError
     ('UN-nofilter', 'UN-nofilter', dict(type='UN', outlier_filter=False)),
     ('big=UN,window=(2,8),alpha=0.5,outlier_variance=channel', 'big',
      dict(type='UN', window=(2, 8), alpha=0.5, outlier_variance='channel'))])
-def test_parse_norm(text, name, norm_cfg):
-    assert parse_norm(text) == (name, norm_cfg)
+def test_parse_preset(text, name, norm_cfg):
+    assert parse_preset(text) == (name, norm_cfg)
 
 
 @pytest.mark.parametrize(('text', 'message'), [('GN', 'one of LN, BN'), ('a=UN,window', 'NAME=TYPE'),
                                                ('a=UN,=4', 'NAME=TYPE'), ('=UN', 'NAME=TYPE')])
-def test_parse_norm_refuses(text, message):
+def test_parse_preset_refuses(text, message):
     with pytest.raises(PreflightError, match=message):
-        parse_norm(text)
+        parse_preset(text)
 
 
 def config(tmp_path, norm="dict(type='UN', window=8, alpha=0.5, warmup_iters=7)", name='swin_un_detector'):

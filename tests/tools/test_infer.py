@@ -208,7 +208,7 @@ def test_no_pictures_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):
 def test_limit_must_be_positive(capsys):
     with pytest.raises(SystemExit):
         infer('a.py', 'a.pth', 'a.png', '--out-dir', 'out', '--limit', '0')
-    assert '--limit must be at least 1, got 0' in capsys.readouterr().err
+    assert '--limit: must be at least 1, got 0' in capsys.readouterr().err
 
 
 def test_drawings_of_an_earlier_run_are_not_pictures(classifier, tmp_path):

@@ -27,7 +27,7 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.comparison.results import metrics_of, remarks, summary, write_files
 from mmunorm.comparison.runs import FAIL, ComparedRun
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_norm, parse_preset
+from mmunorm.config.presets import HELP, count_steps, parse_preset
 from mmunorm.residuals import RESIDUALS
 from mmunorm.utils import PreflightError
 
@@ -77,7 +77,7 @@ def plan(args):
     schemes = dict(parse_preset(text, known, 'scheme') for text in args.residuals)
     steps = count_steps(base)
     recipes = {}
-    for norm, norm_cfg in map(parse_norm, args.norms):
+    for norm, norm_cfg in map(parse_preset, args.norms):
         with_its_norm = with_norm(base, norm, norm_cfg, steps)
         for scheme, residual_cfg in schemes.items():
             recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())

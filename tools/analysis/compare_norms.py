@@ -31,7 +31,7 @@ from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_norms
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
-from mmunorm.config.presets import HELP, count_steps, keep_means, parse_norm, slug
+from mmunorm.config.presets import HELP, count_steps, keep_means, parse_preset, slug
 from mmunorm.utils import PreflightError
 
 # What --stress cannot multiply, by the model that reads it.
@@ -84,7 +84,7 @@ def plan(args):
         raise PreflightError('--stress multiplies normalized pictures by a factor, and '
                              f'{NOT_STRESSED[class_name(base.model)]}.')
     check_data(base, ['train', 'val'])
-    norm_cfgs = dict(map(parse_norm, args.norms))
+    norm_cfgs = dict(map(parse_preset, args.norms))
     if len({slug(name) for name in norm_cfgs}) < len(args.norms):
         raise PreflightError('--norms: two norms have the same name, or names that give the same folder.')
 

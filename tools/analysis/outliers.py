@@ -5,18 +5,15 @@ from mmunorm.analysis.figures import outliers_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.outliers import accumulated_outliers
-from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.cli.records import add_record_arguments, read_records
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     add_record_arguments(parser)
-    parser.add_argument('--points', type=int, default=4, help='number of points of training (default 4)')
-    args = parser.parse_args(argv)
-    if args.points < 1:
-        parser.error(f'--points must be at least 1, got {args.points}')
-    return args
+    parser.add_argument('--points', type=positive, default=4, help='number of points of training (default 4)')
+    return parser.parse_args(argv)
 
 
 @command
