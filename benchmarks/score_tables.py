@@ -225,6 +225,19 @@ TABLES = {
         labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=WAYS,
         columns={'untrained': mean(TOP1, condition='untrained', missing=''),
                  'after 188 steps': mean(TOP1, condition='trained')}),
+    'conversion_control': dict(
+        labels=['', 'rate'], where=dict(experiment='conversion', condition='trained', **AVX512),
+        rows={(label, rate): dict(way=f'{way}{suffix}') for label, way in (
+            ('LN, trained on', 'LN, trained on'), ('LN, with the teacher', 'LN, trained on, teacher'),
+            ('UN, one after the other, with the teacher', 'affine, sequential, teacher'))
+            for rate, suffix in (('1e-3', ''), ('3e-4', ', rate 0.0003'), ('1e-4', ', rate 0.0001'))
+            if (way, rate) != ('LN, trained on, teacher', '1e-4')},
+        columns=by_seed(TOP1, 3)),
+    'conversion_longer': dict(
+        labels=['376 steps at 1e-3'], where=dict(experiment='conversion', condition='trained', **AVX512),
+        rows={'LN, trained on': dict(way='LN, trained on, 2 x steps'),
+              'UN, one after the other, with the teacher': dict(way='sequential, teacher, 2 x steps')},
+        columns=by_seed(TOP1, 3)),
     'conversion_pictures': dict(
         labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=pictures(TOP1)),
     'conversion_detector_start': dict(
