@@ -24,11 +24,11 @@ import torch
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from torch import Tensor
 from tqdm import tqdm
 
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
+from mmunorm.fusion.graph.labels import tensors_in
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import describe
@@ -158,18 +158,8 @@ def outputs(model, example):
     """All tensors that come out for an example, or for each of several."""
     if isinstance(example, list):
         return [tensor for one in example for tensor in outputs(model, one)]
-    return list(tensors(model(**example) if isinstance(example, dict) else model(example)))
-
-
-def tensors(value):
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors(part)
+    results = tensors_in(model(**example) if isinstance(example, dict) else model(example))
+    return [tensor for tensor in results if tensor.is_floating_point()]
 
 
 def difference(after, before):

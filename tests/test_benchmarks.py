@@ -102,4 +102,4 @@ def test_the_model_zoo_goes_on_where_it_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(zoo, 'measure', None)  # all rows are there
     zoo.main(['--only', 'timm', '--page', str(tmp_path / 'page.md'), *paths[:2]])
     text = (tmp_path / 'page.md').read_text()
-    assert '1 models with 9 norms: 9 are folded, 0 are kept' in text and '1 models do not run here' in text
+    assert '1 models with 9 norms: 9 are folded, 0 are kept' in text and '1 models did not run' in text

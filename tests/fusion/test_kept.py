@@ -102,22 +102,6 @@ def test_batch_norm_with_something_in_its_forward():
     assert 'no plain BatchNorm' in why_kept(Pair(BatchNormAct2d(6), nn.Conv2d(6, 3, 1)))
 
 
-class Doubled(nn.BatchNorm2d):
-    """Has an `affine()` of its own, which wins over torch's formula."""
-    affine = None  # torch sets it as an attribute of the instance
-
-    def __init__(self):
-        super().__init__(6, affine=False)
-        self.affine = lambda: (torch.full((6, ), 2.).double(), torch.ones(6).double())
-
-    def forward(self, x):
-        return 2 * x + 1
-
-
-def test_own_affine_wins_over_torchs_formula():
-    fold(Pair(Doubled(), nn.Conv2d(6, 3, 1)), strict=True)
-
-
 @pytest.mark.parametrize('name, value', [('weight', float('nan')), ('bias', float('inf')), ('running_var', -1.)])
 def test_statistics_that_are_not_finite(name, value):
     model = Pair(UN(6), nn.Linear(6, 3)).eval()
@@ -177,27 +161,6 @@ def test_hooks_elsewhere_do_not_matter():
 def test_parametrized_readers(change):
     model = Pair(nn.BatchNorm2d(6), change(nn.Conv2d(6, 3, 1)))
     assert why_kept(model).split(' reader ')[1] in ('has a parametrized weight', 'has forward hooks')
-
-
-class Two(nn.Module):
-    """A norm with two readers, of which the second may be anything."""
-
-    def __init__(self, second):
-        super().__init__()
-        self.norm, self.first, self.second = UN(6), nn.Linear(6, 3), second
-
-    def forward(self, x):
-        x = self.norm(x)
-        return self.first(x), self.second(x)
-
-
-fold_rule(Two)(lambda two: [Into('norm', 'first', 'second')])
-
-
-def test_two_readers():
-    assert fold(Two(nn.Linear(6, 2)), TOKENS, strict=True).folded[0].where == 'first, second'
-    why = 'its neighbour second is a GELU, not a linear layer or convolution'
-    assert why_kept(Two(nn.GELU()), TOKENS) == why
 
 
 def share(path):

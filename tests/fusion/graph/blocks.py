@@ -222,11 +222,6 @@ def two_readers(self, x):
     return self.fc(x) + self.fc(self.norm(x))
 
 
-@block(mlp, kept=['norm'])
-def weight_read(self, x):
-    return pre(self, x) + self.fc1.weight.mean()
-
-
 @block(mlp)
 def gathered(self, x):
     """Some tokens, by index."""
