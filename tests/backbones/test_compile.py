@@ -27,8 +27,8 @@ def train(block, model, steps=12):
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize('backend', ['aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
-def test_a_swin_block_compiles_and_trains_as_without(backend):
+@pytest.mark.slow
+def test_a_swin_block_compiles_and_trains_as_without():
     torch.manual_seed(0)
     torch._dynamo.reset()
     norm_cfg = dict(type='UN', window=3, warmup_iters=4)
@@ -37,7 +37,7 @@ def test_a_swin_block_compiles_and_trains_as_without(backend):
     twin = copy.deepcopy(block)
     stock = SwinBlock(16, 2, window_size=4, shift=True).train()
     fullgraph = is_one_graph(stock, torch.randn(2, 64, 16), (8, 8))
-    compiled = torch.compile(twin, backend=backend, fullgraph=fullgraph)
+    compiled = torch.compile(twin, fullgraph=fullgraph)
     torch.testing.assert_close(train(twin, compiled), train(block, block), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(twin.state_dict(), block.state_dict(), rtol=1e-3, atol=1e-4)
     assert block.norm1.num_outliers > 0

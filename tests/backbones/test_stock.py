@@ -1,11 +1,14 @@
-"""What others read of a stock backbone is there in ours as well."""
+"""What all backbones share: arguments, registry, and what others read of a stock backbone."""
 import copy
 
 import pytest
 import torch
 from mmcv.cnn.bricks.drop import DropPath
+from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.registry import DefaultScope
 from mmpretrain.models import SwinTransformer, T2T_ViT, VisionTransformer
+from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
+from torch import nn
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
 
@@ -60,3 +63,25 @@ def test_stochastic_depth_drops_what_the_stock_one_drops(name):
         outputs.append(model(images)[0])
     torch.testing.assert_close(outputs[1], outputs[0])
     torch.testing.assert_close(outputs[2], outputs[0])
+
+
+@pytest.mark.parametrize('cls, settings', [(ours, settings) for _, ours, settings in BACKBONES.values()], ids=BACKBONES)
+def test_every_scope_finds_it_and_it_names_a_bad_norm_cfg(cls, settings):
+    settings = {key: value for key, value in settings.items() if key != 'norm_cfg'}
+    for registry in (MMDET_MODELS, MMPRETRAIN_MODELS):
+        model = registry.build(dict(copy.deepcopy(settings), type=cls.__name__))
+        assert type(model) is cls and not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+        assert model.train() is model.eval() is model and not any(module.training for module in model.modules())
+    for norm_cfg in (None, 'UN', dict(window=4)):
+        with pytest.raises(TypeError, match='norm_cfg=.*must be a dict that names its type'):
+            cls(**settings, norm_cfg=norm_cfg)
+
+
+@pytest.mark.parametrize('cls, settings', [(ours, settings) for _, ours, settings in BACKBONES.values()], ids=BACKBONES)
+def test_arguments_are_not_written_to(cls, settings):
+    parts = {UNSwinTransformer: dict(patch_cfg=dict(bias=False), stage_cfgs=dict(block_cfgs=dict(ffn_ratio=2.)))}
+    settings = dict(settings, norm_cfg=dict(type='UN'), residual_cfg=dict(type='BranchNorm', warmup_iters=3),
+                    out_indices=[1], **parts.get(cls, {}))
+    before = copy.deepcopy(settings)
+    cls(**settings)
+    assert settings == before

@@ -27,7 +27,7 @@ def test_the_model_has_one_count():
 
 
 @given(t=st.integers(0, 10**7), warmup_iters=st.integers(0, 10**6))
-def test_growth_is_that_of_its_formula(t, warmup_iters):
+def test_growth_by_its_formula(t, warmup_iters):
     share = t / warmup_iters if t < warmup_iters else 1
     expected = dict(
         linear=share,
@@ -41,21 +41,17 @@ def test_growth_is_that_of_its_formula(t, warmup_iters):
         assert weight != 0 or value < 1e-12
 
 
-@pytest.mark.parametrize('schedule', ['linear', 'exponential', 'sigmoid'])
-def test_growth_only_grows_from_exactly_0_to_exactly_1(schedule):
-    weights = torch.stack([growth(torch.tensor(t), 100, schedule) for t in range(103)])
-    assert weights[0] == 0 and (weights[100:] == 1).all()
-    assert (weights[1:101] > weights[:100]).all()
-
-
+@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
 def test_counts_optimizer_steps_and_no_forward_passes():
-    model = vit(LINEAR, 2).train()
+    model = UNSwinTransformer(
+        dict(embed_dims=8, depths=[2], num_heads=[2]), img_size=32, window_size=4, out_indices=(0, ), with_cp=True,
+        residual_cfg=LINEAR).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = count_updates(model, optimizer)
     for step in range(3):
-        for _ in range(4):  # an accumulated gradient
-            model(torch.randn(IMAGES))[0].sum().backward()
-        model.eval()(torch.randn(IMAGES))
+        for _ in range(4):  # an accumulated gradient, with activation checkpointing
+            model(torch.randn(1, 3, 32, 32))[0].sum().backward()
+        model.eval()(torch.randn(1, 3, 32, 32))
         model.train()
         assert count(model) == step
         optimizer.step()
@@ -82,20 +78,6 @@ def test_counts_beside_a_schedule_and_the_compiler():
             before.step()
             after.step()
             assert count(model) == step
-
-
-@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
-def test_activation_checkpointing_does_not_count():
-    model = UNSwinTransformer(
-        dict(embed_dims=8, depths=[2], num_heads=[2]), img_size=32, window_size=4, out_indices=(0, ), with_cp=True,
-        residual_cfg=LINEAR).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count_updates(model, optimizer)
-    for step in range(3):
-        assert count(model) == step
-        model(torch.randn(1, 3, 32, 32))[0].sum().backward()
-        optimizer.step()
-    assert count(model) == 3
 
 
 def test_a_step_that_the_gradient_scaler_skips_does_not_count():
@@ -128,33 +110,6 @@ def test_a_fused_optimizer_says_itself_whether_it_skips(found, expected):
         optimizer.found_inf = found  # as the scaler sets it for the time of the step
     optimizer.step()
     assert count(model) == expected
-
-
-def test_goes_on_in_the_middle_of_the_ramp_as_without_a_break():
-    def run(model, optimizer, batches):
-        count_updates(model, optimizer)
-        for images in batches:
-            optimizer.zero_grad()
-            model(images)[0].square().sum().backward()
-            optimizer.step()
-
-    def new():
-        torch.manual_seed(0)
-        model = vit(LINEAR, 2).train()
-        return model, torch.optim.Adam(model.parameters(), lr=0.01)
-
-    batches = list(torch.randn(12, *IMAGES))
-    whole, optimizer = new()
-    run(whole, optimizer, batches)
-    first, optimizer = new()
-    run(first, optimizer, batches[:5])
-    second, resumed = new()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(optimizer.state_dict())
-    assert count(second) == 5
-    run(second, resumed, batches[5:])
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
 
 
 def test_training_that_nobody_counts_is_a_warning():

@@ -22,9 +22,8 @@ every_backbone = pytest.mark.parametrize('build', BUILDERS.values(), ids=BUILDER
 @pytest.mark.parametrize('scheme', WITHOUT_NORM)
 @every_backbone
 def test_a_scheme_without_norms_refuses_norms(build, scheme):
-    for norm in ('LN', 'UN'):
-        with pytest.raises(ValueError, match=f'norm_cfg: {scheme} is a scheme without norms, and got'):
-            build(residual_cfg=dict(type=scheme), norm_cfg=dict(type=norm))
+    with pytest.raises(ValueError, match=f'norm_cfg: {scheme} is a scheme without norms, and got UN'):
+        build(residual_cfg=dict(type=scheme), norm_cfg=dict(type='UN'))
     for norm_cfg in ({}, dict(norm_cfg=dict(type='NoNorm'))):
         layer = next(module for module in build(residual_cfg=dict(type=scheme), **norm_cfg).modules()
                      if hasattr(module, 'residual1'))

