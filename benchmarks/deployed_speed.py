@@ -19,9 +19,10 @@ from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.config.models import build_model
 from mmunorm.deploy.benchmark import markdown, run_benchmark
 from mmunorm.deploy.export import describe_model
+from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.rows import ROWS, Subject
-from mmunorm.deploy.testing import ExportedModel
+from mmunorm.deploy.pictures import batch_of
+from mmunorm.deploy.subjects import Subject
 from mmunorm.norms import OfflineNorm
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--configs', nargs='+', help='the first is the baseline (default: Swin-T with LN and with UN)',
                         default=[ROOT / f'configs/swin_t_{norm}_imagenet.py' for norm in ('ln', 'un')])
-    parser.add_argument('--formats', nargs='+', choices=list(ROWS), metavar='FORMAT',
+    parser.add_argument('--formats', nargs='+', choices=list(FORMS), metavar='FORMAT',
                         default=['torch', 'onnx', 'onnx-int8', 'openvino', 'openvino-int8'])
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
@@ -71,10 +72,9 @@ def main(argv=None):
             meta = describe_model(model, cfg, {})
             pictures = noise(meta['shape'][2:], 20)
             take_statistics(model, [torch.stack(pictures[:4]).float().numpy()])
-            files = Path(folder, str(len(subjects)))
-            files.mkdir()
-            subjects.append(Subject(Path(config).stem, model, meta, args.batch, files, args.threads, pictures))
-        arrays = ExportedModel(subjects[-1].eager()).arrays(pictures[:args.batch])
+            subjects.append(Subject(Path(config).stem, model, meta, args.batch, Path(folder, str(len(subjects))),
+                                    args.threads, pictures))
+        arrays = batch_of(pictures[:args.batch], meta)
         result = run_benchmark(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
     print(markdown(result))
     args.out.mkdir(parents=True, exist_ok=True)

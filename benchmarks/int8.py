@@ -20,8 +20,10 @@ from mmunorm.cli.arguments import command, load_config, positive, set_dataloader
 from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.rows import Subject
+from mmunorm.deploy.formats.pytorch import TorchSession
+from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.subjects import Subject
 from mmunorm.deploy.testing import ExportedModel
 
 ROOT = Path(__file__).parent.parent
@@ -52,13 +54,15 @@ def measure(config, checkpoint, args, folder):
     cfg = load_config(config)
     set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, checkpoint)
-    subject = Subject('model', model, meta, args.batch, folder, torch.get_num_threads(),
+    subject = Subject('model', model, meta, args.batch, folder / 'files', torch.get_num_threads(),
                       training_pictures(cfg, args.num_samples))
-    arrays = ExportedModel(subject.eager()).arrays(test_pictures(cfg, args.num_pictures))
-    runners = {'float': subject.eager(), 'OpenVINO INT8': Runner(subject.file('openvino', int8=True)),
-               'ONNX Runtime INT8': Runner(subject.file('onnx', int8=True))}
+    arrays = batch_of(test_pictures(cfg, args.num_pictures), meta)
+    sessions = {'float': TorchSession(subject.exportable.stock, subject.exportable.meta)}
+    for label, name in (('OpenVINO INT8', 'openvino-int8'), ('ONNX Runtime INT8', 'onnx-int8')):
+        sessions[label] = subject.made(name)[0]()
     exact = None
-    for form, runner in runners.items():
+    for form, session in sessions.items():
+        runner = Runner(session)
         row = dict(form=form, metrics=main_metrics(test_metrics(cfg, ExportedModel(runner), form)))
         if not runner.is_detector:
             got = logits(runner, arrays)

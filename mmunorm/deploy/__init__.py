@@ -1,7 +1,8 @@
-"""Shipping: a trained model as one file for ONNX Runtime or OpenVINO, and what runs that file."""
-from .export import Traced, describe_model, trace
+"""Shipping: a trained model as one file for a runtime such as ONNX Runtime, and what runs that file."""
+from .export import Exportable, describe_model, prepare_export
 from .formats import FORMATS, find_format
 from .runner import Detections, Runner
-from .saving import Exported, save
+from .saving import Exported, export_file
 
-__all__ = ['FORMATS', 'Detections', 'Exported', 'Runner', 'Traced', 'describe_model', 'find_format', 'save', 'trace']
+__all__ = ['FORMATS', 'Detections', 'Exportable', 'Exported', 'Runner', 'describe_model', 'export_file', 'find_format',
+           'prepare_export']

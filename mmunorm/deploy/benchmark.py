@@ -17,7 +17,8 @@ from ..benchmark.environment import environment
 from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, timed, warm_up
 from ..benchmark.table import quartiles, speed_beside, spread
 from ..utils import PreflightError, whole_file, write_text
-from .rows import INT8, ROWS, Subject
+from .formats import FORMATS, FORMS
+from .subjects import Subject
 from .testing import ExportedModel
 from .workers import Worker
 
@@ -38,7 +39,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
 
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
-        formats (Sequence[str]): keys of `ROWS`.
+        formats (Sequence[str]): keys of `FORMS`.
         arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
         metrics_of (Callable): gives the metrics of a subject for a model in place of its own, and a title.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
@@ -61,10 +62,10 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
 
         for subject in subjects:
             for name in formats:
-                row = dict(model=subject.name, format=name, label=ROWS[name].label, error=None)
+                row = dict(model=subject.name, format=name, label=FORMS[name][1].label, error=None)
                 rows.append(row)
                 try:
-                    openers[subject.name, name], row['size'] = ROWS[name].make(subject)
+                    openers[subject.name, name], row['size'] = subject.made(name)
                     worker = start((subject.name, name), openers[subject.name, name])
                 except PreflightError as error:
                     row['error'] = str(error)
@@ -77,7 +78,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
                      torch.device('cpu'))
         seconds = timed(race, repeat, warm_up(race, 2)) if workers else {}
 
-    batch, _, *shape = subjects[0].traced.meta['shape']
+    batch, _, *shape = subjects[0].exportable.meta['shape']
     for row in rows:
         if row['error'] is not None:
             continue
@@ -89,13 +90,13 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
         row['latency_ms'] = spread(1000 * np.array(row['seconds']))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
             row['to_baseline'] = ratio(base, row['seconds'])
-        in_float = seconds.get((row['model'], row['format'].removesuffix(INT8)))
-        if row['format'].endswith(INT8) and in_float:
+        chosen, form = FORMS[row['format']]
+        if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
             row['to_float'] = ratio(in_float, row['seconds'])
     control = None
     if 'control' in seconds and again['error'] is None:
         control = dict(model=again['model'], label=again['label'], ratio=ratio(again['seconds'], seconds['control']))
-    packages = [name for name in ('onnxruntime', 'openvino') if find_spec(name)]
+    packages = [name for each in FORMATS.values() for name in each.run_packages if find_spec(name)]
     return dict(
         title=subjects[-1].name, baseline=subjects[0].name if len(subjects) > 1 else None, batch=batch, shape=shape,
         threads=subjects[0].threads, repeat=max(map(len, seconds.values()), default=0),

@@ -1,9 +1,12 @@
-"""From a model to one graph, which :mod:`.saving` writes as a file for a runtime."""
+"""From a model to one graph, which each format writes as a file."""
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,7 +18,7 @@ from ..config.checkpoints import read_checkpoint
 from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, describe
-from .graphs import DetectorGraph, graph_of
+from .graphs import graph_of
 from .pictures import resize, steps_of
 from .windows import side_multiple, with_dynamic_windows, with_static_windows
 
@@ -80,50 +83,77 @@ def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
     raise PreflightError('--shape must be given: the test pipeline leaves pictures of any size.')
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A model as one graph, which can be saved in several formats.
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """A model as one graph, which each format writes in its own way.
 
     Attributes:
-        program: in the form of ONNX.
+        graph: with `inputs` and `outputs`, their names; its window attention is one that exporters take.
+        stock: the same graph with the model's own layers.
         meta: what the file will say about itself.
         inputs: a sample, by :func:`sample_inputs`.
-        expected: what torch makes of it, by name of output.
+        open_shapes: torch's `Dim` of the dimensions that are not fixed, by dimension, for each input; or None.
+        expected: what torch makes of the sample, by name of output.
         norms: number of norms in the model.
     """
-    program: torch.onnx.ONNXProgram
+    graph: nn.Module
+    stock: nn.Module
     meta: dict
     inputs: tuple[torch.Tensor, ...]
+    open_shapes: tuple[dict, ...] | None
     expected: dict[str, np.ndarray]
     norms: int
 
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The graph as `torch.export` sees it.
 
-def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Traced:
+        Raises:
+            PreflightError: torch cannot export it.
+        """
+        with exporting():
+            return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
+                                       prefer_deferred_runtime_asserts_over_guards=True)
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Within it, an error of torch's exporters is a PreflightError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of torch about its own functions
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise PreflightError(f'torch cannot export this model: {reason}') from error
+
+
+def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
     """Turns a model into one graph.
 
     The model is taken as it is: fold it first with :func:`mmunorm.fuse_norms`, or leave its norms in to compare.
 
     Args:
         model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
-        meta (dict): what :func:`describe_model` gives.
+        meta (dict): what :func:`describe_model` returns.
         batch (int): pictures at once. Defaults to 1.
         dynamic (bool): take any number of pictures, and of a Swin without a table of absolute positions also any
-            height and width that are multiples of its total stride. They are None in the `shape` of `Traced.meta`,
-            and its `divisor` has the multiple. Defaults to False.
+            height and width that are multiples of its total stride. They are None in the `shape` of
+            `Exportable.meta`, and its `divisor` has the multiple. Defaults to False.
 
     Raises:
         PreflightError: the model has a part that cannot be exported, or refuses pictures of this size.
     """
-    graph = graph_of(model)
+    stock = graph_of(model)
     multiple = side_multiple(model.backbone) if dynamic else None
-    graph = (with_dynamic_windows if multiple else with_static_windows)(graph).eval().requires_grad_(False)
+    graph = (with_dynamic_windows if multiple else with_static_windows)(stock).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
-    shape, open_shape = meta['shape'], None
+    shape, open_shapes = meta['shape'], None
     if dynamic:
-        # What the graph is traced with must not look like what never changes: one picture, or as high as wide.
+        # What the graph is exported with must not look like what never changes: one picture, or as high as wide.
         shape = [2, *shape[1:]]
         meta['shape'] = [None, *shape[1:]]
-        open_shape = {0: torch.export.Dim('batch')}
+        open_shapes = tuple({0: torch.export.Dim('batch')} for _ in graph.inputs)
     if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
         raise PreflightError('--dynamic sorts a fixed number of boxes a level: model.test_cfg.rpn.nms_pre must be a '
                              f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
@@ -133,7 +163,7 @@ def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -
         shape = [2, 3, height, width + meta['divisor']]
         meta['shape'] = [None, 3, None, None]
         for side, name in ((2, 'rows'), (3, 'columns')):
-            open_shape[side] = meta['divisor'] * torch.export.Dim(name)
+            open_shapes[0][side] = meta['divisor'] * torch.export.Dim(name)
     inputs = sample_inputs(graph, shape)
     try:
         with torch.no_grad():
@@ -144,39 +174,7 @@ def trace(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -
                              'another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
-    return Traced(onnx_program(graph, inputs, open_shape), meta, inputs, expected, len(list(norm_layers(model))))
-
-
-def onnx_program(graph: nn.Module, inputs: tuple[torch.Tensor, ...],
-                 open_shape: dict | None = None) -> torch.onnx.ONNXProgram:
-    """A graph in the form of ONNX, in memory.
-
-    Args:
-        graph (nn.Module): with `inputs` and `outputs`, their names.
-        inputs (tuple[Tensor]): a sample.
-        open_shape (dict, optional): torch's `Dim` by dimension of the first input for those that are not fixed; the
-            other inputs share the first dimension.
-
-    Raises:
-        PreflightError: torch cannot export it.
-    """
-    tables, names, open_shapes = {}, (list(graph.inputs), list(graph.outputs)), None
-    if open_shape is not None:
-        open_shapes = (open_shape, *({0: open_shape[0]} for _ in inputs[1:]))
-    if isinstance(graph, DetectorGraph):
-        from .rcnn.nms import onnx_translations
-        tables = onnx_translations()
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of torch about its own functions
-        try:
-            # Not by torch.onnx.export, inside which mmdet looks for parts that it no longer has.
-            program = torch.export.export(graph, inputs, dynamic_shapes=open_shapes, strict=False,
-                                          prefer_deferred_runtime_asserts_over_guards=True)
-            return torch.onnx.export(program, inputs, dynamo=True, verbose=False, input_names=names[0],
-                                     output_names=names[1], custom_translation_table=tables)
-        except (RuntimeError, ValueError) as error:  # of torch.export and torch.onnx
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
-            raise PreflightError(f'torch cannot export this model to ONNX: {reason}') from error
+    return Exportable(graph, stock, meta, inputs, open_shapes, expected, len(list(norm_layers(model))))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""How a picture becomes the input of an exported model: what a config's test pipeline does, without its packages.
+"""How pictures become the input of an exported model, and masks part of a picture, without torch or mmcv.
 
 Only numpy, and OpenCV or Pillow, whichever the config resizes with.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
+from ..utils import PreflightError
 
 
 def resize(picture: np.ndarray, width: int, height: int, backend: str = 'cv2',
@@ -86,6 +88,65 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
         elif not (kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
             raise ValueError(f'{kind} changes pictures in a way that an exported model does not know')
     return steps
+
+
+def batch_of(pictures: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
+    """The inputs of a file for pictures `(3, h, w)` that its steps have prepared.
+
+    Args:
+        pictures (Sequence[np.ndarray]): uint8; anything that numpy takes for arrays.
+        meta (dict): what the file says about itself.
+
+    Returns:
+        `images` `(N, 3, H, W)`, uint8 of a classifier; of a detector float32, and also `sizes` `(N, 2)` float32.
+
+    Raises:
+        PreflightError: a picture does not fit into the file's input.
+    """
+    pictures = [np.asarray(picture) for picture in pictures]
+    _, _, height, width = meta['shape']
+    if meta['task'] != 'detector':
+        for picture in pictures:
+            if height and picture.shape[1:] != (height, width):
+                raise PreflightError(f'the config makes pictures of {picture.shape[1]} x {picture.shape[2]}, and the '
+                                     f'file takes {height} x {width}: export with another --shape.')
+        return (np.stack(pictures), )
+    sizes = np.array([picture.shape[1:] for picture in pictures], np.float32)
+    if not height:
+        height, width = (int(-(-side // meta['divisor']) * meta['divisor']) for side in sizes.max(0))
+    images = np.zeros((len(pictures), 3, height, width), np.float32)
+    for image, picture in zip(images, pictures, strict=True):
+        if picture.shape[1] > height or picture.shape[2] > width:
+            raise PreflightError(f'a picture of {picture.shape[1]} x {picture.shape[2]} pixels does not fit into '
+                                 f'{height} x {width}: export with a larger --shape.')
+        image[:, :picture.shape[1], :picture.shape[2]] = picture
+    return images, sizes
+
+
+class Samples(Sequence):
+    """Batches of a file's inputs that the ranges of INT8 are taken from; floating point only when they are asked for.
+
+    Args:
+        pictures (Sequence[np.ndarray]): uint8 `(3, h, w)`, such as the tensors of a data loader.
+        meta (dict): what the file says about itself.
+        batch (int): pictures at once. Those that do not fill the last batch are left out.
+
+    Raises:
+        PreflightError: there are fewer pictures than a batch.
+    """
+
+    def __init__(self, pictures: Sequence[np.ndarray], meta: dict, batch: int):
+        if len(pictures) < batch:
+            raise PreflightError(f'--int8 needs at least as many training pictures as a batch has, got {len(pictures)} '
+                                 f'for --batch {batch}.')
+        self._pictures, self._meta, self._batch = pictures, meta, batch
+
+    def __len__(self) -> int:
+        return len(self._pictures) // self._batch
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        part = self._pictures[range(len(self))[index] * self._batch:][:self._batch]
+        return tuple(array.astype(np.float32) for array in batch_of(part, self._meta))
 
 
 def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:

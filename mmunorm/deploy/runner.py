@@ -1,17 +1,14 @@
 """Runs an exported model in its runtime; no model of torch is built."""
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from ..utils import PreflightError, describe
-from .formats import need
-from .pictures import paste, prepare, resize
-
-KEY = 'mmunorm'  # of the metadata in the files
+from ..utils import PreflightError
+from .formats import Session, open_file
+from .pictures import batch_of, paste, prepare, resize
 
 
 @dataclass
@@ -34,9 +31,8 @@ class Runner:
     """An exported model, ready to run on the CPU.
 
     Args:
-        path: a `.onnx` file, which ONNX Runtime runs, or a `.xml` file of OpenVINO.
-        threads (int, optional): CPU threads; the runtime's choice by default.
-        precision (str): 'f32', or 'bf16' for OpenVINO to compute in bfloat16. Defaults to 'f32'.
+        file: the path of an exported model, such as a `.onnx` or a `.xml` file, or an open :class:`Session`.
+        threads (int, optional): CPU threads; the runtime's choice by default. Of a path alone.
 
     Attributes:
         meta (dict): what the file says about itself.
@@ -45,29 +41,12 @@ class Runner:
 
     Raises:
         PreflightError: there is no such file, its runtime is not installed, or `tools/deploy/export.py` has not
-            made it; or this CPU does not compute in `precision`.
+            made it.
     """
 
-    def __init__(self, path: str | Path, threads: int | None = None, precision: str = 'f32'):
-        path = Path(path)
-        if path.suffix not in _SESSIONS:
-            raise PreflightError(f'an exported model ends with {" or ".join(_SESSIONS)}, got {path}.')
-        if not path.is_file():
-            raise PreflightError(f'there is no exported model {path}.')
-        if path.suffix == '.xml' and not path.with_suffix('.bin').is_file():
-            raise PreflightError(f'{path} needs its weights beside it, and there is no {path.with_suffix(".bin")}.')
-        try:
-            self._session = _SESSIONS[path.suffix](path, threads, precision)
-        except PreflightError:
-            raise
-        except Exception as error:  # the runtimes have no class of errors in common
-            raise PreflightError(f'{path} cannot be loaded: {describe(error)}') from error
-        if not self._session.meta:
-            raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
-        self._read(json.loads(self._session.meta))
-
-    def _read(self, meta: dict) -> None:
-        self.meta = meta
+    def __init__(self, file: str | Path | Session, threads: int | None = None):
+        self._session = file if isinstance(file, Session) else open_file(file, threads)
+        self.meta = self._session.meta
         self.classes = self.meta['classes']
         self.is_detector = self.meta['task'] == 'detector'
 
@@ -117,29 +96,10 @@ class Runner:
         shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
         if shrink < 1:
             small = resize(picture, max(int(small.shape[1] * shrink), 1), max(int(small.shape[0] * shrink), 1))
-        images, sizes = self.canvas([small.transpose(2, 0, 1)])
+        images, sizes = batch_of([small.transpose(2, 0, 1)], self.meta)
         outputs = {name: array[0] for name, array in self(images, sizes).items()}
         scale = (small.shape[1] / full_width, small.shape[0] / full_height)
         return self.detections(outputs, scale, full_height, full_width, score_thr)
-
-    def canvas(self, pictures: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Pictures `(3, h, w)` in one batch: `images` `(N, 3, H, W)` and their `sizes` `(N, 2)`, both float32.
-
-        Raises:
-            PreflightError: a picture is larger than the file's input.
-        """
-        sizes = np.array([picture.shape[1:] for picture in pictures], np.float32)
-        _, _, height, width = self.meta['shape']
-        if not height:
-            divisor = self.meta['divisor']
-            height, width = (int(-(-side // divisor) * divisor) for side in sizes.max(0))
-        images = np.zeros((len(pictures), 3, height, width), np.float32)
-        for image, picture in zip(images, pictures, strict=True):
-            if picture.shape[1] > height or picture.shape[2] > width:
-                raise PreflightError(f'a picture of {picture.shape[1]} x {picture.shape[2]} pixels does not fit into '
-                                     f'{height} x {width}: export with a larger --shape.')
-            image[:, :picture.shape[1], :picture.shape[2]] = picture
-        return images, sizes
 
     def detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
                    score_thr: float = 0.) -> Detections:
@@ -160,46 +120,3 @@ class Runner:
             for pasted, mask, box in zip(masks, outputs['masks'][found], boxes, strict=True):
                 pasted[:] = paste(mask, box, height, width, self.meta['mask_threshold'])
         return Detections(boxes, scores[found], outputs['labels'][found].astype(np.int64), masks)
-
-
-class _OnnxRuntime:
-
-    def __init__(self, path: Path, threads: int | None, precision: str):
-        if precision != 'f32':
-            raise PreflightError(f'ONNX Runtime computes in what the file says, and precision is {precision}.')
-        need('onnxruntime')
-        import onnxruntime
-        options = onnxruntime.SessionOptions()
-        if threads:
-            options.intra_op_num_threads = threads
-        # Threads that spin while they wait take the cores from all else on the machine.
-        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
-        self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
-        self.meta = self.session.get_modelmeta().custom_metadata_map.get(KEY)
-        self.names = [each.name for each in self.session.get_inputs()]
-
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
-
-
-class _OpenVino:
-
-    def __init__(self, path: Path, threads: int | None, precision: str):
-        need('openvino')
-        import openvino
-        core = openvino.Core()
-        model = core.read_model(path)
-        info = model.get_rt_info()
-        self.meta = model.get_rt_info([KEY]).astype(str) if KEY in info else None
-        if precision == 'bf16' and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
-            raise PreflightError('OpenVINO does not compute in bfloat16 on this CPU.')
-        # Without the hint, OpenVINO would choose bfloat16 by itself on some CPUs.
-        config = {'INFERENCE_PRECISION_HINT': precision} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
-        self.compiled = core.compile_model(model, 'CPU', config)
-
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        results = self.compiled(arrays)
-        return [results[output].copy() for output in self.compiled.outputs]
-
-
-_SESSIONS = {'.onnx': _OnnxRuntime, '.xml': _OpenVino}

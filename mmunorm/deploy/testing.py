@@ -1,13 +1,11 @@
 """An exported model in place of a model of torch, for the metrics of a config."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from mmengine.structures import InstanceData
 
-from ..utils import PreflightError
+from .pictures import batch_of
 from .runner import Runner
 
 
@@ -27,24 +25,8 @@ class ExportedModel:
         Raises:
             PreflightError: a picture does not fit into the file's input.
         """
-        outputs, samples = self.runner(*self.arrays(batch['inputs'])), batch['data_samples']
+        outputs, samples = self.runner(*batch_of(batch['inputs'], self.runner.meta)), batch['data_samples']
         return (self._detect if self.runner.is_detector else self._classify)(outputs, samples)
-
-    def arrays(self, inputs: Sequence[torch.Tensor]) -> tuple[np.ndarray, ...]:
-        """What the file takes, of pictures `(3, h, w)` uint8 of a data loader.
-
-        Raises:
-            PreflightError: a picture does not fit into the file's input.
-        """
-        pictures = [picture.numpy() for picture in inputs]
-        if self.runner.is_detector:
-            return self.runner.canvas(pictures)
-        expected = tuple(self.runner.meta['shape'][2:])
-        for picture in pictures:
-            if expected[0] and picture.shape[1:] != expected:
-                raise PreflightError(f'the config makes pictures of {picture.shape[1]} x {picture.shape[2]}, and the '
-                                     f'file takes {expected[0]} x {expected[1]}: export with another --shape.')
-        return (np.stack(pictures), )
 
     def _classify(self, outputs: dict[str, np.ndarray], samples: list) -> list:
         scores = outputs['scores']

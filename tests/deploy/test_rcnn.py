@@ -40,15 +40,15 @@ def detector():
 
 
 def test_nms_mask():
-    boxes, scores = boxes_of(80, 3), torch.rand(3, 80)
-    kept = nms_mask(boxes, scores, 0.4, 0.3)
+    boxes, scores = boxes_of(80, 3), torch.rand(3, 80).sub(0.3).relu()
+    kept = nms_mask(boxes, scores, 0.4)
     index = torch.arange(3)[:, None].expand(-1, 80)
-    valid = scores.flatten() > 0.3
+    valid = scores.flatten() > 0
     places = valid.nonzero()[:, 0]
     stock = places[batched_nms(boxes.flatten(0, 1)[valid], scores.flatten()[valid], index.flatten()[valid], 0.4)]
     assert sorted(kept.flatten().nonzero()[:, 0].tolist()) == sorted(stock.tolist())
     assert kept.unique().tolist() == [0, 1] and kept.sum() < valid.sum()
-    assert nms_mask(boxes, scores, 0.4, 1.).sum() == 0
+    assert nms_mask(boxes, 0 * scores, 0.4).sum() == 0
 
 
 @pytest.mark.parametrize('rpn', [dict(), dict(nms_pre=5000, max_per_img=4000), dict(min_bbox_size=12)])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm.deploy.runner import Runner
-from mmunorm.deploy.torch_runner import TorchRunner, open_torch
+from mmunorm.deploy.formats import FORMATS
+from mmunorm.deploy.formats.pytorch import Torch
 from mmunorm.deploy.workers import Worker
 from mmunorm.utils import PreflightError
 
@@ -42,7 +42,7 @@ def pickled(tmp_path):
 
 def test_a_worker_is_the_runner(pickled):
     path, images = pickled
-    worker = Worker(partial(open_torch, path, 1))
+    worker = Worker(partial(Torch().open, path, 1))
     try:
         assert worker.meta == META and worker.classes == ['a', 'b']
         np.testing.assert_array_equal(worker(np.concatenate([images] * 2)[:3])['scores'], [[48, 1]] * 3)
@@ -58,20 +58,19 @@ def test_a_worker_is_the_runner(pickled):
 
 def test_what_does_not_open(tmp_path):
     with pytest.raises(PreflightError, match='there is no exported model'):
-        Worker(partial(Runner, tmp_path / 'none.onnx'))
+        Worker(partial(FORMATS['onnx'].open, tmp_path / 'none.onnx'))
 
 
 def test_compiled(pickled, monkeypatch):
     path, images = pickled
     compiled = []
     monkeypatch.setattr(torch, 'compile', lambda graph: compiled.append(graph) or graph)  # takes half a minute
-    runner = open_torch(path, 1, compiled=True)
-    assert isinstance(runner, TorchRunner) and len(compiled) == 1
-    assert runner(images)['scores'][0, 0] == 48
+    session = Torch().open(path, 1, compiled=True)
+    assert len(compiled) == 1 and session.run([images])[0][0, 0] == 48
 
     def fails(images):
         raise torch._dynamo.exc.TorchDynamoException('no compiler')
 
     monkeypatch.setattr(torch, 'compile', lambda graph: fails)
     with pytest.raises(PreflightError, match='^torch.compile: .*no compiler'):
-        open_torch(path, 1, compiled=True)
+        Torch().open(path, 1, compiled=True)

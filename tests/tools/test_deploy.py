@@ -112,7 +112,7 @@ def test_a_failed_export_leaves_the_old_file(classifier, tmp_path, monkeypatch):
 
 def test_a_missing_runtime_is_one_line(classifier, capsys, monkeypatch):
     config, checkpoint, _ = classifier
-    monkeypatch.setattr('mmunorm.deploy.formats.find_spec', lambda name: None if name == 'onnxscript' else True)
+    monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None if name == 'onnxscript' else True)
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx')
     assert message == "error: missing: onnxscript; get it with pip install -e '.[deploy]'"
 

@@ -1,12 +1,12 @@
 """tools/deploy/benchmark.py on a tiny classifier, beside the same with LayerNorm."""
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mmunorm.deploy import benchmark, rows
+from mmunorm.deploy import benchmark
+from mmunorm.deploy.subjects import Subject
 from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
@@ -34,10 +34,12 @@ def baseline(classifier, tmp_path):
 
 @pytest.mark.slow
 def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
-    def lacks(subject):
-        raise PreflightError('no bfloat16 here')
+    def lacks(subject, name, made=Subject.made):
+        if name == 'openvino-bf16':
+            raise PreflightError('no bfloat16 here')
+        return made(subject, name)
 
-    monkeypatch.setitem(rows.ROWS, 'openvino-bf16', replace(rows.ROWS['openvino-bf16'], make=lacks))
+    monkeypatch.setattr(Subject, 'made', lacks)
     result = tiny_runs.call(TOOL, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
                             '--formats', *FORMATS, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
     printed = capsys.readouterr().out

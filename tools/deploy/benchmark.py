@@ -20,9 +20,9 @@ from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictur
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.benchmark import markdown, run_benchmark, write_results
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.formats import need
-from mmunorm.deploy.rows import ROWS, Subject
-from mmunorm.deploy.testing import ExportedModel
+from mmunorm.deploy.formats import FORMS, need
+from mmunorm.deploy.pictures import batch_of
+from mmunorm.deploy.subjects import Subject
 
 
 def parse_args(argv=None):
@@ -31,8 +31,8 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
                         help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
-    parser.add_argument('--formats', nargs='+', choices=list(ROWS), default=list(ROWS), metavar='FORMAT',
-                        help=f'what to measure, of {", ".join(ROWS)} (default: all)')
+    parser.add_argument('--formats', nargs='+', choices=list(FORMS), default=list(FORMS), metavar='FORMAT',
+                        help=f'what to measure, of {", ".join(FORMS)} (default: all)')
     parser.add_argument('--batch', type=positive, default=1, help='pictures at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
@@ -56,7 +56,7 @@ def main(argv=None):
     cfgs = [load_config(config, args.cfg_options) for config, _ in pairs[:-1]]
     cfgs.append(load_config(args.config, args.cfg_options, args.norm))
     out = out_folder(args.out or Path('work_dirs', Path(args.config).stem, 'formats'))
-    wants_int8 = any('int8' in name for name in args.formats)
+    wants_int8 = any(FORMS[name][1].int8 for name in args.formats)
     for cfg in cfgs:
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
@@ -68,11 +68,10 @@ def main(argv=None):
                 name += ' (model)'
             own_cfg[name] = cfg
             model, meta = loaded_model(cfg, checkpoint, args.shape)
-            files = Path(folder, str(len(subjects)))
-            files.mkdir()
             pictures = training_pictures(cfg, args.num_samples) if wants_int8 else ()
-            subjects.append(Subject(name, model, meta, args.batch, files, torch.get_num_threads(), pictures))
-        arrays = ExportedModel(subjects[-1].eager()).arrays(test_pictures(cfgs[-1], args.batch))
+            subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
+                                    torch.get_num_threads(), pictures))
+        arrays = batch_of(test_pictures(cfgs[-1], args.batch), subjects[-1].exportable.meta)
         result = run_benchmark(subjects, args.formats, arrays,
                                lambda subject, model, title: test_metrics(own_cfg[subject.name], model, title),
                                args.repeat)

@@ -18,10 +18,10 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.calibration import training_pictures
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.export import loaded_model, trace
+from mmunorm.deploy.export import loaded_model, prepare_export
 from mmunorm.deploy.formats import FORMATS, find_format, table
-from mmunorm.deploy.int8 import samples_of
-from mmunorm.deploy.saving import save
+from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.saving import export_file
 from mmunorm.fusion import fuse_norms
 from mmunorm.utils import PreflightError
 
@@ -57,7 +57,7 @@ def out_file(text, checkpoint, suffix, int8):
     """Where the file goes."""
     if text is None:
         out = checkpoint.with_name(f'{checkpoint.stem}{"_int8" if int8 else ""}{suffix}')
-    elif (given := Path(text)).suffix in {each.suffix for each in FORMATS.values()} - {suffix}:
+    elif (given := Path(text)).suffix in {each.suffixes[0] for each in FORMATS.values()} - {suffix}:
         raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
         out = given if given.suffix == suffix else given.with_name(given.name + suffix)
@@ -71,24 +71,25 @@ def main(argv=None):
     args = parse_args(argv)
     chosen = find_format(args.format, args.int8)
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    out = out_file(args.out, Path(args.checkpoint), chosen.suffix, args.int8)
+    out = out_file(args.out, Path(args.checkpoint), chosen.suffixes[0], args.int8)
     out_folder(out.parent)
     if args.int8:
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, args.checkpoint, args.shape)
-    samples = None
+    int8, samples = None, ()
     if args.int8:
-        samples = samples_of(model, meta, training_pictures(cfg, args.num_samples), args.batch or 1)
+        int8 = chosen.int8_kinds[0]
+        samples = Samples(training_pictures(cfg, args.num_samples), meta, args.batch or 1)
     for reason, names in groupby(fuse_norms(model).kept, lambda fold: f'({fold.kind}): {fold.where}'):
         names = [fold.norm for fold in names]
         warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
     start = time.perf_counter()
-    traced = trace(model, meta, args.batch or 1, args.dynamic)
-    made = save(traced, chosen, out, args.half, samples)
+    exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
+    made = export_file(exportable, chosen, out, args.half, int8, samples)
     print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
-    batch, _, height, width = traced.meta['shape']
-    size = f'{height} x {width} pixels' if height else f'any size in steps of {traced.meta["divisor"]} pixels'
+    batch, _, height, width = exportable.meta['shape']
+    size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
     number = 'any number of pictures' if batch is None else f'{batch} picture' + 's' * (batch > 1)
     print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')

@@ -35,7 +35,7 @@ class RCNN(nn.Module):
 
         Returns:
             `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; for a Mask
-            R-CNN also `masks` `(N, K, h, w)` float32, probabilities in the area of each box. Behind the last
+            R-CNN also `masks` `(N, K, h, w)` float32, probabilities in the area of each box. After the last
             detection all is 0.
         """
         proposals, found = propose(self.rpn_head, features, sizes)
@@ -99,7 +99,7 @@ def propose(rpn_head: nn.Module, features: tuple[Tensor, ...], sizes: Tensor) ->
             large = (boxes[..., 2:] - boxes[..., :2] > cfg.min_bbox_size).all(-1)
             score = torch.where(large, score, 0.)
         kept_boxes.append(boxes)
-        kept_scores.append(score * nms_mask(boxes, score, cfg.nms.iou_threshold, 0.))
+        kept_scores.append(score * nms_mask(boxes, score, cfg.nms.iou_threshold))
     scores = torch.cat(kept_scores, 1)
     scores, best = scores.topk(min(cfg.max_per_img, scores.shape[1]))
     return _pick(torch.cat(kept_boxes, 1), best), scores > 0
@@ -119,7 +119,7 @@ def detect(roi_head: nn.Module, features: tuple[Tensor, ...], proposals: Tensor,
     # Each class is suppressed by itself, with its own boxes.
     boxes, scores = boxes.permute(0, 2, 1, 3), scores.permute(0, 2, 1)
     scores = scores * (scores > cfg.score_thr)
-    kept = nms_mask(boxes.flatten(0, 1), scores.flatten(0, 1), cfg.nms.iou_threshold, 0.)
+    kept = nms_mask(boxes.flatten(0, 1), scores.flatten(0, 1), cfg.nms.iou_threshold)
     scores = scores.flatten(1) * kept.reshape(batch, -1)
     scores, best = scores.topk(min(cfg.max_per_img, scores.shape[1]))
     dets = torch.cat([_pick(boxes.flatten(1, 2), best), scores[..., None]], -1)

@@ -5,8 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm import fuse_norms
 from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.pictures import Samples
+from mmunorm.utils import PreflightError
+
+from .conftest import SHAPE, blurred, meta_of
 
 for package in ('nncf', 'onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
@@ -17,26 +20,21 @@ import onnxruntime
 import openvino
 from onnx import TensorProto, helper, numpy_helper
 
-from mmunorm.deploy import FORMATS, Runner, save, trace
-from mmunorm.deploy.int8.onnx import give_own_inputs, quantize
-from mmunorm.deploy.int8.openvino import kernels
-
-from . import models
+from mmunorm.deploy import FORMATS, Runner, export_file
+from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file
 
 
-@pytest.fixture(scope='module')
-def subject():
-    """A folded Swin, and its graph for two pictures."""
-    model = models.classifier()
-    fuse_norms(model, strict=True)
-    meta = dict(task='classifier', model='Swin', classes=['a'], steps=[], divisor=4, bgr=True,
-                shape=[1, 3, *models.SHAPE])
-    return model, trace(model, meta, 2)
+def test_samples(swin):
+    batches = Samples(list(blurred(7)), meta_of(swin), 3)
+    assert len(batches) == 2 and [batch[0].shape for batch in batches] == [(3, 3, *SHAPE)] * 2
+    assert batches[1][0].dtype == 'float32' and np.array_equal(batches[1][0], blurred(7)[3:6].numpy())
+    with pytest.raises(PreflightError, match='got 7 for --batch 8'):
+        Samples(list(blurred(7)), meta_of(swin), 8)
 
 
 def signal_to_noise(model, path):
     """Of the logarithms of probabilities, in dB, on pictures that the ranges were not taken from."""
-    images = models.pictures(6, seed=1).float()
+    images = blurred(6, seed=1).float()
     with torch.no_grad():
         exact = graph_of(model)(images).log()
     got = torch.from_numpy(Runner(path)(images.numpy())['scores']).log()
@@ -49,21 +47,22 @@ def count(model, kind):
 
 
 @pytest.mark.slow
-def test_openvino(subject, tmp_path):
-    model, traced = subject
-    made = save(traced, FORMATS['openvino'], tmp_path / 'm.xml', samples=models.samples())
-    assert signal_to_noise(model, made.path) > 20
-    executed = kernels(openvino.Core().compile_model(made.path, 'CPU'))
-    layers = [kernel for kernel in executed if kernel.kind in ('Convolution', 'FullyConnected')]
-    assert all(kernel.is_int8 for kernel in layers) and len(layers) == count(model, (nn.Conv2d, nn.Linear))
-    assert not any(kernel.kind == 'MVN' for kernel in executed)
+def test_openvino(swin, exportable, tmp_path):
+    made = export_file(exportable, FORMATS['openvino'], tmp_path / 'm.xml', int8='static',
+                       samples=Samples(list(blurred()), exportable.meta, 2))
+    assert signal_to_noise(swin, made.path) > 20
+    executed = [[op.get_rt_info()[key].astype(str) for key in ('layerType', 'runtimePrecision')]
+                for op in openvino.Core().compile_model(made.path, 'CPU').get_runtime_model().get_ops()]
+    layers = [precision for kind, precision in executed if kind in ('Convolution', 'FullyConnected')]
+    assert len(layers) == count(swin, (nn.Conv2d, nn.Linear)) and {*layers} <= {'i8', 'u8'}
+    assert not any(kind == 'MVN' for kind, _ in executed)
 
 
-def test_onnx_runtime_computes_in_integers(subject, tmp_path):
+def test_onnx_runtime_computes_in_integers(swin, exportable, tmp_path):
     """Every linear layer is an integer kernel, and nothing else is in 8 bits."""
-    model, traced = subject
-    made = save(traced, FORMATS['onnx'], tmp_path / 'm.onnx', samples=models.samples())
-    assert signal_to_noise(model, made.path) > 20
+    made = export_file(exportable, FORMATS['onnx'], tmp_path / 'm.onnx', int8='static',
+                       samples=Samples(list(blurred()), exportable.meta, 2))
+    assert signal_to_noise(swin, made.path) > 20
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # it warns that the optimized file is for this machine
@@ -71,7 +70,7 @@ def test_onnx_runtime_computes_in_integers(subject, tmp_path):
     onnxruntime.InferenceSession(made.path, options, providers=['CPUExecutionProvider'])
     graph = onnx.load(tmp_path / 'executed.onnx').graph
     executed = Counter(node.op_type for node in graph.node)
-    assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(model, nn.Linear)
+    assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(swin, nn.Linear)
     assert not executed['Gemm'] and not executed['DequantizeLinear']
     # The residual stream is not quantized, though a folded norm's layer reads it.
     made_by = {name: node.op_type for node in graph.node for name in node.output}
@@ -102,7 +101,7 @@ def test_a_bias_of_any_rank(shape, tmp_path):
              helper.make_node('Add', ['b', 'p'], ['y'], name='bias')]
     graph_file(tmp_path / 'f.onnx', nodes, {name: array.astype('f4') for name, array in weights.items()}, shape)
     x = rng.normal(size=shape).astype('f4')
-    quantize(tmp_path / 'f.onnx', tmp_path / 'q.onnx', [dict(x=x)])
+    quantize_file(tmp_path / 'f.onnx', tmp_path / 'q.onnx', [dict(x=x)])
     expected = run(tmp_path / 'f.onnx', x)
     np.testing.assert_allclose(run(tmp_path / 'q.onnx', x), expected, atol=0.3)
     assert expected.shape == (*shape[:-1], 8)
@@ -118,7 +117,7 @@ def test_convolutions(tmp_path):
              helper.make_node('Conv', ['r', 'inner'], ['y'], name='second')]
     graph_file(tmp_path / 'f.onnx', nodes, weights, (1, 3, 12, 12))
     x = rng.normal(size=(1, 3, 12, 12)).astype('f4')
-    quantize(tmp_path / 'f.onnx', tmp_path / 'q.onnx', [dict(x=x)])
+    quantize_file(tmp_path / 'f.onnx', tmp_path / 'q.onnx', [dict(x=x)])
     graph = onnx.load(tmp_path / 'q.onnx').graph
     made_by = {name: node.op_type for node in graph.node for name in node.output}
     sources = {node.name: [made_by.get(name) for name in node.input[:2]] for node in graph.node

@@ -1,0 +1,148 @@
+"""What each runtime owes: how its file is made, opened and run."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...utils import PreflightError, describe
+from ..export import Exportable
+
+KEY = 'mmunorm'  # of the metadata in the files
+
+
+class Session(ABC):
+    """A model that is ready to run.
+
+    Attributes:
+        meta (dict | None): what the file says about itself, see :func:`describe_model`; None if that is nothing.
+    """
+    meta: dict | None
+
+    @abstractmethod
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of one batch, in the order of `meta['outputs']`.
+
+        Args:
+            arrays (list[np.ndarray]): float32, one for each input; as many pictures as the file takes.
+        """
+
+
+@dataclass(frozen=True)
+class Form:
+    """One row of a benchmark: a way to make and to open the file of a format.
+
+    Attributes:
+        label: for the reader.
+        int8: the kind of INT8, of `Format.int8_kinds`, or None for floating point.
+        how: arguments of `Format.load`.
+    """
+    label: str
+    int8: str | None = None
+    how: dict = field(default_factory=dict)
+
+
+class Format(ABC):
+    """A runtime and its files.
+
+    Attributes:
+        name (str): what `--format` takes.
+        suffixes (tuple[str, ...]): of its files; the first is the one that is opened.
+        runtime (str): its name for the reader.
+        packages (tuple[str, ...]): what the export needs.
+        run_packages (tuple[str, ...]): what running a file needs.
+        int8_kinds (tuple[str, ...]): the kinds of INT8, the usual one first.
+        int8_packages (tuple[str, ...]): what the export needs besides for INT8.
+        forms (dict[str, Form]): its rows in a benchmark, by name. That of the plain file has the format's name.
+    """
+    name: str
+    suffixes: tuple[str, ...]
+    runtime: str
+    packages: tuple[str, ...] = ()
+    run_packages: tuple[str, ...] = ()
+    int8_kinds: tuple[str, ...] = ()
+    int8_packages: tuple[str, ...] = ()
+    forms: dict[str, Form]
+
+    def check(self, int8: bool = False) -> None:
+        """Checks that this machine can export to it.
+
+        Raises:
+            PreflightError: a package is missing, or torch is too old.
+        """
+        need(*self.packages, *(self.int8_packages if int8 else ()))
+        if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
+            raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
+
+    @abstractmethod
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+        """Writes a model as files with this stem.
+
+        Args:
+            model (Exportable): what :func:`prepare_export` returns.
+            path (Path): of the file that is opened.
+            half (bool): weights in float16. Defaults to False.
+            int8 (str, optional): one of `int8_kinds`.
+            samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs that the ranges of INT8 are taken from.
+
+        Raises:
+            PreflightError: torch cannot export the model.
+        """
+
+    @abstractmethod
+    def load(self, path: Path, threads: int | None, **how) -> Session:
+        """Opens a file of this format; raises whatever the runtime raises.
+
+        Args:
+            path (Path): an existing file.
+            threads (int | None): of the CPU; None leaves the choice to the runtime.
+            **how: what `Form.how` has.
+        """
+
+    def open(self, path: Path, threads: int | None = None, **how) -> Session:
+        """As :meth:`load`.
+
+        Raises:
+            PreflightError: a file or the runtime is missing, the runtime does not load the file, or
+                `tools/deploy/export.py` has not made it.
+        """
+        if not path.is_file():
+            raise PreflightError(f'there is no exported model {path}.')
+        for other in self.files(path):
+            if not other.is_file():
+                raise PreflightError(f'{path} needs its weights beside it, and there is no {other}.')
+        need(*self.run_packages)
+        try:
+            session = self.load(path, threads, **how)
+        except PreflightError:
+            raise
+        except Exception as error:  # the runtimes have no class of errors in common
+            raise PreflightError(f'{path} cannot be loaded: {describe(error)}') from error
+        if not session.meta:
+            raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
+        return session
+
+    def files(self, path: Path) -> list[Path]:
+        """All files of an exported model, by the path of the one that is opened."""
+        return [path.with_suffix(suffix) for suffix in self.suffixes]
+
+    def size(self, path: Path, model: Exportable) -> int:
+        """Bytes that the files of an exported model have on the disk."""
+        return sum(file.stat().st_size for file in self.files(path))
+
+
+def need(*packages: str) -> None:
+    """Checks that packages are installed.
+
+    Raises:
+        PreflightError: one is not; the message says how to get it.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise PreflightError(f"missing: {', '.join(missing)}; get it with pip install -e '.[deploy]'")

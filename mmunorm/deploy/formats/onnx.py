@@ -1,0 +1,212 @@
+"""ONNX files, for ONNX Runtime."""
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..export import Exportable, exporting
+from ..graphs import DetectorGraph
+from .base import KEY, Form, Format, Session
+
+LARGEST_HALF = 65504.
+# What is quantized. Not Add and Mul, whose default would put the residual stream into 8 bits.
+INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
+# Convolutions that sum over fewer channels stay in float: they read pixels, or each channel alone, and cost little.
+LEAST_CHANNELS = 32
+
+
+class OnnxSession(Session):
+
+    def __init__(self, path: Path, threads: int | None):
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        if threads:
+            options.intra_op_num_threads = threads
+        # Threads that spin while they wait take the cores from all else on the machine.
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+        # The CPU alone: TensorRT would build an engine for minutes.
+        self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+        self.meta = json.loads(self.session.get_modelmeta().custom_metadata_map.get(KEY, 'null'))
+        self.names = [each.name for each in self.session.get_inputs()]
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+
+
+class Onnx(Format):
+    name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
+    packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
+    int8_kinds = ('static', )
+    forms = {'onnx': Form(runtime), 'onnx-int8': Form(f'{runtime} INT8', 'static')}
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+        write_onnx(model, path)
+        if int8:
+            quantize_file(path, path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
+        if half:
+            import onnx
+            content = onnx.load(path)
+            store_as_half(content.graph)
+            onnx.save(content, path)
+
+    def load(self, path: Path, threads: int | None) -> OnnxSession:
+        return OnnxSession(path, threads)
+
+
+def write_onnx(model: Exportable, path: Path) -> None:
+    """Writes a model as an ONNX file in floating point, with its metadata.
+
+    Raises:
+        PreflightError: torch cannot export it.
+    """
+    program = _onnx_program(model)
+    program.model.metadata_props[KEY] = json.dumps(model.meta)
+    program.save(path, external_data=False)
+
+
+@lru_cache(maxsize=1)  # a benchmark writes several files of one model
+def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
+    tables = _nms_translation() if isinstance(model.graph, DetectorGraph) else {}
+    program = model.program
+    with exporting():
+        return torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
+                                 input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
+                                 custom_translation_table=tables)
+
+
+def _nms_translation() -> dict:
+    """How `torch.onnx.export` writes :func:`mmunorm.deploy.rcnn.nms.nms_mask`."""
+    from onnxscript import opset18 as op
+
+    def to_onnx(boxes, scores, iou_threshold: float):
+        size = op.Shape(scores)
+        most = op.Slice(size, op.Constant(value_ints=[1]), op.Constant(value_ints=[2]))
+        selected = op.NonMaxSuppression(
+            boxes, op.Unsqueeze(scores, op.Constant(value_ints=[1])), most,
+            op.Constant(value_float=iou_threshold), op.Constant(value_float=0.))
+        # Rows of (set, class, box). As many as there happen to be, and so they become a mask.
+        places = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
+        number = op.Slice(op.Shape(selected), op.Constant(value_ints=[0]), op.Constant(value_ints=[1]))
+        zeros = op.Expand(op.Constant(value_float=0.), size)
+        return op.ScatterND(zeros, places, op.Expand(op.Constant(value_float=1.), number))
+
+    return {torch.ops.mmunorm.nms_mask.default: to_onnx}
+
+
+def store_as_half(graph) -> None:
+    """Stores the weights of an ONNX graph in float16, in place; a runtime makes them float32 again as it loads them.
+
+    So it computes what it did before, with rounded weights: the pixels of boxes need more digits than float16 has.
+    (onnxruntime's `convert_float_to_float16` also computes in float16.) Vectors and what float16 cannot hold stay.
+
+    Args:
+        graph (onnx.GraphProto): with its weights inside.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+    for tensor in graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2:
+            continue
+        values = numpy_helper.to_array(tensor)
+        if np.abs(values).max(initial=0.) > LARGEST_HALF:
+            continue
+        name = tensor.name
+        tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f'{name}_half'))
+        graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
+
+
+def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> None:
+    """Writes an ONNX file in INT8, with QuantizeLinear and DequantizeLinear around what is quantized.
+
+    ONNX Runtime computes it with its integer kernels: linear layers write floating point, convolutions 8 bits, because
+    its kernel for them cannot do otherwise. Weights have 7 of their 8 bits, for CPUs without VNNI; products of two
+    activations stay in floating point.
+
+    Args:
+        source: the file in floating point.
+        path: the file to write.
+        inputs: batches of the model's inputs, by their names.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    model = onnx.load(source)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    in_float = {node.name for node in model.graph.node
+                if node.op_type == 'MatMul' and node.input[1] not in weights
+                or node.op_type == 'Conv' and weights[node.input[1]].dims[1] < LEAST_CHANNELS}
+    give_own_inputs(model.graph, in_float)
+    keep_products(model.graph)
+    batches = iter(inputs)
+
+    class Reader(CalibrationDataReader):
+
+        def get_next(self):
+            return next(batches, None)
+
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it advises a step that the exporter has done
+    try:
+        quantize_static(
+            model, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=INT8_OPERATORS,
+            nodes_to_exclude=sorted(in_float),
+            extra_options=dict(OpTypesToExcludeOutputQuantization=['Gemm', 'MatMul']))
+    finally:
+        logger.setLevel(level)
+
+
+def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
+    """Puts an Identity before each linear layer and convolution whose input others read too, in place.
+
+    The quantizer replaces a tensor for all its readers: without this, a layer that reads the residual stream, as one
+    after a folded norm does, would put the stream itself into 8 bits. The runtime drops the Identity.
+
+    Args:
+        graph (onnx.GraphProto): in floating point.
+        in_float (Iterable[str]): names of the nodes that stay as they are. Defaults to none.
+    """
+    from onnx import helper
+    readers = Counter(name for node in graph.node for name in node.input)
+    nodes = []
+    for node in graph.node:
+        name = node.input[0] if node.op_type in INT8_OPERATORS and node.name not in in_float else ''
+        if name and readers[name] > 1:
+            node.input[0] = f'{name}_of_{node.name}'
+            nodes.append(helper.make_node('Identity', [name], [node.input[0]], name=f'{node.name}_input'))
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def keep_products(graph) -> None:
+    """Gives the bias that is added to a product of three or more dimensions the shape `(1, 1, C)`, in place.
+
+    ONNX Runtime makes one Gemm of a MatMul and an Add whose bias is `(C, )`, before it looks for quantizers, and has
+    no integer kernel for a Gemm with a bias in floating point: it dequantizes the weights in every run, and is slower
+    than without INT8. A MatMul of its own becomes a MatMulIntegerToFloat.
+
+    Args:
+        graph (onnx.GraphProto): in floating point, with the shapes of its values.
+    """
+    made = {name: node for node in graph.node for name in node.output}
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    readers = Counter(name for node in graph.node for name in node.input)
+    biases = {tensor.name: tensor for tensor in graph.initializer
+              if len(tensor.dims) == 1 and readers[tensor.name] == 1}
+    for node in graph.node:
+        if node.op_type != 'Add':
+            continue
+        for product, bias in (node.input, node.input[::-1]):
+            if bias in biases and product in made and made[product].op_type == 'MatMul' and ranks.get(product, 0) > 2:
+                biases[bias].dims[:] = [1, 1, biases[bias].dims[-1]]
+    for value in [value for value in graph.value_info if value.name in biases]:
+        graph.value_info.remove(value)  # with the old shape

@@ -1,0 +1,61 @@
+"""torch itself, which a benchmark compares the runtimes with.
+
+Its file is a pickle, so that opening it may run any code: it is for a benchmark's own processes, and no entry of
+`FORMATS`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...benchmark.measure import size_in_memory, weights_of
+from ...utils import PreflightError
+from ..export import Exportable
+from ..windows import with_static_windows
+from .base import Form, Format, Session
+
+
+class TorchSession(Session):
+
+    def __init__(self, graph: nn.Module, meta: dict):
+        self.graph, self.meta = graph, meta
+
+    @torch.no_grad()
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        out = self.graph(*map(torch.from_numpy, arrays))
+        return [each.numpy() for each in (out if isinstance(out, tuple) else (out, ))]
+
+
+class Torch(Format):
+    name, suffixes, runtime = 'torch', ('.pth', ), 'torch'
+    forms = {'torch': Form('torch eager'), 'compiled': Form('torch compiled', how=dict(compiled=True))}
+
+    def check(self, int8: bool = False) -> None:
+        """Any torch will do."""
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+        torch.save((model.stock, model.meta, model.inputs), path)
+
+    def load(self, path: Path, threads: int | None, compiled: bool = False) -> TorchSession:
+        if threads:
+            torch.set_num_threads(threads)
+        graph, meta, inputs = torch.load(path, weights_only=False)
+        if not compiled:
+            return TorchSession(graph, meta)
+        graph = torch.compile(with_static_windows(graph).eval())
+        try:
+            with torch.no_grad():
+                graph(*inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = ' '.join(str(error).strip().splitlines()[:2])  # after them come hints for torch's developers
+            raise PreflightError(f'torch.compile: {reason}') from error
+        return TorchSession(graph, meta)
+
+    def size(self, path: Path, model: Exportable) -> int:
+        """Bytes of the weights in memory."""
+        return size_in_memory(weights_of(model.stock))

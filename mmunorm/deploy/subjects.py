@@ -1,0 +1,53 @@
+"""What a benchmark of formats compares: a model in each of its forms."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..fusion import fuse_norms
+from .export import prepare_export
+from .formats import FORMS, Session
+from .pictures import Samples
+
+
+class Subject:
+    """One model of a benchmark.
+
+    Args:
+        name (str): of its rows.
+        model (nn.Module): in eval mode, on the CPU; its norms are folded, in place.
+        meta (dict): what :func:`describe_model` returns.
+        batch (int): pictures at once.
+        folder (Path): for its files; it is made.
+        threads (int): of the CPU.
+        pictures (Sequence[Tensor]): uint8 `(3, h, w)` training pictures, for INT8. Defaults to none.
+
+    Attributes:
+        exportable (Exportable): the folded model.
+    """
+
+    def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
+                 pictures: Sequence[torch.Tensor] = ()):
+        self.name, self.folder, self.threads, self.batch = name, folder, threads, batch
+        self.pictures = pictures
+        fuse_norms(model)
+        self.exportable = prepare_export(model, meta, batch)
+        folder.mkdir()
+
+    def made(self, name: str) -> tuple[Callable[[], Session], int]:
+        """What opens a form of the model, of `FORMS`, and its size in bytes. The file is written the first time.
+
+        Raises:
+            PreflightError: a package is missing, or INT8 is asked for and there are no pictures.
+        """
+        chosen, form = FORMS[name]
+        path = self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'
+        if not path.exists():
+            chosen.check(form.int8 is not None)
+            samples = Samples(self.pictures, self.exportable.meta, self.batch) if form.int8 else ()
+            chosen.export(self.exportable, path, int8=form.int8, samples=samples)
+        return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)

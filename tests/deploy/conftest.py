@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from mmunorm import fuse_norms
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.norms import OfflineNorm
+
+from ..fusion import models
+
+SHAPE = (37, 45)  # windows of 4 tokens of 4 pixels are padded
+
+
+def blurred(number=8, seed=0):
+    """Pictures, uint8 `(number, 3, h, w)`."""
+    small = torch.rand(number, 3, 6, 6, generator=torch.Generator().manual_seed(seed)) * 255
+    return torch.nn.functional.interpolate(small, SHAPE, mode='bicubic').clamp(0, 255).byte()
+
+
+def normalizing(model, **randomize):
+    """A classifier that subtracts 120 from its pixels and divides them by 60, its norms with random statistics."""
+    model.data_preprocessor.register_buffer('mean', torch.full((3, 1, 1), 120.), False)
+    model.data_preprocessor.register_buffer('std', torch.full((3, 1, 1), 60.), False)
+    model.data_preprocessor._enable_normalize = True
+    return models.randomize(model, gamma='none', **randomize)
+
+
+def meta_of(model, shape=SHAPE):
+    return dict(task='classifier', model=type(model).__name__, classes=['a', 'b', 'c'], steps=[], divisor=4, bgr=True,
+                shape=[1, 3, *shape])
+
+
+@pytest.fixture(scope='session')
+def swin():
+    """A folded Swin: one block without a shift, one with, a patch merging between; each norm fits what it reads."""
+    torch.manual_seed(0)
+    model = normalizing(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])))
+
+    def measure(norm, args):
+        norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
+
+    handles = [module.register_forward_pre_hook(measure) for module in model.modules()
+               if isinstance(module, OfflineNorm)]
+    with torch.no_grad():
+        graph_of(model)(blurred().float())
+    for handle in handles:
+        handle.remove()
+    fuse_norms(model, strict=True)
+    return model
+
+
+@pytest.fixture(scope='session')
+def exportable(swin):
+    """For two pictures at once."""
+    for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
+        pytest.importorskip(package)
+    from mmunorm.deploy import prepare_export
+    return prepare_export(swin, meta_of(swin), 2)
