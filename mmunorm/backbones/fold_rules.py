@@ -1,11 +1,10 @@
 """Where the norms of these backbones go when a model is folded."""
 from __future__ import annotations
 
-import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import AdaptivePadding
 from torch import Tensor, nn
 
-from ..fusion.padding import Fill
+from ..fusion.padding import Fill, fill_up
 from ..fusion.rules import Emits, Reads, Stays, Stream, fold_rule
 from ..fusion.streams import residual_layer, stations_of
 from ..stock_rules.mmpretrain import ENCODER, emits_norms, transformer_layer, vision_transformer
@@ -20,29 +19,20 @@ fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)(residual_la
 
 
 class FilledPadding(AdaptivePadding):
-    """mmcv's padding of a map before patch merging, with a given token instead of zeros."""
-
-    def set_fill(self, fill: Fill, like: Tensor) -> None:
-        """Takes the token; `like` tells device and dtype."""
-        self.register_buffer('pad_value', fill.value.to(like))
+    """mmcv's padding of a map before patch merging, with the token `pad_value` instead of zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)`, filled up at the bottom and to the right."""
-        height, width = x.shape[2:]
-        below, right = self.get_pad_shape((height, width))
+        below, right = self.get_pad_shape(x.shape[2:])
         if below == 0 and right == 0:
             return x
-        x = F.pad(x, (0, right, 0, below))
-        value = self.pad_value.view(-1, 1, 1)
-        x[:, :, height:] = value
-        x[:, :, :height, width:] = value
-        return x
+        return fill_up(x.movedim(1, -1), below, right, self.pad_value).movedim(-1, 1)
 
 
 def _pad_merging(module: nn.Module, fill: Fill) -> None:
     if module.adaptive_padding is not None:
         module.adaptive_padding.__class__ = FilledPadding
-        module.adaptive_padding.set_fill(fill, module.reduction.weight)
+        module.adaptive_padding.register_buffer('pad_value', fill.value.to(module.reduction.weight))
 
 
 @fold_rule(UNSwinTransformer)

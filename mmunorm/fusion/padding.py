@@ -48,6 +48,16 @@ def zero_token(scale: Tensor, shift: Tensor) -> Fill:
     return Fill(value, marker, undone)
 
 
+def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
+    """A copy of the map `(B, H, W, C)` with tokens `value` `(C,)` added at the bottom and to the right."""
+    height, width = x.shape[1:3]
+    # Padding by nothing may return its argument.
+    x = F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x.clone()
+    x[:, height:] = value
+    x[:, :height, width:] = value
+    return x
+
+
 class NeutralPadding(nn.Module):
     """For a window attention: pads with a given token instead of zeros. :func:`become` mixes it in.
 
@@ -61,13 +71,9 @@ class NeutralPadding(nn.Module):
     def fill(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A copy of the map `(B, H, W, C)`, filled up at bottom and right to multiples of `window`."""
         height, width = x.shape[1:3]
-        # Padding by nothing may return its argument.
-        is_full = height % window[0] == 0 and width % window[1] == 0
-        x = x.clone() if is_full else F.pad(x, (0, 0, 0, -width % window[1], 0, -height % window[0]))
+        x = fill_up(x, -height % window[0], -width % window[1], self.pad_value)
         if self.marker >= 0:
-            x[..., self.marker] = 0
-        x[:, height:] = self.pad_value
-        x[:, :height, width:] = self.pad_value
+            x[:, :height, :width, self.marker] = 0
         return x
 
     def get_extra_state(self) -> Tensor:
