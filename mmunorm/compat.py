@@ -1,4 +1,4 @@
-"""What differs between releases of torch, from 2.1 on; asked by feature. All else uses what every release has."""
+"""Features that differ between releases of torch, from 2.1 on. Other modules use what every release has."""
 from __future__ import annotations
 
 import codecs
@@ -19,7 +19,7 @@ is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_
 # The gradient scaler of every device; before 2.3 there is CUDA's alone.
 GradScaler = getattr(torch.amp, 'GradScaler', torch.cuda.amp.GradScaler)
 
-# What a GPU raises; before 2.5 of CUDA alone.
+# Raised when a GPU's memory is full; before 2.5 by CUDA alone.
 OutOfMemoryError = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 
 
@@ -35,7 +35,7 @@ def in_backward_pass() -> bool:
 
 
 def _checkpoint_recomputes() -> bool:
-    """The same by the functions that run: `torch.utils.checkpoint`'s own for the backward pass."""
+    """The same where torch has no such function: whether `torch.utils.checkpoint` is among the callers."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -46,9 +46,9 @@ def _checkpoint_recomputes() -> bool:
 
 
 def forget_compiled_code() -> None:
-    """To be called when layers of a model have been replaced: what torch.compile made of it before is dropped.
+    """Drops what torch.compile has compiled, after layers of a model were replaced.
 
-    Newer releases see it themselves. 2.1 would go on with the layers that are gone.
+    Newer releases notice it themselves. 2.1 would go on with the layers that are gone.
     """
     if 'torch._dynamo' in sys.modules:
         torch.compiler.reset()

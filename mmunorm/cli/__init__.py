@@ -1,1 +1,1 @@
-"""What the command-line tools share."""
+"""Shared by the command-line tools."""

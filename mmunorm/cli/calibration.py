@@ -1,4 +1,4 @@
-"""What tools ask of a config: its pictures, and the metrics of a model that is at hand."""
+"""Training and test pictures of a config, and the metrics of a model on its test data."""
 from __future__ import annotations
 
 import copy

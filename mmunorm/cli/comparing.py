@@ -1,4 +1,4 @@
-"""What tools that train a recipe many times share: arguments, the config of a run, and the training itself."""
+"""Shared by the tools that train a recipe many times: arguments, the config of a run, and the training itself."""
 from __future__ import annotations
 
 import argparse
@@ -33,13 +33,7 @@ def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> None:
-    """Raises a PreflightError if a setting names weights that the runs would not load.
-
-    Args:
-        cfg (Config): the recipe.
-        path (str): its file.
-        options (Mapping, optional): `--cfg-options`.
-    """
+    """Raises a PreflightError if the recipe, or an option of `--cfg-options`, names weights that runs would not load."""
     for option, value in (options or {}).items():
         if value is not None and (option == 'pretrained' or option.startswith('model.backbone.init_cfg')):
             raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
@@ -51,16 +45,10 @@ def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> Non
 
 
 def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
-    """The recipe with another norm; `base` is unchanged.
-
-    Args:
-        base (Config): the recipe.
-        name (str): of the norm, for the error.
-        norm_cfg (dict): the norm.
-        steps (int): of the run.
+    """A copy of the recipe `base` with another norm; `name` is for the error.
 
     Raises:
-        PreflightError: the norm is wrong, or the run is too short for it.
+        PreflightError: the norm is wrong, or a run of so many steps is too short for it.
     """
     cfg = Config(base.to_dict())
     set_norm(cfg, norm_cfg)

@@ -1,4 +1,4 @@
-"""What the tools in tools/analysis share: records as arguments, and the names of their files."""
+"""Shared by the tools in tools/analysis: records as arguments, and the names of their files."""
 from __future__ import annotations
 
 import argparse

@@ -38,7 +38,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def load_model(cfg: Config, checkpoint: str) -> nn.Module:
-    """The model of a config with trained weights, in eval mode; without norms if they are folded there.
+    """The model of a config with trained weights, in eval mode; without norms if the checkpoint is a folded one.
 
     Raises:
         PreflightError: the checkpoint cannot be read, or is of another model.
@@ -50,7 +50,7 @@ def load_model(cfg: Config, checkpoint: str) -> nn.Module:
 
 
 def match_folded(cfg: Config, checkpoint: str) -> None:
-    """Lets `cfg` build a model without norms if that is what is in the checkpoint.
+    """Makes `cfg` one of a model without norms, in place, if the checkpoint is a folded one.
 
     Raises:
         PreflightError: the checkpoint does not exist, or cannot be read.

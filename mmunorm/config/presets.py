@@ -99,13 +99,11 @@ def _parts(cfg: Config) -> list[str]:
 
 
 def keep_means(cfg: Config, options: Mapping | None = None) -> None:
-    """The one rule for the means of a norm that `--norm` has set: `centered=True` becomes 'frozen', in place, if the
-    weights that the run starts from bring means.
+    """Sets `centered=True` of the norm to 'frozen', in place, if the weights that the run starts from have means.
 
-    These are the weights of `load_from`, else those that the backbone starts from. Weights that cannot be looked at,
-    because they are not there or remote, count as those of a model with this norm. In testing it makes no difference:
-    both forms are the same function of the same buffers. `options` are those of `--cfg-options`, which are merged
-    already: where they name `centered`, nothing is changed.
+    These are the weights of `load_from`, else those that the backbone starts from. Weights that cannot be read, because
+    they are missing or remote, count as those of a model with this norm. Testing gives the same with both settings.
+    `options` are those of `--cfg-options`, which are merged already: if they name `centered`, nothing changes.
     """
     norm_cfg = (cfg.model.get('backbone') or {}).get('norm_cfg') or {}
     if norm_cfg.get('centered') is not True or any(key.endswith('centered') for key in options or ()):
@@ -120,7 +118,7 @@ def keep_means(cfg: Config, options: Mapping | None = None) -> None:
 
 
 def with_means_kept(norm_cfg: dict) -> dict:
-    """The `norm_cfg` for weights that bring means: with 'frozen' for `centered=True`."""
+    """The `norm_cfg` for weights that have means: with 'frozen' for `centered=True`."""
     return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
 
 

@@ -5,7 +5,7 @@ import pytest
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import add_config_arguments, add_runner_arguments, command, load_config, prepare
-from mmunorm.utils import PreflightError
+from mmunorm.utils import LocalError, PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 
@@ -105,27 +105,18 @@ def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
     assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
 
 
-def test_ctrl_c_is_one_word(capsys):
+@pytest.mark.parametrize(('error', 'rank', 'status', 'printed'), [
+    (KeyboardInterrupt(), 0, 130, 'interrupted\n'), (PreflightError('it is so'), 0, 2, 'error: it is so\n'),
+    (PreflightError('all have seen it'), 1, 2, ''), (LocalError('I have seen it'), 1, 3, 'error: I have seen it\n')])
+def test_an_error_is_one_line_of_one_process(error, rank, status, printed, monkeypatch, capsys):
     @command
     def main(argv=None):
-        raise KeyboardInterrupt
+        raise error
 
+    monkeypatch.setenv('RANK', str(rank))
     with pytest.raises(SystemExit) as stop:
         main([])
-    assert stop.value.code == 130 and capsys.readouterr().err == 'interrupted\n'
-
-
-def test_one_process_prints_the_error(monkeypatch, capsys):
-    @command
-    def main(argv=None):
-        raise PreflightError('it is so')
-
-    for rank, printed in (('0', 'error: it is so\n'), ('1', '')):
-        monkeypatch.setenv('RANK', rank)
-        with pytest.raises(SystemExit) as stop:
-            main([])
-        assert stop.value.code == 2
-        assert capsys.readouterr().err == printed
+    assert stop.value.code == status and capsys.readouterr().err == printed
 
 
 def test_verbose_shows_where_an_error_was_raised(tmp_path, capsys):

@@ -7,8 +7,7 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
-from mmunorm.cli.resume import find_resumable, is_whole, set_resume
-from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.cli.resume import find_resumable, set_resume
 from mmunorm.utils import PreflightError
 
 
@@ -34,7 +33,6 @@ def test_resumable(tmp_path):
     assert find_resumable(tmp_path) == (None, [])  # neither is a place to go on from
     (tmp_path / 'last_checkpoint').write_text('s3://bucket/epoch_1.pth')
     assert find_resumable(tmp_path) == ('s3://bucket/epoch_1.pth', [])
-    assert is_whole(tmp_path / 'last_good.pth')
 
 
 def test_resumable_of_another_folder(tmp_path):
@@ -72,86 +70,82 @@ def test_resumable_beside_the_one_that_is_named(tmp_path):
     assert found(work_dir, work_dir / 'epoch_4.pth') == ('w/epoch_4.pth', [])
 
 
-class TestResume:
+def config(tmp_path, **others):
+    init_cfg = dict(type='Pretrained', checkpoint='missing.pth')
+    return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
 
-    def cfg(self, tmp_path, **others):
-        init_cfg = dict(type='Pretrained', checkpoint='missing.pth')
-        return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
 
-    def test_a_run_from_the_start_keeps_its_pretrained_weights(self, tmp_path):
-        for resume in (None, 'auto'):  # nothing to resume from yet
-            cfg = self.cfg(tmp_path)
-            set_resume(cfg, resume)
-            assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth'
-            assert not cfg.get('resume')
+@pytest.mark.parametrize('resume', [None, 'auto'])
+def test_a_run_from_the_start_keeps_its_pretrained_weights(resume, tmp_path):
+    cfg = config(tmp_path)
+    set_resume(cfg, resume)
+    assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
 
-    @pytest.mark.parametrize('pointer', ['epoch_1.pth', 'epoch_9.pth'])
-    def test_mmengine_does_not_take_what_was_refused(self, tmp_path, pointer, capsys):
-        """It reads `last_checkpoint` itself where a run resumes from nothing in particular."""
-        (tmp_path / 'epoch_1.pth').write_bytes(b'PK half a file')
-        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
-        cfg = self.cfg(tmp_path, load_from='start.pth', randomness=dict(seed=0))
-        (tmp_path / 'start.pth').touch()
-        cfg.load_from = str(tmp_path / 'start.pth')
-        set_resume(cfg, 'auto')
-        assert 'the run starts at the beginning' in capsys.readouterr().err
-        assert (cfg.resume, cfg.load_from) == (False, str(tmp_path / 'start.pth'))
 
-    def test_a_config_without_a_seed_takes_the_checkpoints(self, tmp_path):
-        checkpoint = tmp_path / 'epoch_1.pth'
-        torch.save(dict(meta=dict(seed=17), state_dict={}), checkpoint)
-        for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):
-            cfg = self.cfg(tmp_path, **({} if randomness is None else dict(randomness=randomness)))
-            set_resume(cfg, str(checkpoint))
-            assert cfg.randomness == dict(randomness or {}, seed=seed)
-        # A run that only loads weights is another run.
-        cfg = self.cfg(tmp_path, load_from=str(checkpoint))
-        set_resume(cfg, None)
-        assert 'randomness' not in cfg
+@pytest.mark.parametrize('resume', ['auto', 'epoch_1.pth'])
+def test_a_continued_run_does_not_need_them(resume, tmp_path):
+    checkpoint = tmp_path / 'epoch_1.pth'
+    torch.save({}, checkpoint)
+    (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
+    cfg = config(tmp_path, load_from='other.pth')
+    set_resume(cfg, 'auto' if resume == 'auto' else str(checkpoint))
+    assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+    with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
+        set_resume(config(tmp_path), str(tmp_path / 'gone.pth'))
 
-    def test_a_folder_is_a_checkpoint_of_sharded_training_alone(self, tmp_path):
-        (tmp_path / 'epoch_2.pth').mkdir()
-        for others in ({}, dict(runner_type='FlexibleRunner'),
-                       dict(runner_type='FlexibleRunner', strategy=dict(type='DDPStrategy'))):
-            cfg = self.cfg(tmp_path, load_from=str(tmp_path / 'epoch_2.pth'), **others)
+
+@pytest.mark.parametrize('pointer', ['epoch_1.pth', 'epoch_9.pth'])
+def test_mmengine_does_not_take_what_was_refused(tmp_path, pointer, capsys):
+    """It reads `last_checkpoint` itself where a run resumes from nothing in particular."""
+    (tmp_path / 'epoch_1.pth').write_bytes(b'PK half a file')
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
+    (tmp_path / 'start.pth').touch()
+    cfg = config(tmp_path, load_from=str(tmp_path / 'start.pth'), randomness=dict(seed=0))
+    set_resume(cfg, 'auto')
+    assert 'the run starts at the beginning' in capsys.readouterr().err
+    assert (cfg.resume, cfg.load_from) == (False, str(tmp_path / 'start.pth'))
+
+
+def test_a_config_without_a_seed_takes_the_checkpoints(tmp_path):
+    checkpoint = str(tmp_path / 'epoch_1.pth')
+    torch.save(dict(meta=dict(seed=17), state_dict={}), checkpoint)
+    for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):
+        cfg = config(tmp_path, **({} if randomness is None else dict(randomness=randomness)))
+        set_resume(cfg, checkpoint)
+        assert cfg.randomness == dict(randomness or {}, seed=seed)
+    # A run that only loads weights is another run.
+    cfg = config(tmp_path, load_from=checkpoint)
+    set_resume(cfg, None)
+    assert 'randomness' not in cfg
+
+
+def test_a_folder_is_a_checkpoint_of_sharded_training_alone(tmp_path):
+    folder = tmp_path / 'epoch_2.pth'
+    folder.mkdir()
+    (tmp_path / 'last_checkpoint').write_text(str(folder))
+    for others in ({}, dict(runner_type='FlexibleRunner'),
+                   dict(runner_type='FlexibleRunner', strategy=dict(type='DDPStrategy'))):
+        for resume, load_from in ((None, str(folder)), ('auto', None), (str(folder), None)):
             with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
-                set_resume(cfg, None)
-        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
-        for resume in ('auto', str(tmp_path / 'epoch_2.pth')):
-            with pytest.raises(PreflightError, match='epoch_2.pth is a folder'):
-                set_resume(self.cfg(tmp_path), resume)
-            cfg = self.cfg(tmp_path, runner_type='FlexibleRunner', strategy=dict(type='FSDPStrategy'))
-            set_resume(cfg, resume)
-            assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'epoch_2.pth'))
+                set_resume(config(tmp_path, load_from=load_from, **others), resume)
+    for resume in ('auto', str(folder)):
+        cfg = config(tmp_path, runner_type='FlexibleRunner', strategy=dict(type='FSDPStrategy'))
+        set_resume(cfg, resume)
+        assert (cfg.resume, cfg.load_from) == (True, str(folder))
 
-    def test_a_continued_run_does_not_need_them(self, tmp_path):
-        checkpoint = tmp_path / 'epoch_1.pth'
-        torch.save({}, checkpoint)
-        (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
-        cfg = self.cfg(tmp_path, load_from='other.pth')
-        set_resume(cfg, 'auto')
-        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
-        cfg = self.cfg(tmp_path)
+
+def test_means_that_were_kept_are_kept_on(tmp_path):
+    """`--norm UN+ --resume`, with and without the file that the run once started from."""
+    pretrained, checkpoint = tmp_path / 'pretrained.pth', tmp_path / 'epoch_1.pth'
+    torch.save({'backbone.norm1.running_mean': torch.ones(2)}, pretrained)
+    torch.save(dict(state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
+    (tmp_path / 'detector.py').write_text("model = dict(backbone=dict(norm_cfg=dict(type='UN'), init_cfg=dict("
+                                          f"type='Pretrained', checkpoint='{pretrained}', prefix='backbone.')))")
+    for _ in range(2):
+        cfg = load_config(str(tmp_path / 'detector.py'), norm='UN+')
         set_resume(cfg, str(checkpoint))
-        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
-
-    def test_a_missing_checkpoint_is_named(self, tmp_path):
-        with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
-            set_resume(self.cfg(tmp_path), str(tmp_path / 'gone.pth'))
-        check_checkpoint('https://example.org/a.pth')
-
-    def test_means_that_were_kept_are_kept_on(self, tmp_path):
-        """`--norm UN+ --resume`, with and without the file that the run once started from."""
-        pretrained, checkpoint = tmp_path / 'pretrained.pth', tmp_path / 'epoch_1.pth'
-        torch.save({'backbone.norm1.running_mean': torch.ones(2)}, pretrained)
-        torch.save(dict(state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
-        (tmp_path / 'detector.py').write_text("model = dict(backbone=dict(norm_cfg=dict(type='UN'), init_cfg=dict("
-                                              f"type='Pretrained', checkpoint='{pretrained}', prefix='backbone.')))")
-        for _ in range(2):
-            cfg = load_config(str(tmp_path / 'detector.py'), norm='UN+')
-            set_resume(cfg, str(checkpoint))
-            assert cfg.model.backbone.norm_cfg.centered == 'frozen' and cfg.load_from == str(checkpoint)
-            pretrained.unlink(missing_ok=True)
-        cfg = load_config(str(tmp_path / 'detector.py'), {'pretrained': None}, 'UN+')
-        set_resume(cfg, str(checkpoint))
-        assert cfg.model.backbone.norm_cfg.centered is True
+        assert cfg.model.backbone.norm_cfg.centered == 'frozen' and cfg.load_from == str(checkpoint)
+        pretrained.unlink(missing_ok=True)
+    cfg = load_config(str(tmp_path / 'detector.py'), {'pretrained': None}, 'UN+')
+    set_resume(cfg, str(checkpoint))
+    assert cfg.model.backbone.norm_cfg.centered is True

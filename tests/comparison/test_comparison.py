@@ -3,11 +3,11 @@ import json
 import math
 import statistics
 
+from matplotlib.figure import Figure
 from mmengine.config import Config
 
-from mmunorm.comparison import results
 from mmunorm.comparison.results import write_norms
-from mmunorm.comparison.runs import FAIL, FINISHED, STRESSED, ComparedRun, config_text, differing_keys
+from mmunorm.comparison.runs import STRESSED, ComparedRun, config_text, differing_keys
 
 from ..logs import train, write_log
 
@@ -19,34 +19,30 @@ def finish(run, value, metric='accuracy/top1'):
 
 def fail(run, step):
     run.work_dir.mkdir(parents=True)
-    record = dict(step=step, message='the run diverged: why')
-    (run.work_dir / 'divergence.json').write_text(json.dumps(record))
+    (run.work_dir / 'divergence.json').write_text(json.dumps(dict(step=step, message='the run diverged: why')))
     return run.close(3)
 
 
-def rows(out):
-    lines = (out / 'comparison.md').read_text().splitlines()
-    lines = [line.strip('|').split('|') for line in lines if line.startswith('|')]
-    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+def write(out, runs, errors=None):
+    """The text of the table, and its rows by their first cell."""
+    write_norms(out, 'comparison', runs, errors or {}, '# Header', 'some_config.py')
+    text = (out / 'comparison.md').read_text()
+    rows = [line.strip('| ').split(' | ') for line in text.splitlines() if line.startswith('|')]
+    return text, {name: cells for name, *cells in rows}
 
 
 def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN', 'BN', 'PN*', 'DyT') for seed in range(3)]
-    values = dict(zip(runs[:3], (80.0, 81.0, 83.0), strict=True))
-    for run, value in values.items():
-        assert finish(run, value)['status'] == FINISHED
-    finish(runs[3], 90.0)
+    values = (80.0, 81.0, 83.0)
+    for run, value in zip(runs[:4], (*values, 90.0), strict=True):
+        assert finish(run, value)['status'] == 'finished'
     fail(runs[4], 17)
     for run in runs[9:12]:
         fail(run, 5)
-    write_norms(tmp_path, 'comparison', runs, {runs[6]: 'it crashed, see LOG'}, '# Header', 'recipe')
-
-    text = (tmp_path / 'comparison.md').read_text()
+    text, table = write(tmp_path, runs, {runs[6]: 'it crashed, see LOG'})
     assert text.startswith('# Header\n')
-    table = rows(tmp_path)
     assert table['accuracy/top1'] == ['mean ± std', 'seed 0', 'seed 1', 'seed 2']
-    spread = statistics.stdev(values.values())
-    assert table['LN'] == [f'81.33 ± {spread:.2f}', '80.00', '81.00', '83.00']
+    assert table['LN'] == [f'81.33 ± {statistics.stdev(values):.2f}', '80.00', '81.00', '83.00']
     assert table['UN'] == ['90.00 (1 of 3; 1 FAIL, 1 missing)', '90.00', 'FAIL at step 17', '-']
     assert table['BN'] == ['- (0 of 3; 3 missing)', '-', '-', '-']
     assert table['PN*'] == ['FAIL', *['FAIL at step 5'] * 3]
@@ -60,7 +56,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished',
                         'last_logged_step': '20', 'failed_step': '',
                         'accuracy/top1': '81', 'work_dir': 'ln/seed_1'}
-    assert [line['status'] for line in lines[3:7]] == ['finished', FAIL, 'missing', 'error']
+    assert [line['status'] for line in lines[3:7]] == ['finished', 'FAIL', 'missing', 'error']
     assert [(line['last_logged_step'], line['failed_step']) for line in lines[3:6]] == [
         ('20', ''), ('', '17'), ('', '')]
     assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
@@ -72,8 +68,7 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
         'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25, 'step': 0}])
     runs[0].close(0)
     fail(runs[1], 3)
-    write_norms(tmp_path, 'comparison', runs, {}, '', 'recipe')
-    text = (tmp_path / 'comparison.md').read_text()
+    text, _ = write(tmp_path, runs)
     assert ('| coco/bbox_mAP | calm: mean ± std | calm: seed 0 | stressed: mean ± std | stressed: seed 0 |'
             in text)
     assert '| LN | 0.500 | 0.500 | FAIL | FAIL at step 3 |' in text
@@ -84,17 +79,16 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
 
 def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(results, 'save', lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN') for seed in range(2)]
-    finish(runs[0], 80.0)
-    write_norms(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
-    finish(runs[1], 90.0)
-    write_norms(tmp_path, 'comparison', runs, {}, '', 'some_config.py')
+    for run, value in ((runs[0], 80.0), (runs[1], 90.0)):
+        finish(run, value)
+        write(tmp_path, runs)
     finish(runs[2], 70.0)
     fail(runs[3], 5)
     stressed = [ComparedRun(tmp_path, run.norm, run.seed, STRESSED) for run in runs]
     finish(stressed[0], 60.0)
-    write_norms(tmp_path, 'comparison', [*runs, *stressed], {}, '', 'some_config.py')
+    write(tmp_path, [*runs, *stressed])
     assert drawn[0].get_suptitle() == 'Norms compared: some_config.py'
     band = 'A line is the mean of {} seeds, in a band from the least to the most.'
     assert drawn[1].get_suptitle().splitlines()[1:] == [band.format(2)]
@@ -111,36 +105,16 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
 def test_a_metric_that_is_not_finite(tmp_path):
     runs = [ComparedRun(tmp_path, 'LN', seed) for seed in (0, 1)]
     for run, value in zip(runs, (math.nan, 50.0), strict=True):
-        write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': value, 'step': 0}])
-        run.close(0)
-    write_norms(tmp_path, 'comparison', runs, {}, '', 'recipe')
-    assert '| LN | not finite | nan | 50.00 |' in (tmp_path / 'comparison.md').read_text()
+        finish(run, value)
+    assert write(tmp_path, runs)[1]['LN'] == ['not finite', 'nan', '50.00']
 
 
 def test_nothing_is_finished(tmp_path):
-    written = write_norms(tmp_path, 'comparison', [ComparedRun(tmp_path, 'LN', 0)], {}, '', 'recipe')
-    assert [path.name for path in written] == ['comparison.md', 'comparison.csv']
-    assert 'Not finished yet (1 of 1)' in (tmp_path / 'comparison.md').read_text()
-    assert not (tmp_path / 'comparison.png').exists()
-
-
-def test_an_interrupted_run_has_no_result(tmp_path):
     run = ComparedRun(tmp_path, 'LN', 0)
     write_log(run.work_dir, '1', [train(10, 2.0)])
-    assert run.close(-15) is None and run.result() is None
-
-
-def test_a_written_config_reads_back_the_same(tmp_path):
-    cfg = Config(dict(model=dict(type='A', shape=(3, 4), inner=[dict(a=None, b=1e-5)]), lr=0.1, name="it's"))
-    path = tmp_path / 'config.py'
-    path.write_text(config_text(cfg))
-    assert Config.fromfile(path).to_dict() == cfg.to_dict()
-
-
-def test_differing_keys():
-    one = dict(a=dict(b=[1, dict(c=2)]), same=1, gone=())
-    other = dict(a=dict(b=[1, dict(c=3)]), same=1, new=None)
-    assert differing_keys(one, other) == ['a.b.1.c', 'gone', 'new']
+    assert run.close(-15) is None and run.result() is None  # it was interrupted
+    assert 'Not finished yet (1 of 1)' in write(tmp_path, [run])[0]
+    assert (tmp_path / 'comparison.csv').exists() and not (tmp_path / 'comparison.png').exists()
 
 
 def test_a_run_without_its_last_validation_is_not_finished(tmp_path):
@@ -160,6 +134,16 @@ def test_numbers_of_training_are_no_metrics(tmp_path):
     recorded = {'norm/pnac_activation': 50.0, 'norm/outlier_share': 0.1}
     write_log(run.work_dir, '1', [{**train(10, 2.0), **recorded}, train(20, 1.0), {'f1': 1.0, 'step': 1}])
     assert run.close(0)['metrics'] == {}
-    write_norms(tmp_path, 'comparison', [run, ComparedRun(tmp_path, 'LN', 1)], {}, '', 'recipe')
     # It is finished, though it has nothing to show.
-    assert rows(tmp_path)['LN'] == ['- (0 of 2; 1 missing, 1 without it)', '-', '-']
+    assert write(tmp_path, [run, ComparedRun(tmp_path, 'LN', 1)])[1]['LN'] == [
+        '- (0 of 2; 1 missing, 1 without it)', '-', '-']
+
+
+def test_configs_are_written_and_compared(tmp_path):
+    cfg = Config(dict(model=dict(type='A', shape=(3, 4), inner=[dict(a=None, b=1e-5)]), lr=0.1, name="it's"))
+    path = tmp_path / 'config.py'
+    path.write_text(config_text(cfg))
+    assert Config.fromfile(path).to_dict() == cfg.to_dict()
+    one = dict(a=dict(b=[1, dict(c=2)]), same=1, gone=())
+    other = dict(a=dict(b=[1, dict(c=3)]), same=1, new=None)
+    assert differing_keys(one, other) == ['a.b.1.c', 'gone', 'new']

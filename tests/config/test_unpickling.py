@@ -10,7 +10,6 @@ import timm
 import timm.utils
 import torch
 from mmengine.logging import HistoryBuffer
-from mmengine.runner.checkpoint import save_checkpoint
 
 from mmunorm import compat
 from mmunorm.config.checkpoints import read_checkpoint
@@ -60,10 +59,11 @@ def refusal(path):
 def test_code_is_refused(tmp_path, how, key):
     path, made = tmp_path / 'a.pth', tmp_path / 'made'
     torch.save({'state_dict': dict(weight=torch.ones(2)), key: dict(a=Opens(made))}, path, **how)
-    message = refusal(path) if how.get('pickle_protocol') != 4 else ''
-    if not message:  # torch's unpickler reads no other protocol
+    if 'pickle_protocol' in how:  # torch's unpickler reads no other protocol, and gives another reason
         with pytest.raises(PreflightError):
             read_checkpoint(str(path))
+    else:
+        refusal(path)
     assert not made.exists()
 
 
@@ -114,10 +114,7 @@ def test_a_checkpoint_of_mmengine(tmp_path, how):
         state_dict=model.state_dict(), message_hub=logs(), optimizer=optimizer.state_dict(),
         param_schedulers=[dict(last_step=3, gamma=0.1)])
     path = str(tmp_path / 'epoch_1.pth')
-    if how:
-        torch.save(content, path, **how)
-    else:
-        save_checkpoint(content, path)
+    torch.save(content, path, **how)
     read = read_checkpoint(path)
     assert torch.equal(read['state_dict']['weight'], model.weight)
     assert read['message_hub']['log_scalars']['train/loss'].mean() == 2.5
