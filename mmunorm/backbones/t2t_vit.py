@@ -113,7 +113,7 @@ class UNT2TViT(T2T_ViT):
     With softmax tokens (`t2t_cfg=dict(use_performer=False)`), the names in `state_dict` are those of the stock
     class. The outputs are not: the stock class of mmpretrain 1.x multiplies its attention's logits by
     `sqrt(head_dims)`, where the paper and mmpretrain's published weights divide by it, as this class does.
-    `layer_cfgs=dict(qk_scale=head_dims**0.5)` stands for the encoder of a model trained with the stock class.
+    Use `layer_cfgs=dict(qk_scale=head_dims**0.5)` for the weights of a model that was trained with the stock class.
 
     Takes `(N, in_channels, H, W)`. If the size is not `img_size`, the position table is resized.
 

@@ -29,11 +29,8 @@ def _shape_of_kept(values: Tensor) -> Tensor:
 
 
 def keep(step: Step) -> Step:
-    """The same values, which no compiler computes again; as one vector, in the dtype of `var_hat`.
-
-    But for `measured`, which only a recomputed forward pass asks for.
-    """
-    values = step[:-1]
+    """The same values, which no compiler computes again; without `measured`, which only a recomputed pass asks for."""
+    values = step[:-1]  # as one vector, in the dtype of `var_hat`
     kept = [value for value in values if value is not None]
     packed = torch.cat([value.to(step.var_hat.dtype).flatten() for value in kept])
     parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))

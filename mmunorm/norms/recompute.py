@@ -49,7 +49,7 @@ class PendingSteps:
         return PendingSteps, ()  # a copy takes no part in the passes under way
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
-        """The step of a forward pass: `new()`, or that of a recomputed one, which is found by what it measured."""
+        """The step of a forward pass: `new()`, or in a recomputed one the step that measured the same."""
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
@@ -89,9 +89,9 @@ class PendingSteps:
         self._pending = left
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
-        """The step that measured the same. Of several, the newest among the least often recalled.
+        """The step that measured the same; of several, the newest among the least often recalled.
 
-        A backward pass recomputes the newest first. Waits for no tensor's value.
+        A backward pass recomputes the newest first. The method waits for no tensor's value.
         """
         if len(self._pending) == 1:
             return self._pending[0].step

@@ -32,7 +32,7 @@ class Place:
         channels: of the stream, C.
         norm_cfg: what a norm of the scheme's own is built from.
         layer: number of the layer in its stack, from 1.
-        depth: layers of the stack, which is the whole model but for encoder-decoders; None if it is not known.
+        depth: layers of the stack, which is the whole model except in encoder-decoders; None if it is not known.
         stacks: layers of encoder and decoder, N and M; None for a model of one stack.
         in_decoder: whether the stack is the decoder.
         is_first: whether the sublayer is the first one of its layer.

@@ -40,7 +40,7 @@ def test_no_tokens():
     assert reference.input_gradient(x, x, c, c, c).shape == (0, 5)
 
 
-@pytest.mark.parametrize('shape', [(5, ), (1, 5), (31, 5), (2, 32, 5), (2, 7, 7, 5), (0, 5)], ids=str)
+@pytest.mark.parametrize('shape', [(5, ), (31, 5), (2, 7, 7, 5), (0, 5)], ids=str)
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_compiled_sums_over_any_number_of_tokens(shape, dynamic):
     torch._dynamo.reset()

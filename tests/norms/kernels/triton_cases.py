@@ -14,12 +14,12 @@ from mmunorm.norms import UN, algorithm
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
-SHAPES = [(1, 1), (3, 5, 7), (2, 50, 96), (1, 33, 130), (300, 1), (9000, 3)]
+SHAPES = [(1, 1), (3, 5, 7), (1, 33, 130), (9000, 3)]
 # With two programs, each of which then has several tiles.
 LONG_SHAPES = [(2, 301, 96), (1, 333, 130), (9000, 3)]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.float16]
 # Of one rounding to the dtype of the activations, which may fall to either side.
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3}
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def compile_with_triton_2(gpu, kernel, signature, constants):
 
 
 if __name__ == '__main__':
-    for gpu, dtype in ((80, '*fp16'), (90, '*bf16'), (90, '*fp32')):
+    for gpu, dtype in ((80, '*fp16'), (90, '*bf16')):
         for flags in (None, FLAGS):
             for vector in (None, FLOAT):
                 compile_for(gpu, kernels._products, x=dtype, dy=dtype, mean=vector, valid=flags, partial=FLOAT)
@@ -42,7 +42,7 @@ if __name__ == '__main__':
             compile_for(gpu, kernels._products, x=dtype, dy=None, mean=None, valid=flags, partial=FLOAT)
         compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, dy=None, direct=None, valid=None,
                     out=dtype)
-    for gpu, number, flag in ((80, COUNT, FLAGS), (90, COUNT, FLAGS), (90, None, None)):
+    for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
         blocks = dict(WINDOW=4, BLOCK_C=1024)
         compile_for(gpu, kernels._average_activation, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
                     record=FLOAT, outliers=number, var_hat_out=FLOAT, outlier_out=flag, averaged_out=FLAGS,
