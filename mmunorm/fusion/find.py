@@ -10,7 +10,7 @@ from ..norms.layers import is_norm
 from .check import Owners, is_layer, norm_obstacle
 from .graph import look
 from .report import Fold, Site
-from .rules import Averages, Behind, Chain, Emits, Fact, Into, Pad, Reads, Stays, Stream, Unties, facts, join
+from .rules import Averages, Behind, Chain, Emits, Fact, Into, Reads, Stays, Stream, Unties, facts, join
 from .streams import Station, stations_of
 
 
@@ -58,8 +58,10 @@ class _Rules:
     def claims(self) -> dict[str, list[Fold]]:
         """What is said about each norm, once for each rule that says something."""
         claims = defaultdict(list)
-        for fold in (fold for name in self._first for fact in self._facts[name] for fold in self._folds(name, fact)):
-            claims[fold.norm].append(fold)
+        for name in self._first:
+            for fact in self._facts[name]:
+                for fold in self._folds(name, fact):
+                    claims[fold.norm].append(fold)
         for name, fact in self._all(Emits):  # of the whole model: what reads it is not known
             norm = join(name, fact.norm)
             claims[norm] = claims[norm] or [Fold(norm)]
@@ -81,8 +83,7 @@ class _Rules:
     def _folds(self, prefix: str, fact: Fact) -> Iterator[Fold]:
         """The norms that one fact places."""
         if isinstance(fact, Into):
-            fold = Fold(join(prefix, fact.norm))
-            self._pad(fold, prefix, fact.pad)
+            fold = Fold(join(prefix, fact.norm), pads=[(prefix, fact.pad)] if fact.pad else [])
             for reader in fact.readers:
                 self._read(fold, join(prefix, reader), identity=fact.identity)
             yield fold
@@ -113,10 +114,6 @@ class _Rules:
                     fold.through.append(name)
                 yield fold
 
-    def _pad(self, fold: Fold, name: str, pad: Pad | None) -> None:
-        if pad is not None:
-            fold.pads.append((name, pad))
-
     def _read(self, fold: Fold, name: str, level: int = -1, identity: bool = False) -> None:
         """Adds the layers that read input `level` of module `name`: itself, if no rule says more."""
         reads = [fact for fact in self._of(Reads, name) if identity or not fact.adds_input]
@@ -127,6 +124,6 @@ class _Rules:
             fold.untied += [name] if name in self._untied else []
         for fact in reads:
             if fact.level == level:
-                self._pad(fold, name, fact.pad)
+                fold.pads += [(name, fact.pad)] if fact.pad else []
                 for reader in fact.readers:
                     self._read(fold, join(name, reader))
