@@ -31,15 +31,9 @@ def load(command):
     return load_config(args.config, args.cfg_options, args.norm), args
 
 
-def test_every_row_has_the_papers_number_and_a_command():
-    assert len(ROWS) == 6 * 5 + 5 + 5 + 8 + 4 + 2 * 8 + 5 + 4
-    for row in ROWS:
-        assert re.fullmatch(r'\d\d\.\d( / \d\d\.\d)?|FAIL|/', row[-2]), row
-        assert re.fullmatch(r'`bash tools/dist_train.sh configs/(translation/)?\w+\.py \d+( --.*)?`', row[-1]), row
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('command', COMMANDS)
+@pytest.mark.parametrize('command', [command if i % 8 == 0 else pytest.param(command, marks=pytest.mark.grid)
+                                     for i, command in enumerate(COMMANDS)])
 def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
     monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
     cfg, args = load(command)
@@ -67,10 +61,3 @@ def test_every_command_has_a_work_directory_of_its_own(monkeypatch):
     monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
     folders = [cfg.get('work_dir') or args.config for cfg, args in map(load, COMMANDS)]
     assert len(set(folders)) == len(folders)
-
-
-def test_a_row_has_the_norm_that_it_names():
-    for row in ROWS:
-        if row[0] in presets.NORMS:
-            named = re.search(r"--norm '?([^' `]+)", row[-1])
-            assert named and named[1] == row[0] or re.search(f'_{row[0].lower()}[_.]', row[-1]), row

@@ -6,6 +6,9 @@ import pytest
 
 from ..tiny_runs import ROOT, load_tool
 
+METRICS = {**{f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm') for name in ('mAP', 'mAP_50', 'mAP_75')},
+           'coco/segm_mAP': 0.125}
+
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
@@ -19,14 +22,13 @@ def demo(tmp_path, monkeypatch):
             folder = tmp_path / command[command.index('--work-dir') + 1]
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
+            (folder / '1/vis_data').mkdir(parents=True)
+            metrics = {**METRICS, 'accuracy/top1': 80}
+            (folder / '1/vis_data/scalars.json').write_text(f'{{"loss": 1}}\n{json.dumps(metrics)}\n')
         if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
             folder = tmp_path / command[command.index('--work-dir') + 1] / '20260101_000000'
             folder.mkdir(parents=True)
-            metrics = {f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm')
-                       for name in ('mAP', 'mAP_50', 'mAP_75')}
-            (folder / 'log.json').write_text(
-                json.dumps(dict(metrics, **{'coco/segm_mAP': 0.125, 'accuracy/top1': 80 + ('--fuse' in command)})))
-
+            (folder / 'log.json').write_text(json.dumps({**METRICS, 'accuracy/top1': 81}))
         if command[0] == 'tools/infer.py':
             folder = tmp_path / command[command.index('--out-dir') + 1]
             folder.mkdir(parents=True)
@@ -45,21 +47,18 @@ def test_steps_and_table(demo, capsys):
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
     commands = demo.commands
-    # What was trained with LayerNorm is tested, converted, and the teacher of what was converted.
-    layer_norm, converted = commands[2][2], commands[3][commands[3].index('--out') + 1]
-    assert layer_norm == commands[3][2] == str(demo.ROOT / demo.LAYER_NORM / 'iter_1.pth')
-    assert f'custom_hooks.0.checkpoint={layer_norm}' in commands[4]
-    assert f'load_from={converted}/swin_un_classifier.pth' in commands[4]
+    # What was trained with LayerNorm is converted, and the teacher of what was converted.
+    layer_norm, converted = commands[2][2], commands[2][commands[2].index('--out') + 1]
+    assert layer_norm == str(demo.ROOT / demo.LAYER_NORM / 'iter_1.pth')
+    assert f'custom_hooks.0.checkpoint={layer_norm}' in commands[3]
+    assert f'load_from={converted}/swin_un_classifier.pth' in commands[3]
     # What was trained on is tested, and gives the backbone.
-    assert commands[5][2] == str(demo.ROOT / demo.CLASSIFIER / 'iter_1.pth')
-    assert f'pretrained={commands[5][2]}' in commands[6]
-    # What was trained is what is tested and drawn with.
-    assert commands[7][2] == commands[8][2] == commands[9][2] == str(demo.ROOT / demo.DETECTOR / 'iter_1.pth')
-    # What was saved folded is tested again.
-    assert commands[10][2] == commands[9][commands[9].index('--save') + 1]
-    # The same checkpoint is exported, and the file that is made is tested.
-    assert commands[11][2] == commands[7][2]
-    assert commands[12][2] == commands[11][commands[11].index('--out') + 1]
+    assert commands[4][2] == str(demo.ROOT / demo.CLASSIFIER / 'iter_1.pth')
+    assert f'pretrained={commands[4][2]}' in commands[5]
+    # What was trained is drawn with, folded and exported; what was saved is tested.
+    assert commands[6][2] == commands[7][2] == commands[9][2] == str(demo.ROOT / demo.DETECTOR / 'iter_1.pth')
+    assert commands[8][2] == commands[7][commands[7].index('--save') + 1]
+    assert commands[10][2] == commands[9][commands[9].index('--out') + 1]
     printed = capsys.readouterr().out
     assert 'top-1 80.0 with LayerNorm, 81.0 converted' in printed
     for model in ('UN      ', 'folded  ', 'OpenVINO'):
