@@ -108,3 +108,5 @@ def test_links_and_paths_exist(page):
     paths = re.findall(r'(?<![\w/])(?:configs|tools|benchmarks|tests|docs)/[\w/-]+\.(?:py|sh|png|jpg|md)\b', text)
     missing = [path for path in (*links, *(ROOT / path for path in paths)) if not path.exists()]
     assert {path.name for path in missing} <= {'mine.py'}, missing
+    for path, name in re.findall(r'`(tests/[\w/]+\.py)::(\w+)`', text):
+        assert f'def {name}(' in (ROOT / path).read_text(), name
