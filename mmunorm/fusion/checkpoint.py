@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -146,19 +147,12 @@ def load_folded(path: str | os.PathLike) -> nn.Module:
         meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
         if 'mmunorm' not in meta:
             raise ValueError(f'{path}: is no folded checkpoint; mmunorm.fusion.save_folded writes one')
-        if is_trusted():
-            model = _build(Config.fromstring(meta['cfg'], '.py'))
-        else:
-            cfg = _plain_config(meta, path)
-            with registered_types_only():
-                model = _build(cfg)
+        cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
+        with nullcontext() if is_trusted() else registered_types_only():
+            init_default_scope(cfg.get('default_scope', 'mmengine'))
+            model = MODELS.build(cfg.model)
     model.load_state_dict(checkpoint['state_dict'])
     return model.eval()
-
-
-def _build(cfg: Config) -> nn.Module:
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    return MODELS.build(cfg.model)
 
 
 def _plain_config(meta: dict, path: str | os.PathLike) -> Config:
