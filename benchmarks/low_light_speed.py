@@ -66,7 +66,7 @@ def main(argv=None):
     for height, width in zip(args.sizes[::2], args.sizes[1::2], strict=True):
         x = torch.rand(1, 3, height, width, device=device)
         race = measure.Race({name: lambda model=model, x=x: model(x) for name, model in models.items()}, device)
-        measure.warm_up(race, 2, progress=False)
+        race.time(2)
         seconds = race.time(args.rounds)
         new = [dict(norm=name, shape=[1, 3, height, width], seconds=statistics.median(seconds[name]),
                     to_ln=measure.ratio(seconds[name], seconds['LN']), threads=torch.get_num_threads(),

@@ -118,7 +118,8 @@ def main(argv=None):
         runs, tokens = prepare(models, args, device)
         with torch.set_grad_enabled(what == 'training'):
             race = measure.Race(runs, device)
-            seconds = measure.timed(race, args.rounds, measure.warm_up(race, 2, progress=False), progress=False)
+            race.time(2)  # to warm up
+            seconds = race.time(args.rounds)
         for name, values in seconds.items():
             row = dict(what=what, norm=name, tokens=tokens, seconds=statistics.median(values),
                        to_ln=measure.ratio(values, seconds['LN']), arch=args.arch or SMALL,

@@ -1,11 +1,10 @@
-"""The measures: time of several models in turn, peak of memory, norm calls, FLOPs, difference of outputs."""
+"""The measures: time of several things in turn, peak of memory, norm calls, FLOPs, difference of outputs."""
 from __future__ import annotations
 
 import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,18 +17,9 @@ from ..compat import OutOfMemoryError
 from ..norms.layers import norm_layers
 
 OUT_OF_MEMORY = 'out of memory'
-# Without a number of repeats, there are as many rounds as fit in this time, within these bounds.
+# Without a number of rounds, there are as many as fit in this time, within these bounds.
 BUDGET_SECONDS = 45
-REPEATS = (5, 100)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the memory of a GPU or of the CPU was too small."""
-    if isinstance(error, (MemoryError, OutOfMemoryError)):
-        return True
-    # What torch's CPU allocator says on Linux, and on Windows.
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("can't allocate memory", 'not enough memory'))
+ROUNDS = (5, 100)
 
 
 class Race:
@@ -38,11 +28,15 @@ class Race:
     Args:
         runs (dict[str, Callable]): the functions to run, by name. They take no arguments.
         device (torch.device): where they run.
-        clock (Callable[[], float]): tells the time in seconds. Defaults to `time.perf_counter`.
+        clock (Callable[[], float], optional): tells the time in seconds. Defaults to `time.perf_counter`. None: each
+            function returns its own seconds.
+
+    Attributes:
+        failed (set[str]): names of those that did not fit.
     """
 
     def __init__(self, runs: dict[str, Callable], device: torch.device,
-                 clock: Callable[[], float] = time.perf_counter):
+                 clock: Callable[[], float] | None = time.perf_counter):
         self.runs = dict(runs)
         self.device = device
         self.clock = clock
@@ -67,23 +61,22 @@ class Race:
 
     def seconds(self, name: str) -> float:
         """The time of one run."""
-        synchronize(self.device)
+        if self.clock is None:
+            return self.runs[name]()
+        _synchronize(self.device)
         start = self.clock()
         self.runs[name]()
-        synchronize(self.device)
+        _synchronize(self.device)
         return self.clock() - start
 
-    def time(self, repeat: int, least: int | None = None, budget: float = 0.0,
-             after_each: Callable[[], object] = lambda: None) -> dict[str, list[float]]:
-        """Times each run `repeat` times, in an order that rotates and is shuffled after each full rotation.
+    def time(self, rounds: int | None = None, title: str | None = None) -> dict[str, list[float]]:
+        """Times all runs in each round, in an order that rotates and is shuffled after each full rotation.
 
         So noise hits all runs alike, and no run always finds the memory and caches that the same other run left.
 
         Args:
-            repeat (int): rounds.
-            least (int, optional): stop after so many rounds if `budget` seconds have passed.
-            budget (float): seconds; used only with `least`.
-            after_each (Callable): called after each round.
+            rounds (int, optional): by default as many as fit in 45 seconds, from 5 to 100.
+            title (str, optional): of a progress bar, which only a terminal shows. Defaults to none.
 
         Returns:
             Seconds by name, for the runs that never failed.
@@ -91,32 +84,25 @@ class Race:
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
         start = time.perf_counter()
-        for i in range(repeat):
-            if least is not None and i >= least and time.perf_counter() - start > budget:
+        rounds_at_most = (rounds or ROUNDS[1]) if order else 0
+        for i in tqdm(range(rounds_at_most), desc=title, unit='round', disable=None if title else True):
+            if rounds is None and i >= ROUNDS[0] and time.perf_counter() - start > BUDGET_SECONDS:
                 break
-            if i and i % len(order) == 0:
+            first = i % len(order)
+            if i and first == 0:
                 generator.shuffle(order)
-            for name, value in self.each(self.seconds, rotated(order, i)).items():
+            for name, value in self.each(self.seconds, order[first:] + order[:first]).items():
                 seconds[name].append(value)
-            after_each()
         return {name: values for name, values in seconds.items() if name not in self.failed}
 
 
-def warm_up(race: Race, rounds: int, progress: bool = True) -> float:
-    """Runs all of a race so many times, at least once; the seconds of the last round."""
-    for _ in tqdm(range(rounds), desc='warming up', unit='round', disable=not progress):
-        seconds = sum(race.each(race.seconds).values())
-    return seconds
-
-
-def timed(race: Race, repeat: int | None, round_seconds: float, progress: bool = True) -> dict[str, list[float]]:
-    """:meth:`Race.time` with a progress bar; without `repeat`, as many rounds as fit in some seconds."""
-    least = None
-    if repeat is None:
-        least, most = REPEATS
-        repeat = min(max(int(BUDGET_SECONDS / max(round_seconds, 1e-9)), least), most)
-    with tqdm(total=repeat, desc='measuring', unit='round', disable=not progress) as bar:
-        return race.time(repeat, least, BUDGET_SECONDS, bar.update)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of a GPU or of the CPU was too small."""
+    if isinstance(error, (MemoryError, OutOfMemoryError)):
+        return True
+    # What torch's CPU allocator says on Linux, and on Windows.
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("can't allocate memory", 'not enough memory'))
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
@@ -133,14 +119,16 @@ def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]
     return dict(value=float(np.median(seconds) / np.median(others)), low=float(low), high=float(high))
 
 
-def rotated(names: Sequence[str], i: int) -> list[str]:
-    """The names, beginning with the i-th, modulo their number."""
-    i %= len(names)
-    return [*names[i:], *names[:i]]
+def speed(seconds: Sequence[float], batch_size: int) -> dict[str, dict[str, float]]:
+    """`throughput` (images/s) and `latency_ms` of batches, each with `median` and the quartiles `low` and `high`."""
+    def spread(values: np.ndarray) -> dict[str, float]:
+        return dict(zip(('low', 'median', 'high'), np.percentile(values, (25, 50, 75)).tolist(), strict=True))
+
+    seconds = np.array(seconds)
+    return dict(throughput=spread(batch_size / seconds), latency_ms=spread(1000 * seconds))
 
 
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done its work."""
+def _synchronize(device: torch.device) -> None:
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
 
@@ -153,11 +141,11 @@ def peak_memory(run: Callable, device: torch.device) -> int:
     of libraries with an allocator of their own.
     """
     if device.type == 'cuda':
-        synchronize(device)
+        _synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
-        synchronize(device)
+        _synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
 
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # hides messages about the profiler's start and stop
@@ -178,28 +166,22 @@ def size_in_memory(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def weights_of(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers."""
-    return [*model.parameters(), *model.buffers()]
-
-
-@contextmanager
-def counting_norm_calls(model: nn.Module):
-    """Counts the calls of norm layers; yields a list that grows by one with each."""
-    calls = []
-    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
+def size_of_weights(model: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    return size_in_memory([*model.parameters(), *model.buffers()])
 
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int]:
     """Norm calls and FLOPs of one run. FLOPs are of matrix products and convolutions, two per multiply-add."""
+    calls = []
+    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
     # torch counts nothing for a CPU's flash attention.
-    with counting_norm_calls(model) as calls, plain_attention(), FlopCounterMode(display=False) as flops:
-        run()
+    try:
+        with plain_attention(), FlopCounterMode(display=False) as flops:
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
     return len(calls), flops.get_total_flops()
 
 

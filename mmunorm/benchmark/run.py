@@ -71,7 +71,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         title (str, optional): title of the report. Defaults to the name of the config file.
         save (str, optional): write the folded model to this checkpoint file, see
             :func:`mmunorm.fusion.save_folded`.
-        progress (bool): show a progress bar. Defaults to True.
+        progress (bool): show a progress bar, if the screen is a terminal. Defaults to True.
 
     Returns:
         A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
@@ -97,16 +97,17 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
-        race, counted, difference = _prepare(models, plain, task, settings, device, notes)
+        race, difference = _prepare(models, plain, task, settings, device, notes)
+        counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
         if settings.compile:
             torch._dynamo.reset()
             allow_recompilations(64)
             what = [task.compile(model) for model in models.values()][0]
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')
-        round_seconds = measure.warm_up(race, settings.warmup, progress)
+        race.time(settings.warmup, 'warming up' if progress else None)
         memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
-        seconds = measure.timed(race, settings.repeat, round_seconds, progress)
+        seconds = race.time(settings.repeat, 'measuring' if progress else None)
         settings.repeat = max(map(len, seconds.values()), default=0)
 
     images = measure.size_in_memory([task.images])
@@ -119,7 +120,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
             norm_calls, flops = counted[name]
             row.update(
                 seconds=seconds[name], norm_calls=norm_calls, flops=flops / settings.batch_size,
-                peak_memory=memory[name] + images + measure.size_in_memory(measure.weights_of(model)))
+                peak_memory=memory[name] + images + measure.size_of_weights(model))
         if name == f'{plain} folded':
             row['output_difference'] = difference
         rows.append(row)
@@ -145,50 +146,31 @@ def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: tor
 
 
 def _prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
-             device: torch.device, notes: list[str]):
-    """Moves models and images to the device, makes their work equal, and counts it."""
+             device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, float] | None]:
+    """Moves models and images to the device, makes their work equal, and compares the outputs of the folded model."""
     layout = torch.channels_last if settings.channels_last else torch.preserve_format
     for model in models.values():
         model.to(device, memory_format=layout)
     pictures = torch.randint(
         256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8,
         generator=torch.Generator().manual_seed(SEED)).to(device)
-    task.load(models[plain], pictures)
-    task.to(layout)
+    task.load(models[plain], pictures, layout)
 
-    def run(model: nn.Module):
+    def call(method, *args):
         with precision(device, settings.amp):
-            return task.run(model)
+            return method(*args)
 
-    def outputs(name: str):
-        with precision(device, settings.amp):
-            return task.outputs(models[name])
-
-    race = measure.Race({name: partial(run, model) for name, model in models.items()}, device)
-    order = (plain, f'{plain} folded', LN, NORM_FREE)
-    reference = None
-    difference = None
-    for name in order:
-        found = race.each(outputs, [name]).get(name)
-        if found is None:
-            continue
-        if name == order[1] and plain not in race.failed:
-            difference = measure.largest_difference(found, reference)
-        reference = reference or found
-    if reference is not None:
-        task.equalize(list(models.values()), reference)
-
-    def calibrate(name: str) -> list[str]:
-        with precision(device, settings.amp):
-            return task.calibrate(models[name], list(models.values()))
-
-    for name in order:
-        done = race.each(calibrate, [name])
-        if done:
+    race = measure.Race({name: partial(call, task.run, model) for name, model in models.items()}, device)
+    folded, everyone = f'{plain} folded', list(models.values())
+    outputs = race.each(lambda name: call(task.outputs, models[name]), (plain, folded))
+    difference = measure.largest_difference(outputs[folded], outputs[plain]) if len(outputs) == 2 else None
+    if outputs:
+        task.equalize(everyone, outputs.get(plain) or outputs[folded])
+    for name in (plain, folded, LN, NORM_FREE):
+        if done := race.each(lambda name: call(task.calibrate, models[name], everyone), [name]):
             notes += done[name]
             break
-    counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
-    return race, counted, difference
+    return race, difference
 
 
 def precision(device: torch.device, amp: str | None) -> AbstractContextManager:

@@ -32,13 +32,14 @@ class ClassifierTask:
         side = cfg.model.backbone.get('img_size', 224)
         return (side, side) if isinstance(side, int) else tuple(side)
 
-    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
+    def load(self, model: nn.Module, pictures: Sequence[Tensor], layout: torch.memory_format) -> None:
         """Prepares the inputs of all models with the data preprocessor of one; pictures are uint8 `(3, H, W)`."""
-        self.images = model.data_preprocessor(dict(inputs=torch.stack(list(pictures))), False)['inputs']
+        data = model.data_preprocessor(dict(inputs=list(pictures), **self._samples(pictures)), False)
+        self.images, self.samples = data['inputs'].to(memory_format=layout), data.get('data_samples')
 
-    def to(self, memory_format: torch.memory_format) -> None:
-        """Changes the memory format of the images."""
-        self.images = self.images.to(memory_format=memory_format)
+    def _samples(self, pictures: Sequence[Tensor]) -> dict:
+        """What the data preprocessor gets beside the pictures."""
+        return {}
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """What folding must not change: the logits."""
@@ -79,15 +80,11 @@ class DetectorTask(ClassifierTask):
     def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
         return (320, 512) if device_type == 'cpu' else (800, 1333)
 
-    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
+    def _samples(self, pictures: Sequence[Tensor]) -> dict:
         from mmdet.structures import DetDataSample
-        samples = []
-        for picture in pictures:
-            size = tuple(picture.shape[-2:])
-            samples.append(DetDataSample(metainfo=dict(
-                img_shape=size, ori_shape=size, scale_factor=(1.0, 1.0))))
-        data = model.data_preprocessor(dict(inputs=list(pictures), data_samples=samples), False)
-        self.images, self.samples = data['inputs'], data['data_samples']
+        size = tuple(pictures[0].shape[-2:])
+        return dict(data_samples=[
+            DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in pictures])
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """What folding must not change: the maps that the neck hands to the heads.

@@ -1,35 +1,26 @@
 """Speed, size and metrics of a model in torch and in the runtimes, beside a baseline if there is one."""
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..analysis.curves import COLOURS
 from ..benchmark.environment import environment
-from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, timed, warm_up
-from ..benchmark.table import quartiles, speed_beside, spread
-from ..utils import PreflightError, whole_file, write_text
+from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, speed
+from ..benchmark.report import draw_bars, markdown_table, quartiles, speed_beside, speed_cell
+from ..utils import PreflightError
 from .formats import FORMATS, FORMS
 from .subjects import Subject
 from .testing import ExportedModel
 from .workers import Worker
 
 COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB')
-
-
-class _Race(Race):
-    """Takes the time that each worker measures for itself."""
-
-    def seconds(self, name) -> float:
-        return self.runs[name]()
 
 
 def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
@@ -47,10 +38,11 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
     Returns:
         A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
         `format`, `label` and `error` (what is in the way, or None). Without an error it also has `metrics`, `size`
-        (bytes), `seconds` (of each round), `throughput` (images/s) and `latency_ms`, both as :func:`spread` gives
-        them. A row of the second subject has `to_baseline`, the first one's time over its own as :func:`ratio` gives
-        it, and an INT8 row `to_float`, the time of its runtime's float row over its own; if those were measured.
-        `control` has `model`, `label` and `ratio` of the last row to a second process with the same file, or is None.
+        (bytes), `seconds` (of each round), `throughput` (images/s) and `latency_ms`, both as :func:`speed`
+        returns them. A row of the second subject has `to_baseline`, the first one's time over its own as :func:`ratio`
+        returns it, and an INT8 row `to_float`, the time of its runtime's float row over its own, if those were
+        measured. `control` has `model`, `label` and `ratio` of the last row to a second process with the same file,
+        or is None.
     """
     rows, workers, openers = [], {}, {}
     with ExitStack() as stack:
@@ -74,9 +66,10 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
         again = next((row for row in reversed(rows) if row['error'] is None), None)
         if again:
             start('control', openers[again['model'], again['format']])
-        race = _Race({key: lambda worker=worker: worker.seconds(*arrays) for key, worker in workers.items()},
-                     torch.device('cpu'))
-        seconds = timed(race, repeat, warm_up(race, 2)) if workers else {}
+        race = Race({key: partial(worker.seconds, *arrays) for key, worker in workers.items()}, torch.device('cpu'),
+                    clock=None)
+        race.time(2, 'warming up')
+        seconds = race.time(repeat, 'measuring')
 
     batch, _, *shape = subjects[0].exportable.meta['shape']
     for row in rows:
@@ -86,8 +79,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
             row['error'] = OUT_OF_MEMORY
             continue
         row['seconds'] = seconds[row['model'], row['format']]
-        row['throughput'] = spread(batch / np.array(row['seconds']))
-        row['latency_ms'] = spread(1000 * np.array(row['seconds']))
+        row.update(speed(row['seconds'], batch))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
             row['to_baseline'] = ratio(base, row['seconds'])
         chosen, form = FORMS[row['format']]
@@ -125,20 +117,12 @@ def markdown(result: dict) -> str:
     if control := result['control']:
         lines.append(f'- Control: {control["model"]}, {control["label"]} in two rows, first over second: '
                      f'{quartiles(control["ratio"])}. A smaller difference between rows says nothing.')
-    lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
-    lines += [f'| {" | ".join(_cells(row, len(columns)))} |' for row in result['rows']]
-    lines += ['', *slow] if (slow := [_slower(row) for row in result['rows'] if is_slower_in_int8(row)]) else []
+    lines += ['', *markdown_table(columns, map(_cells, result['rows']))]
+    for row in result['rows']:
+        if 'to_float' in row and row['to_float']['high'] < 1:  # in most rounds
+            lines += ['', f'**{row["label"]} of {row["model"]} is slower than its float file**, '
+                          f'{quartiles(row["to_float"])} of its speed: use that one.']
     return '\n'.join(lines) + '\n'
-
-
-def is_slower_in_int8(row: dict) -> bool:
-    """Whether a row of :func:`run_benchmark` is an INT8 file that was slower than its float file in most rounds."""
-    return row.get('to_float', dict(high=np.inf))['high'] < 1
-
-
-def _slower(row: dict) -> str:
-    return (f'**{row["label"]} of {row["model"]} is slower than its float file**, {quartiles(row["to_float"])} of its '
-            'speed: use that one.')
 
 
 def main_metrics(metrics: dict[str, float]) -> dict[str, float]:
@@ -147,47 +131,25 @@ def main_metrics(metrics: dict[str, float]) -> dict[str, float]:
     return chosen or dict(list(metrics.items())[:1])
 
 
-def _cells(row: dict, number: int) -> list[str]:
+def _cells(row: dict) -> list[str]:
     cells = [row['model'], row['label']]
     if row['error'] is not None:
-        return [*cells, row['error'], *['-'] * (number - 3)]
-    speed = row['throughput']
+        return [*cells, row['error']]
     metrics = main_metrics(row['metrics'])
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
-              f'{speed["median"]:.4g} [{speed["low"]:.4g}, {speed["high"]:.4g}]',
-              f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
-    ratios = [speed_beside(row['to_baseline'])] if 'to_baseline' in row else []
-    return [*cells, *ratios, *['-'] * (number - len(cells) - len(ratios))]
+              speed_cell(row['throughput']), f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
+    return [*cells, speed_beside(row['to_baseline'])] if 'to_baseline' in row else cells
 
 
 def chart(result: dict) -> Figure:
     """Bars of images/s by format, one colour a model."""
-    rows = [row for row in result['rows'] if row['error'] is None]
-    models, labels = (list(dict.fromkeys(row[key] for row in rows)) for key in ('model', 'label'))
-    width = 0.8 / max(len(models), 1)
+    series = {}
+    for row in result['rows']:
+        if row['error'] is None:
+            series.setdefault(row['model'], {})[row['label']] = row['throughput']
     figure = Figure(figsize=(9, 3.6), layout='constrained')
     axes = figure.subplots()
-    for i, model in enumerate(models):
-        own = [row for row in rows if row['model'] == model]
-        places = [labels.index(row['label']) + (i - (len(models) - 1) / 2) * width for row in own]
-        speeds = [row['throughput'] for row in own]
-        errors = [[speed['median'] - speed['low'] for speed in speeds],
-                  [speed['high'] - speed['median'] for speed in speeds]]
-        axes.bar(places, [speed['median'] for speed in speeds], width, yerr=errors, capsize=3,
-                 color=COLOURS[i % len(COLOURS)], label=model)
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_ylabel('images/s, more is better')
+    draw_bars(axes, series, 'images/s, more is better')
     axes.set_title(f'{result["title"]}: batch {result["batch"]}, {result["shape"][0]} x {result["shape"][1]}, '
                    f'{result["environment"]["cpu"]}, threads: {result["threads"]}', fontsize=10)
-    axes.legend()
     return figure
-
-
-def write_results(result: dict, folder: str | Path) -> list[Path]:
-    """Writes `formats.json`, `.md` and `.png` into a folder and returns their paths."""
-    paths = [Path(folder, f'formats.{suffix}') for suffix in ('json', 'md', 'png')]
-    write_text(paths[0], json.dumps(result, indent=1) + '\n')
-    write_text(paths[1], markdown(result))
-    with whole_file(paths[2]) as part:
-        chart(result).savefig(part, dpi=150)
-    return paths

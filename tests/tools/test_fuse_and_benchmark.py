@@ -44,7 +44,7 @@ def test_classifier(classifier, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr()
     text = (folder / 'benchmark.md').read_text()
     assert text in printed.out and str(folder.relative_to(tmp_path) / 'benchmark.png') in printed.out
-    assert 'measuring: 100%' in printed.err
+    assert 'measuring' not in printed.err  # the bar is for terminals
     assert '| norm-free | ' in text and 'random statistics' in text and '40 x 40' in text
     result = json.loads((folder / 'benchmark.json').read_text())
     assert [row['name'] for row in result['rows']] == ['LN', 'UN', 'UN folded', 'norm-free']

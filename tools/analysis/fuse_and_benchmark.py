@@ -8,7 +8,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 from mmengine.device import get_device
 
-from mmunorm.benchmark import Settings, markdown, run_benchmark, write_results
+from mmunorm.benchmark import Settings, chart, markdown, run_benchmark, write_results
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
 from mmunorm.utils import PreflightError
 
@@ -71,8 +71,9 @@ def main(argv=None):
     if args.save:
         out_folder(Path(args.save).parent, '--save')
     result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
-    print(markdown(result))
-    for path in write_results(result, out):
+    text = markdown(result)
+    print(text)
+    for path in write_results(result, text, chart(result), out, 'benchmark'):
         print(f'written: {path}')
     if args.save:
         print(f'written: {args.save}')

@@ -8,6 +8,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import torch
 
+from mmunorm.benchmark import write_results
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
@@ -18,7 +19,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.benchmark import markdown, run_benchmark, write_results
+from mmunorm.deploy.benchmark import chart, markdown, run_benchmark
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS, need
 from mmunorm.deploy.pictures import batch_of
@@ -75,8 +76,9 @@ def main(argv=None):
         result = run_benchmark(subjects, args.formats, arrays,
                                lambda subject, model, title: test_metrics(own_cfg[subject.name], model, title),
                                args.repeat)
-    print(markdown(result))
-    for path in write_results(result, out):
+    text = markdown(result)
+    print(text)
+    for path in write_results(result, text, chart(result), out, 'formats'):
         print(f'written: {path}')
     return result
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...benchmark.measure import size_in_memory, weights_of
+from ...benchmark.measure import size_of_weights
 from ...utils import PreflightError
 from ..export import Exportable
 from ..windows import with_static_windows
@@ -58,4 +58,4 @@ class Torch(Format):
 
     def size(self, path: Path, model: Exportable) -> int:
         """Bytes of the weights in memory."""
-        return size_in_memory(weights_of(model.stock))
+        return size_of_weights(model.stock)

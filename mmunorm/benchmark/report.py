@@ -1,0 +1,71 @@
+"""Measured rows as a Markdown table, a chart and files; the same for every benchmark."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..analysis.curves import COLOURS
+from ..utils import whole_file, write_text
+
+
+def quartiles(ratio: dict[str, float]) -> str:
+    """What :func:`.measure.ratio` returns, for the reader: '1.102 [1.051, 1.148]'."""
+    return f'{ratio["value"]:.3f} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
+
+
+def speed_beside(ratio: dict[str, float]) -> str:
+    """The same, and where the quartiles span 1 that it says nothing."""
+    if ratio['low'] <= 1 <= ratio['high']:
+        return f'no difference that this machine can show [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
+    return quartiles(ratio)
+
+
+def speed_cell(throughput: dict[str, float]) -> str:
+    """The median of images/s with its quartiles."""
+    return f'{throughput["median"]:.4g} [{throughput["low"]:.4g}, {throughput["high"]:.4g}]'
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table; a dash where a row has nothing more to say."""
+    rows = [[*cells, *['-'] * (len(columns) - len(cells))] for cells in rows]
+    return [f'| {" | ".join(columns)} |', '|---' * len(columns) + '|', *(f'| {" | ".join(cells)} |' for cells in rows)]
+
+
+def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | float]], label: str) -> None:
+    """Groups of bars, one colour a series.
+
+    Args:
+        axes (Axes): where to draw.
+        series (Mapping): for each name the values by group: numbers, or dicts of `median` or `value` and the
+            quartiles `low` and `high`, which become error bars.
+        label (str): of the values.
+    """
+    groups = list(dict.fromkeys(group for values in series.values() for group in values))
+    width = 0.8 / max(len(series), 1)
+    for i, (name, values) in enumerate(series.items()):
+        places = [groups.index(group) + (i - (len(series) - 1) / 2) * width for group in values]
+        values = [value if isinstance(value, dict) else dict(value=value) for value in values.values()]
+        heights = [value.get('value', value.get('median')) for value in values]
+        errors = [[max(0, sign * (value.get(side, height) - height))
+                   for value, height in zip(values, heights, strict=True)] for sign, side in ((-1, 'low'), (1, 'high'))]
+        bars = axes.bar(places, heights, width, yerr=errors, capsize=3, color=COLOURS[i % len(COLOURS)], label=name)
+        axes.bar_label(bars, fmt='%.4g', label_type='center', fontsize=7)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(label)
+    if len(series) > 1:
+        axes.legend()
+
+
+def write_results(result: dict, text: str, figure: Figure, folder: str | Path, stem: str) -> list[Path]:
+    """Writes a result as `.json`, its table as `.md` and its chart as `.png`; makes the folder; returns the paths."""
+    paths = [Path(folder, f'{stem}.{suffix}') for suffix in ('json', 'md', 'png')]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_text(paths[0], json.dumps(result, indent=1) + '\n')
+    write_text(paths[1], text)
+    with whole_file(paths[2]) as part:
+        figure.savefig(part, dpi=150)
+    return paths
