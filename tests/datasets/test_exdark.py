@@ -80,8 +80,3 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(root, damage, message)
         tiny_runs.load_tool('dataset/exdark_to_coco').main([str(root)])
     assert '\n' not in str(stop.value)
     assert not (root / 'annotations').exists()
-
-
-def test_the_tool_says_what_it_wrote(root, capsys):
-    tiny_runs.load_tool('dataset/exdark_to_coco').main([str(root)])
-    assert 'annotations/test.json: 1 pictures with 2 boxes' in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmengine.registry import DATASETS
 
-from mmunorm.datasets import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
+from mmunorm.datasets import LoadPair, PackPair, PairDataset
 from mmunorm.utils import LocalError, PreflightError
 
 
@@ -84,12 +84,6 @@ def test_steps_do_the_same_to_both(folder):
     assert all(torch.equal(data['inputs'], data['data_samples'].target) for data in found)
     assert {tuple(data['inputs'].shape) for data in found} == {(3, 8, 16)}
     assert len({data['inputs'].numpy().tobytes() for data in found}) > 6
-
-
-def test_steps_alone():
-    results = dict(img=np.zeros((4, 5, 3)), target=np.ones((4, 5, 3)))
-    assert RandomCropPair((2, 3))(results)['img'].shape == (2, 3, 3)
-    assert RandomFlipPair()(results)['target'].shape == (2, 3, 3)
 
 
 def test_a_pair_of_two_sizes_and_a_target_that_is_no_picture(folder):

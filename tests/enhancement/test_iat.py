@@ -95,18 +95,6 @@ def test_with_layer_norm_the_light_norms_and_batch_norms_fold():
     torch.testing.assert_close(model(x), expected, atol=1e-12, rtol=1e-12)
 
 
-def test_a_folded_checkpoint_loads_into_a_folded_model_only():
-    model, x = trained('UN', torch.float32), pictures(1, 3, 8, 9, dtype=torch.float32)
-    folded = copy.deepcopy(model)
-    fuse_norms(folded)
-    other = MODELS.build(dict(type='FoldedModel', of='IAT', folded=[
-        name.removesuffix('.folded') for name in folded.state_dict() if name.endswith('.folded')])).eval()
-    other.load_state_dict(folded.state_dict())
-    torch.testing.assert_close(other(x), folded(x))
-    with pytest.raises(RuntimeError):
-        model.load_state_dict(folded.state_dict())
-
-
 def test_a_norm_that_mixes_channels_does_not_go_into_a_grouped_convolution():
     class Grouped(nn.Module):
         def __init__(self):
@@ -143,21 +131,6 @@ def test_padding_is_in_no_statistic_of_un():
     assert seen[0].shape == (1, 30) and (~seen[0]).sum() == 16
 
 
-def test_it_learns_to_make_light():
-    model = IAT(dict(type='UN', warmup_iters=4))
-    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    x = pictures(2, 3, 24, 24, dtype=torch.float32)
-    losses = []
-    for _ in range(12):
-        loss = nn.functional.l1_loss(model(0.1 * x), x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
 def test_dtypes():
     model, x = IAT().eval(), pictures(1, 3, 9, 7, dtype=torch.float32)
     expected = model(x)
@@ -168,15 +141,6 @@ def test_dtypes():
     y = model.bfloat16()(x.bfloat16())
     assert y.dtype == torch.bfloat16
     assert (y.float() - expected).abs().mean() < 0.02
-
-
-def test_training_in_bfloat16():
-    model, x = IAT(dict(type='UN', warmup_iters=0)), pictures(2, 3, 15, 22, dtype=torch.float32)
-    for _ in range(2):
-        with torch.autocast('cpu', torch.bfloat16):
-            y = model(x)
-        nn.functional.l1_loss(y, 0.5 * x).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize('x, error, text', [
@@ -192,8 +156,3 @@ def test_wrong_input_is_one_line(x, error, text):
     with pytest.raises(error, match=text) as raised:
         IAT().eval()(x)
     assert '\n' not in str(raised.value)
-
-
-def test_wrong_norm_cfg():
-    with pytest.raises(TypeError, match='norm_cfg'):
-        IAT('UN')

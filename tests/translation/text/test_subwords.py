@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmunorm import utils
-from mmunorm.translation.text import EOS, UNK, Subwords, check_vocabulary
+from mmunorm.translation.text import EOS, UNK, Subwords
 from mmunorm.translation.text.subwords import train_subwords
 from mmunorm.utils import PreflightError
 
@@ -75,12 +75,6 @@ def test_the_machine_has_no_part_in_the_ids(text, tmp_path):
         finally:
             torch.set_num_threads(threads)
     assert (tmp_path / '1.model').read_bytes() == (tmp_path / '2.model').read_bytes()
-
-
-def test_vocabulary_of_a_checkpoint():
-    check_vocabulary(8000, 8000)
-    with pytest.raises(PreflightError, match='8000 subwords, but the model 16000 embeddings.*vocab_size=8000'):
-        check_vocabulary(8000, 16000)
 
 
 def test_without_sentencepiece_the_way_to_get_it_is_named(monkeypatch, tmp_path):
