@@ -111,17 +111,20 @@ def sequence(steps, channels, seed=0, outlier_every=17, outlier_scale=30., token
         yield t, x, rng.normal(size=(tokens, channels)) * rng.lognormal(0, 0.3)
 
 
+def train_step(norm, x, dy, *mask):
+    """Output, and gradients of the input and the parameters; `x` and `dy` may be of numpy, which is then float32."""
+    x, dy = (torch.from_numpy(each).float() if isinstance(each, np.ndarray) else each for each in (x, dy))
+    tx = x.detach().clone().requires_grad_()
+    norm.zero_grad()
+    y = norm(tx, *mask)
+    y.backward(dy)
+    return [y.detach(), tx.grad, *(p.grad.clone() for p in norm.parameters())]
+
+
 def train_steps(norm, steps, start=0):
-    """Outputs and gradients over `steps` of one fixed sequence, from step `start + 1`."""
-    out = []
-    for t, x, dy in sequence(start + steps, norm.num_features):
-        if t > start:
-            tx = torch.from_numpy(x).float().requires_grad_()
-            norm.zero_grad()
-            y = norm(tx)
-            y.backward(torch.from_numpy(dy).float())
-            out += [y.detach(), tx.grad, *(p.grad.clone() for p in norm.parameters())]
-    return out
+    """What :func:`train_step` returns over `steps` of one fixed sequence, from step `start + 1`."""
+    return [value for t, x, dy in sequence(start + steps, norm.num_features) if t > start
+            for value in train_step(norm, x, dy)]
 
 
 def assert_same_state(a, b):

@@ -28,6 +28,7 @@ from .cases import (
     every_norm,
     every_offline_norm,
     sequence,
+    train_step,
     train_steps,
 )
 
@@ -42,18 +43,14 @@ def test_equals_its_papers_equations(name, dtype, masked):
 
 def test_token_bn_of_a_small_variance_beside_a_large_mean():
     offset = 1e4
-    x = (torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset).requires_grad_()
-    dy = torch.randn(4096, 4, generator=torch.Generator().manual_seed(1))
+    x, dy = torch.randn(2, 4096, 4, generator=torch.Generator().manual_seed(0))
+    x += offset
     norm, exact = TokenBN(4), TokenBN(4).double()
-    exact_x = x.detach().double().requires_grad_()
-    y, exact_y = norm(x), exact(exact_x)
-    y.backward(dy)
-    exact_y.backward(dy.double())
-    tol = dict(rtol=0, atol=offset * 1e-6)
+    y, dx, dweight, _ = (value.double() for value in train_step(norm, x, dy))
+    exact_y, exact_dx, exact_dweight, _ = train_step(exact, x.double(), dy.double())
     torch.testing.assert_close(norm.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
-    torch.testing.assert_close(y.double(), exact_y, **tol)
-    torch.testing.assert_close(x.grad.double(), exact_x.grad, **tol)
-    torch.testing.assert_close(norm.weight.grad.double(), exact.weight.grad, rtol=1e-3, atol=offset * 1e-4)
+    torch.testing.assert_close((y, dx), (exact_y, exact_dx), rtol=0, atol=offset * 1e-6)
+    torch.testing.assert_close(dweight, exact_dweight, rtol=1e-3, atol=offset * 1e-4)
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.floats(-50, 50), st.floats(0.01, 10), st.integers(0, 1000))
@@ -61,12 +58,9 @@ def test_token_bn_of_a_small_variance_beside_a_large_mean():
 def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     x, dy = torch.randn(2, tokens + 1, channels, dtype=torch.float64, generator=generator)
-    results = []
-    for norm in (TokenBN(channels, alpha=0.6).double(), nn.BatchNorm1d(channels, momentum=0.4).double()):
-        tx = (x * scale + offset).requires_grad_()
-        y = norm(tx)
-        y.backward(dy)
-        results.append((y, tx.grad, norm.weight.grad, norm.bias.grad, norm.eval()(tx), norm.state_dict()))
+    x = x * scale + offset
+    results = [(train_step(norm, x, dy), norm.eval()(x), norm.state_dict()) for norm in (
+        TokenBN(channels, alpha=0.6).double(), nn.BatchNorm1d(channels, momentum=0.4).double())]
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
@@ -75,14 +69,9 @@ def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, see
 def test_rmsn_is_torch_rms_norm(dtype):
     norm, torch_norm = build('RMSN').to(dtype), nn.RMSNorm(6, eps=1e-5, dtype=dtype)
     torch_norm.load_state_dict(norm.state_dict())
-    x, results = torch.randn(3, 5, 6, dtype=dtype), []
-    for each in (norm, torch_norm):
-        tx = x.clone().requires_grad_()
-        y = each(tx)
-        y.sum().backward()
-        results.append((y, tx.grad, each.weight.grad))
+    x, dy = torch.randn(2, 3, 5, 6, dtype=dtype)
     tol = dict(rtol=2e-2, atol=2e-2) if dtype is torch.bfloat16 else {}
-    torch.testing.assert_close(*results, **tol)
+    torch.testing.assert_close(train_step(norm, x, dy), train_step(torch_norm, x, dy), **tol)
 
 
 AFFINE = {'weight', 'bias'}
@@ -192,18 +181,12 @@ def test_half_precision_follows_float32(name, dtype):
     for _, x, dy in sequence(20, 6, tokens=300):
         x = torch.from_numpy(x).to(dtype)
         x[:, 3] += 300 if name != 'DyT' else 3
-        x1, x2 = x.clone().requires_grad_(), x.float().requires_grad_()
         dy = torch.from_numpy(dy).to(dtype)
         with torch.autocast('cpu', dtype=torch.bfloat16):
-            y1 = low(x1)
-        y2 = high(x2)
-        y1.backward(dy)
-        y2.backward(dy.float())
-        assert y1.dtype == x1.grad.dtype == dtype
-        tol = dict(rtol=2e-2, atol=2e-2 * y2.abs().max().item())
-        torch.testing.assert_close(y1.float(), y2, **tol)
-        tol = dict(rtol=2e-2, atol=2e-2 * x2.grad.abs().max().item())
-        torch.testing.assert_close(x1.grad.float(), x2.grad, **tol)
+            ours = train_step(low, x, dy)[:2]
+        for value, expected in zip(ours, train_step(high, x.float(), dy.float()), strict=False):
+            assert value.dtype == dtype
+            torch.testing.assert_close(value.float(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
     for key, value in low.state_dict().items():
         assert not value.is_floating_point() or value.dtype == torch.float32
         if name != 'PN':  # whose statistics are of tokens that were rounded after their division
@@ -218,8 +201,7 @@ def test_a_bad_number_never_stays_in_the_state(name, where):
         tx, tdy = torch.from_numpy(x).float(), torch.from_numpy(dy).float()
         if t % 5 == 0:
             (tx if where == 'activation' else tdy)[3, 2] = (float('inf'), float('nan'), 1e30)[t % 3]
-        norm.zero_grad()
-        norm(tx.requires_grad_()).backward(tdy)
+        train_step(norm, tx, tdy)
         assert_finite_state(norm)
         # An overflow must stay visible to a gradient scaler.
         assert t % 15 != 0 or not norm.weight.grad.isfinite().all()
@@ -254,12 +236,9 @@ def test_what_padding_holds_has_no_part_in_the_state(name):
         dy[padded] = 0
         outputs = []
         for norm, filling in ((a, 0.), (b, float('nan'))):
-            tx = x.masked_fill(padded[:, None], filling).requires_grad_()
-            y = norm(tx, padded)
-            y.backward(dy)
-            outputs += [y[~padded].detach(), tx.grad[~padded]]
-        torch.testing.assert_close(outputs[0], outputs[2])
-        torch.testing.assert_close(outputs[1], outputs[3])
+            y, dx, *_ = train_step(norm, x.masked_fill(padded[:, None], filling), dy, padded)
+            outputs.append((y[~padded], dx[~padded]))
+        torch.testing.assert_close(*outputs)
         assert_finite_state(b)
     assert_same_state(a, b)
 
@@ -301,15 +280,7 @@ def test_compiles_as_one_graph(name):
     inner = copy.deepcopy(plain)
     compiled = torch.compile(inner, fullgraph=compiles_as_one_graph(), backend='aot_eager')
     for _, x, dy in sequence(20, 16, outlier_every=9):
-        results = []
-        for norm in (plain, compiled):
-            tx = torch.from_numpy(x).float().requires_grad_()
-            norm.zero_grad()
-            y = norm(tx)
-            y.backward(torch.from_numpy(dy).float())
-            results.append([y.detach(), tx.grad, *(p.grad for p in norm.parameters())])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)  # sums are added in another order
+        torch.testing.assert_close(train_step(compiled, x, dy), train_step(plain, x, dy), rtol=1e-5, atol=2e-5)
     torch.testing.assert_close(plain.state_dict(), inner.state_dict())
     x = torch.randn(3, 16)
     torch.testing.assert_close(plain.eval()(x), compiled.eval()(x))

@@ -14,15 +14,12 @@ from mmunorm.norms import UN, convert_sync
 
 from .. import processes
 from ..versions import needs_cpu_stream, needs_fully_shard
-from .cases import assert_same_state, build, every_offline_norm, sequence
+from .cases import assert_same_state, build, every_offline_norm, sequence, train_step
 
 
 def step(norm, seed, scale=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(7, 6, generator=generator, requires_grad=True)
-    y = norm(x)
-    (y * torch.randn(7, 6, generator=generator)).sum().mul(scale).backward()
-    return y.detach(), x.grad
+    x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(seed))
+    return train_step(norm, x, dy * scale)
 
 
 @every_offline_norm
@@ -31,12 +28,10 @@ def test_gradient_accumulation_is_one_step_a_forward(name):
     plain, accumulated = build(name), build(name)
     wrapper = OptimWrapper(torch.optim.SGD(accumulated.parameters(), lr=0.), accumulative_counts=3)
     for i in range(18):
-        plain.zero_grad()
         step(plain, i, 1 / 3)
-        generator = torch.Generator().manual_seed(i)
-        x = torch.randn(7, 6, generator=generator)
+        x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(i))
         with wrapper.optim_context(accumulated):
-            loss = (accumulated(x) * torch.randn(7, 6, generator=generator)).sum()
+            loss = (accumulated(x) * dy).sum()
         wrapper.update_params(loss)
     torch.testing.assert_close(plain.state_dict(), accumulated.state_dict())
     assert accumulated.num_batches_tracked == 18
