@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,9 +13,15 @@ from ..analysis.curves import METRICS, curves_figure, read_scalars
 from ..analysis.layout import save
 from ..analysis.measures import write_csv
 from ..utils import write_text
-from .runs import CALM, ERROR, FAIL, MISSING, ComparedRun
+from .runs import CALM, ERROR, FAIL, FINISHED, MISSING, ComparedRun
 
-Results = Mapping[ComparedRun, 'dict | None']  # what ComparedRun.result() returns
+Results = Mapping[ComparedRun, dict]
+
+
+def results_of(runs: Iterable[ComparedRun], errors: Mapping[ComparedRun, str]) -> Results:
+    """The results of runs; the status of those that have not ended is MISSING, or ERROR if something went wrong."""
+    return {run: run.result() or dict(status=ERROR if run in errors else MISSING, step='', metrics={},
+                                      message=errors.get(run, '')) for run in runs}
 
 
 def write_files(out: Path, name: str, lines: Sequence[str], columns: Sequence[str], rows: Iterable[Sequence],
@@ -47,42 +54,41 @@ def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mappi
     Returns:
         The files, the table first; there is no picture before a run has finished.
     """
-    results = {run: run.result() for run in runs}
+    results = results_of(runs, errors)
     metrics = metrics_of(results)
     rows = []
     for run, result in results.items():
-        result = result or dict(status=ERROR if run in errors else MISSING, step='', metrics={})
         steps = ('', result['step']) if result['status'] == FAIL else (result['step'], '')
         rows.append((run.norm, run.condition, run.seed, result['status'], *steps,
                      *(result['metrics'].get(metric, '') for metric in metrics), run.work_dir.relative_to(out)))
     return write_files(
-        out, name, [header.rstrip(), '', *_tables(results, metrics), *remarks(results, errors)],
+        out, name, [header.rstrip(), '', *_tables(results, metrics), *remarks(results)],
         ('norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step', *metrics, 'work_dir'), rows,
         _curves(results, metrics, recipe))
 
 
 def metrics_of(results: Results) -> list[str]:
     """The metrics to show: those with a label among the ones that finished runs have, else all."""
-    names = dict.fromkeys(name for result in results.values() if result for name in result['metrics'])
+    names = dict.fromkeys(name for result in results.values() for name in result['metrics'])
     return [name for name in METRICS if name in names] or list(names)
 
 
 def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | None:
-    finished = {run: result for run, result in results.items() if result}
-    if not finished:
+    ended = [run for run, result in results.items() if result['status'] in (FINISHED, FAIL)]
+    if not ended:
         return None
-    conditions = list(dict.fromkeys(run.condition for run in finished))
+    conditions = list(dict.fromkeys(run.condition for run in ended))
     # A norm keeps its colour in every picture of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in results)
     panels = {'' if conditions == [CALM] else condition: {
-        norm: [_scalars(run) for run in finished if (run.condition, run.norm) == (condition, norm)] for norm in norms}
+        norm: [_scalars(run) for run in ended if (run.condition, run.norm) == (condition, norm)] for norm in norms}
         for condition in conditions}
     notes = []
     counts = {len(group) for groups in panels.values() for group in groups.values()} - {0}
     if max(counts) > 1:
         number = max(counts) if len(counts) == 1 else f'up to {max(counts)}'
         notes.append(f'A line is the mean of {number} seeds, in a band from the least to the most.')
-    if any(result['status'] == FAIL for result in finished.values()):
+    if any(result['status'] == FAIL for result in results.values()):
         notes.append(f'Runs that diverged ({FAIL}) end where they were stopped.')
     return curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes)
 
@@ -113,26 +119,24 @@ def _tables(results: Results, metrics: Sequence[str]) -> list[str]:
     return lines
 
 
-def summary(results: Sequence[dict | None], metric: str) -> str:
+def summary(results: Sequence[dict], metric: str) -> str:
     """Mean and sample standard deviation over the seeds that have the metric, and what became of the others."""
-    values = [result['metrics'][metric] for result in results if result and metric in result['metrics']]
-    failed = sum(result is not None and result['status'] == FAIL for result in results)
-    if failed == len(results):
+    values = [result['metrics'][metric] for result in results if metric in result['metrics']]
+    number = Counter(result['status'] for result in results)
+    if number[FAIL] == len(results):
         return FAIL
     if not all(map(math.isfinite, values)):
         return 'not finite'
     text = _number(statistics.mean(values), metric) if values else '-'
     if len(values) > 1:
         text += f' ± {_number(statistics.stdev(values), metric)}'
-    missing = sum(result is None for result in results)
-    others = {FAIL: failed, 'missing': missing, 'without it': len(results) - len(values) - failed - missing}
+    others = {FAIL: number[FAIL], 'missing': number[MISSING] + number[ERROR],
+              'without it': number[FINISHED] - len(values)}
     rest = [f'{count} {what}' for what, count in others.items() if count]
     return f'{text} ({len(values)} of {len(results)}; {", ".join(rest)})' if rest else text
 
 
-def _cell(result: dict | None, metric: str) -> str:
-    if result is None:
-        return '-'
+def _cell(result: dict, metric: str) -> str:
     if result['status'] == FAIL:
         return f'{FAIL} at step {result["step"]}'
     return _number(result['metrics'][metric], metric) if metric in result['metrics'] else '-'
@@ -144,11 +148,11 @@ def _number(value: float, metric: str) -> str:
     return f'{value:.3f}' if metric.startswith('coco/') else f'{value:.2f}'
 
 
-def remarks(results: Results, errors: Mapping[ComparedRun, str]) -> list[str]:
+def remarks(results: Results) -> list[str]:
     """Lines below a table: runs that diverged, crashed, or are not finished."""
-    lines = [f'- {run}: {result["message"]}' for run, result in results.items() if result and result['status'] == FAIL]
-    lines += [f'- error in {run}: {errors[run]}' for run in results if run in errors]
-    missing = [str(run) for run, result in results.items() if result is None and run not in errors]
+    lines = [f'- {run}: {result["message"]}' for run, result in results.items() if result['status'] == FAIL]
+    lines += [f'- error in {run}: {result["message"]}' for run, result in results.items() if result['status'] == ERROR]
+    missing = [str(run) for run, result in results.items() if result['status'] == MISSING]
     if missing:
         lines.append(f'- Not finished yet ({len(missing)} of {len(results)}): {", ".join(missing)}.')
     return lines

@@ -24,8 +24,8 @@ from mmunorm.cli.comparing import (
     with_norm,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.comparison.results import metrics_of, remarks, summary, write_files
-from mmunorm.comparison.runs import FAIL, ComparedRun
+from mmunorm.comparison.results import metrics_of, remarks, results_of, summary, write_files
+from mmunorm.comparison.runs import FAIL, FINISHED, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_preset
 from mmunorm.residuals import RESIDUALS
@@ -96,7 +96,7 @@ def plan(args):
 
 def write(errors, args, runs, kinds):
     """The table, the numbers and the picture of the runs so far."""
-    results = {run: run.result() for run in runs}
+    results = results_of(runs, errors)
     metric = next(iter(metrics_of(results)), '')
     cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]
                     for depth in args.depths} for kind in kinds}
@@ -109,16 +109,17 @@ def write(errors, args, runs, kinds):
                      + ' | '.join(summary(each, metric) + steps_of(each) for each in by_depth.values()) + ' |')
     rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
             for kind, by_depth in cells.items() for depth, each in by_depth.items()
-            for seed, result in enumerate(each) if result]
-    values = {' '.join(kind): {depth: [result['metrics'].get(metric) for result in each if result]
-                               for depth, each in by_depth.items() if any(each)} for kind, by_depth in cells.items()}
-    return write_files(args.out, 'depths', [*lines, '', *remarks(results, errors)],
+            for seed, result in enumerate(each) if result['status'] in (FINISHED, FAIL)]
+    values = {' '.join(kind): {} for kind in kinds}
+    for *kind, depth, _, _, _, value in rows:
+        values[' '.join(kind)].setdefault(depth, []).append(None if value == '' else value)
+    return write_files(args.out, 'depths', [*lines, '', *remarks(results)],
                        ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,
                        quality_figure(values, metric))
 
 
 def steps_of(results):
-    steps = [str(result['step']) for result in results if result and result['status'] == FAIL]
+    steps = [str(result['step']) for result in results if result['status'] == FAIL]
     return f' at step {", ".join(steps)}' if steps else ''
 
 
