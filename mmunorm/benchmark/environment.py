@@ -19,10 +19,11 @@ INSTRUCTIONS = ('avx2', 'avx512f', 'avx_vnni', 'avx512_vnni', 'avx_vnni_int8', '
 def environment(device: torch.device) -> dict:
     """Hardware, threads and versions, as plain values."""
     packages = (torch, torchvision, mmengine, mmcv, mmpretrain)
+    flags = (_cpu_info('flags') or _cpu_info('Features')).split()
     return dict(
         device=device_name(device),
-        cpu=_cpu_name(),
-        instructions=_instructions(),
+        cpu=device_name(torch.device('cpu')),
+        instructions=[name for name in INSTRUCTIONS if name in flags],
         cores=os.cpu_count(),
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
@@ -35,21 +36,13 @@ def environment(device: torch.device) -> dict:
 
 def device_name(device: torch.device) -> str:
     """The name of the GPU, or of the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == 'cuda' else _cpu_name()
-
-
-def _cpu_name() -> str:
+    if device.type == 'cuda':
+        return torch.cuda.get_device_name(device)
     return _cpu_info('model name') or platform.processor() or platform.machine()
 
 
-def _instructions() -> list[str]:
-    """Those of :data:`INSTRUCTIONS` that the CPU has; none where the system does not say."""
-    found = (_cpu_info('flags') or _cpu_info('Features')).split()
-    return [name for name in INSTRUCTIONS if name in found]
-
-
 def _cpu_info(key: str) -> str:
-    """Linux's words about the first core."""
+    """What Linux says of the first core; '' where there is no /proc/cpuinfo."""
     info = Path('/proc/cpuinfo')
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(':')[2].strip() for line in lines if line.startswith(key)), '')

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.logging import MMLogger
 from torch import nn
 
 from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
@@ -69,7 +69,9 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
     model = build_model(cfg).eval()
     meta = {}
     if checkpoint is None:
-        _init_weights(model)
+        logging.disable(logging.INFO)  # mmengine logs every parameter
+        model.init_weights()
+        logging.disable(logging.NOTSET)
         randomize_norms(model, torch.Generator().manual_seed(seed))
     else:
         meta = load_weights(model, checkpoint)
@@ -113,13 +115,3 @@ def remove_norms(model: nn.Module) -> nn.Module:
             if is_norm(child):
                 setattr(parent, name, nn.Identity())
     return model
-
-
-def _init_weights(model: nn.Module) -> None:
-    logger = MMLogger.get_current_instance()
-    level = logger.level
-    logger.setLevel('WARNING')  # otherwise it logs every parameter
-    try:
-        model.init_weights()
-    finally:
-        logger.setLevel(level)

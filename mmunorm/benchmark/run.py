@@ -61,7 +61,7 @@ class Settings:
 
 
 def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
-                  save: str | None = None, progress: bool = True) -> dict:
+                  save: str | None = None) -> dict:
     """Measures LN, the config's norm, the same norm folded, and no norm, in turn on the same images.
 
     Args:
@@ -71,7 +71,6 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         title (str, optional): title of the report. Defaults to the name of the config file.
         save (str, optional): write the folded model to this checkpoint file, see
             :func:`mmunorm.fusion.save_folded`.
-        progress (bool): show a progress bar, if the screen is a terminal. Defaults to True.
 
     Returns:
         A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
@@ -105,9 +104,9 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
             what = [task.compile(model) for model in models.values()][0]
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')
-        race.time(settings.warmup, 'warming up' if progress else None)
+        race.time(settings.warmup, 'warming up')
         memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
-        seconds = race.time(settings.repeat, 'measuring' if progress else None)
+        seconds = race.time(settings.repeat, 'measuring')
         settings.repeat = max(map(len, seconds.values()), default=0)
 
     images = measure.size_in_memory([task.images])
@@ -139,7 +138,7 @@ def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: tor
     settings = Settings(**asdict(settings))
     settings.batch_size = settings.batch_size or task.default_batch_size.get(device.type, 1)
     settings.shape = settings.shape or task.default_shape(cfg, device.type)
-    # Under torch.compile the first round compiles, and a later one tells how long a round takes.
+    # Under torch.compile the first round compiles.
     settings.warmup = settings.warmup or (10 if device.type == 'cuda' else 2 if settings.compile else 1)
     settings.threads = torch.get_num_threads()
     return settings

@@ -32,7 +32,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
         formats (Sequence[str]): keys of `FORMS`.
         arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
-        metrics_of (Callable): gives the metrics of a subject for a model in place of its own, and a title.
+        metrics_of (Callable): returns the metrics of a subject for a model in place of its own, and a title.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
 
     Returns:
@@ -109,7 +109,7 @@ def markdown(result: dict) -> str:
         f'{runtimes}.',
         f'- Each row runs in a process of its own, in turn, {result["repeat"]} rounds, in an order that rotates; a '
         'turn is two batches, of which the second is timed. Speed is the median with its quartiles.',
-        '- Every row takes pixels and gives boxes or probabilities; masks are not pasted. The MB of torch are weights '
+        '- Every row goes from pixels to boxes or probabilities; masks are not pasted. The MB of torch are weights '
         'in memory, the others are files.']
     if baseline:
         lines.append(f'- x {baseline}: its median time over this one in the same format; in brackets the quartiles of '

@@ -49,26 +49,23 @@ def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
         got, expected (dict[str, np.ndarray]): by name of output, see :mod:`.graphs`.
     """
     if 'dets' not in expected:
-        return _over([dict(scores=float(np.abs(a - b).max()))
-                      for a, b in zip(got['scores'], expected['scores'], strict=True)])
-    each, number = [], [0, 0]
+        return Differences(*_largest_and_typical(dict(scores=np.abs(got['scores'] - expected['scores']).max(1))))
+    apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):
         a, b = ({name: array[image][side['dets'][image, :, 4] > 0] for name, array in side.items()}
                 for side in (got, expected))
-        number[0] += len(b['dets'])
-        number[1] += len(a['dets'])
+        number, wanted = number + len(a['dets']), wanted + len(b['dets'])
         for i, j in partners(a, b):
-            apart = np.abs(a['dets'][i] - b['dets'][j])
-            each.append(dict(scores=float(apart[4]), boxes=float(apart[:4].max())))
-            if 'masks' in expected:
-                each[-1]['masks'] = float(np.abs(a['masks'][i] - b['masks'][j]).mean())
-    return _over(each, *number, len(each))
+            boxes = np.abs(a['dets'][i] - b['dets'][j])
+            mask = [np.abs(a['masks'][i] - b['masks'][j]).mean()] if 'masks' in expected else []
+            apart.append([boxes[4], boxes[:4].max(), *mask])
+    kinds = dict(zip(('scores', 'boxes', 'masks'), np.transpose(apart), strict=False))
+    return Differences(*_largest_and_typical(kinds), wanted, number, len(apart))
 
 
-def _over(each: list[dict[str, float]], *numbers: int) -> Differences:
-    kinds = each[0] if each else ()
-    return Differences({kind: max(one[kind] for one in each) for kind in kinds},
-                       {kind: float(np.median([one[kind] for one in each])) for kind in kinds}, *numbers)
+def _largest_and_typical(apart: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
+    return ({kind: float(values.max()) for kind, values in apart.items()},
+            {kind: float(np.median(values)) for kind, values in apart.items()})
 
 
 def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:

@@ -14,8 +14,8 @@ class Pixels(nn.Module):
     """Enhances and normalizes pictures as the model's `data_preprocessor` does.
 
     Args:
-        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor, also behind an
-            enhancer.
+        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor, also with an
+            enhancer before it.
     """
 
     def __init__(self, preprocessor: nn.Module):
@@ -59,7 +59,7 @@ class DetectorGraph(nn.Module):
     """A Faster or Mask R-CNN of mmdet, whole.
 
     Takes `images` `(N, 3, H, W)` float32, pictures with anything to their right and below, and `sizes` `(N, 2)`
-    float32, height and width of the pictures themselves. Gives what :class:`RCNN` gives.
+    float32, height and width of the pictures themselves. Returns what :class:`RCNN` returns.
 
     Args:
         detector (nn.Module): in eval mode.
@@ -78,7 +78,7 @@ class DetectorGraph(nn.Module):
         """Detections of pictures with values from 0 to 255."""
         rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
         columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        # mmdet pads with zeros behind the normalization.
+        # mmdet pads with zeros after the normalization.
         x = torch.where((rows & columns)[:, None], self.pixels(images, sizes), 0.)
         return self.rcnn(self.detector.extract_feat(x), sizes)
 

@@ -55,15 +55,11 @@ class StaticWindowMSA(nn.Module):
         x = self._pad(query.unflatten(1, (height, width)))
         if shift:
             x = x.roll((-shift, -shift), (1, 2))
-        batch, rows, columns = x.shape[0], x.shape[1] // window, x.shape[2] // window
-        x = x.reshape(batch, rows, window, columns, window, -1).transpose(2, 3).reshape(-1, window**2, x.shape[-1])
-        cut = cut_windows(rows, columns, window, shift).to(x.device) if shift else None
-        x = self._attend(x, cut, batch)
-        x = x.reshape(batch, rows, columns, window, window, -1).transpose(2, 3)
-        x = x.reshape(batch, rows * window, columns * window, -1)
+        rows, columns = x.shape[1] // window, x.shape[2] // window
+        x = self._attend(x, rows, columns, cut_windows(rows, columns, window, shift).to(x.device) if shift else None)
         if shift:
             x = x.roll((shift, shift), (1, 2))
-        return x[:, :height, :width].reshape(batch, height * width, -1)
+        return x[:, :height, :width].flatten(1, 2)
 
     def _pad(self, x: Tensor) -> Tensor:
         """Fills a map `(B, H, W, C)` up at bottom and right to whole windows."""
@@ -78,8 +74,14 @@ class StaticWindowMSA(nn.Module):
             x = torch.cat([x, self.pad_value.expand(x.shape[0], down, x.shape[2], -1)], 1)
         return x
 
-    def _attend(self, x: Tensor, cut: Tensor | None, batch: int) -> Tensor:
-        """Attention within windows `(batch * num_windows, tokens, C)`; `cut` is `(num_windows, tokens, tokens)`."""
+    def _attend(self, x: Tensor, rows: int, columns: int, cut: Tensor | None) -> Tensor:
+        """Attention within the windows of a map `(B, rows * window, columns * window, C)`, to the same shape.
+
+        `cut` is `(rows * columns, tokens, tokens)`, see :func:`cut_windows`.
+        """
+        batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
+        x = x.reshape(batch, rows, window, columns, window, channels).transpose(2, 3)
+        x = x.reshape(batch * rows * columns, window**2, channels)
         # Cut into three before the heads are: see "What is rewritten" in docs/deployment.md.
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         scores = (q * self.scale) @ k.transpose(-2, -1)
@@ -90,7 +92,9 @@ class StaticWindowMSA(nn.Module):
         else:
             scores = scores.unflatten(0, (batch, -1)) + (self.bias + cut[:, None])
             scores = scores.flatten(0, 1)
-        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        x = x.reshape(batch, rows, columns, window, window, channels).transpose(2, 3)
+        return x.reshape(batch, rows * window, columns * window, channels)
 
 
 class DynamicWindowMSA(StaticWindowMSA):
@@ -122,14 +126,9 @@ class DynamicWindowMSA(StaticWindowMSA):
         fill = torch.zeros(()) if self.pad_value is None else self.pad_value
         x = torch.where((is_row[:, None] & is_column)[..., None], x, fill)
 
-        batch, channels = x.shape[0], x.shape[-1]
-        x = x.reshape(batch, rows, window, columns, window, channels).transpose(2, 3)
-        x = self._attend(x.reshape(batch * rows * columns, window**2, channels), cut, batch)
-        x = x.reshape(batch, rows, columns, window, window, channels).transpose(2, 3)
-        x = x.reshape(batch, rows * window, columns * window, channels)
+        x = self._attend(x, rows, columns, cut)
         down, right = (_rolled(place, -shift, stays) for place in places)
-        x = x.index_select(1, down[:height]).index_select(2, right[:width])
-        return x.reshape(batch, height * width, channels)
+        return x.index_select(1, down[:height]).index_select(2, right[:width]).flatten(1, 2)
 
 
 def _rolled(place: Tensor, by: int, stays: Tensor | None) -> Tensor:
@@ -168,7 +167,7 @@ def with_dynamic_windows(model: nn.Module) -> nn.Module:
 
 
 def side_multiple(backbone: nn.Module) -> int | None:
-    """What height and width must be multiples of so that a Swin pads no map in front of its windows.
+    """What height and width must be multiples of so that a Swin pads no map before its windows.
 
     None for a backbone whose height and width cannot be left open.
     """

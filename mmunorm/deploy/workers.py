@@ -3,15 +3,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection
 
 import numpy as np
 
 from ..utils import PreflightError
 from .formats import Session
 from .runner import Runner
+
+_runner: Runner  # of a process that a worker has started
 
 
 class Worker(Runner):
@@ -30,67 +33,45 @@ class Worker(Runner):
 
     def seconds(self, *arrays: np.ndarray) -> float:
         """The time of one batch, right after another, so that caches and threads are those of a busy server."""
-        self._session.ask(arrays)
-        return self._session.ask(arrays)[1]
+        self._session.call(_run, arrays)
+        return self._session.call(_run, arrays)[1]
 
     def close(self) -> None:
         """Ends the process."""
-        self._session.close()
+        self._session.pool.shutdown()
 
 
 class _Process(Session):
 
     def __init__(self, open_session: Callable[[], Session]):
-        method = 'forkserver' if 'forkserver' in get_all_start_methods() else 'spawn'
-        context = get_context(method)
-        if method == 'forkserver':  # it forks from a process that has imported this package, and has no threads
+        context = get_context('forkserver' if 'forkserver' in get_all_start_methods() else 'spawn')
+        if hasattr(context, 'set_forkserver_preload'):  # it forks from a process with this package and no threads
             context.set_forkserver_preload([__name__])
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, open_session), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.meta = self.reply()
+        self.pool = ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # this side ends it
+        try:
+            self.meta = self.call(_open, open_session)
+        except Exception:
+            self.pool.shutdown()
+            raise
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return self.ask(arrays)[0]
+        return self.call(_run, arrays)[0]
 
-    def ask(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], float]:
-        """The outputs of a batch and the seconds that it took."""
-        self.connection.send(arrays)
-        return self.reply()
-
-    def reply(self):
+    def call(self, function: Callable, *args):
         try:
-            reply = self.connection.recv()
-        except EOFError:
-            self.process.join()
-            raise PreflightError(f'the process of this row ended with status {self.process.exitcode}.') from None
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def close(self) -> None:
-        self.connection.close()
-        self.process.join()
+            return self.pool.submit(function, *args).result()
+        except BrokenProcessPool:
+            raise PreflightError('the process of this row has ended: it crashed, or ran out of memory.') from None
 
 
-def _serve(connection: Connection, open_session: Callable[[], Session]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side ends this one
-    try:
-        runner = Runner(open_session())
-    except Exception as error:  # the other side raises it
-        connection.send(error)
-        return
-    connection.send(runner.meta)
-    while True:
-        try:
-            arrays = connection.recv()
-        except EOFError:
-            return
-        try:
-            start = time.perf_counter()
-            outputs = runner(*arrays)
-            reply = list(outputs.values()), time.perf_counter() - start
-        except Exception as error:  # the other side raises it
-            reply = error
-        connection.send(reply)
+def _open(open_session: Callable[[], Session]) -> dict:
+    global _runner
+    _runner = Runner(open_session())
+    return _runner.meta
+
+
+def _run(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """The outputs of a batch, and the seconds that it took."""
+    start = time.perf_counter()
+    outputs = _runner(*arrays)
+    return list(outputs.values()), time.perf_counter() - start

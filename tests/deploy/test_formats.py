@@ -84,6 +84,18 @@ def test_a_swin_and_its_weights_in_float16(swin, exportable, tmp_path, name):
     assert full.difference.largest['scores'] < half.difference.largest['scores'] < 5e-3
 
 
+def test_a_failed_export_leaves_the_old_file(exportable, tmp_path):
+    class Broken(type(FORMATS['onnx'])):
+
+        def load(self, path, threads):
+            raise RuntimeError('no kernel')
+
+    (tmp_path / 'm.onnx').write_text('old')
+    with pytest.raises(PreflightError, match='cannot be loaded: RuntimeError: no kernel'):
+        export_file(exportable, Broken(), tmp_path / 'm.onnx')
+    assert [path.name for path in tmp_path.iterdir()] == ['m.onnx'] and (tmp_path / 'm.onnx').read_text() == 'old'
+
+
 def test_what_float16_cannot_hold_stays():
     big, small, vector = (numpy_helper.from_array(np.full(shape, value, np.float32), name)
                           for name, shape, value in (('a', (2, 2), 7e4), ('b', (2, 2), 0.1), ('c', (2, ), 1.)))

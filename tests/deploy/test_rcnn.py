@@ -34,11 +34,6 @@ def maps():
     return [torch.randn(2, 8, 18 // s, 25 // s, generator=generator) for s in (1, 2, 4)]
 
 
-@pytest.fixture(scope='module')
-def detector():
-    return rcnn()
-
-
 def test_nms_mask():
     boxes, scores = boxes_of(80, 3), torch.rand(3, 80).sub(0.3).relu()
     kept = nms_mask(boxes, scores, 0.4)
@@ -96,24 +91,16 @@ def test_proposals_of_maps_of_any_size():
             assert distance.min(0).values.max() < 1e-4
 
 
-def test_pooled_features(detector, maps):
-    extractor = detector.roi_head.bbox_roi_extractor
+def test_pooled_features(maps):
+    extractor = rcnn().roi_head.bbox_roi_extractor
     boxes = boxes_of(30)
     boxes[0, 0] = 0
     boxes[1, :2] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.]])  # where the level changes
     rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 30, 1), boxes], -1).flatten(0, 1)
-    assert 5 < rewritten.roi_levels(extractor, boxes.flatten(0, 1), 2).sum() < 55
+    levels = rewritten.roi_levels(extractor, boxes.flatten(0, 1), 2)
+    assert levels.tolist() == extractor.map_roi_levels(rois, 2).tolist() and 5 < levels.sum() < 55
     expected = extractor(tuple(maps[:2]), rois)
     torch.testing.assert_close(rewritten.pool(extractor, tuple(maps), boxes), expected, rtol=0, atol=1e-5)
-
-
-def test_levels_are_mmdets(detector):
-    extractor = detector.roi_head.bbox_roi_extractor
-    boxes = torch.cat([boxes_of(500, 1)[0], torch.zeros(1, 4)]) * 6
-    rois = torch.cat([torch.zeros(501, 1), boxes], 1)
-    for number in (1, 2, 4):
-        expected = extractor.map_roi_levels(rois, number)
-        assert rewritten.roi_levels(extractor, boxes, number).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize('rcnn_cfg', [dict(), dict(score_thr=0.4, max_per_img=7)])
@@ -141,8 +128,7 @@ def test_detections_and_masks(maps, rcnn_cfg):
             torch.testing.assert_close(masks[image, :number], probability, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize('fold', [False, True])
-@pytest.mark.parametrize('mask', [False, True])
+@pytest.mark.parametrize('mask, fold', [(False, False), (True, True)])
 def test_whole_detector(mask, fold):
     """From pixels to detections, with a smaller picture in the batch that mmdet pads."""
     model = rcnn(mask)
@@ -169,7 +155,8 @@ def test_whole_detector(mask, fold):
         assert labels[image, :number].tolist() == expected.labels.tolist()
 
 
-def test_what_is_refused(detector):
+def test_what_is_refused():
+    detector = rcnn()
     assert rcnn_obstacle(detector) == ''
     assert 'RetinaNet' in rcnn_obstacle(models.detector())
     detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)

