@@ -17,7 +17,7 @@ import torch
 
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.config.models import build_model
-from mmunorm.deploy.benchmark import markdown, run_benchmark
+from mmunorm.deploy.benchmark import markdown, measure_formats
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.graphs import graph_of
@@ -75,7 +75,7 @@ def main(argv=None):
             subjects.append(Subject(Path(config).stem, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     args.threads, pictures))
         arrays = batch_of(pictures[:args.batch], meta)
-        result = run_benchmark(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
+        result = measure_formats(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
     print(markdown(result))
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / 'deployed_speed.jsonl', 'w') as file:

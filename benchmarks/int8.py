@@ -24,7 +24,6 @@ from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
-from mmunorm.deploy.testing import ExportedModel
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +62,7 @@ def measure(config, checkpoint, args, folder):
     exact = None
     for form, session in sessions.items():
         runner = Runner(session)
-        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, ExportedModel(runner), form)))
+        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
         if not runner.is_detector:
             got = logits(runner, arrays)
             if exact is None:

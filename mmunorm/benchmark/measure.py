@@ -136,7 +136,7 @@ def _synchronize(device: torch.device) -> None:
 def peak_memory(run: Callable, device: torch.device) -> int:
     """The largest number of bytes that `run` needs beyond what is allocated before it.
 
-    On a GPU, torch's caching allocator tells it. On a CPU, torch's profiler tells it, for torch's CPU allocator.
+    It comes from torch's caching allocator on a GPU, and on a CPU from torch's profiler, for torch's CPU allocator.
     That counts every tensor, also inside an operator or compiled code. It does not count Python's memory, or that
     of libraries with an allocator of their own.
     """

@@ -53,7 +53,7 @@ def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | f
         errors = [[max(0, sign * (value.get(side, height) - height))
                    for value, height in zip(values, heights, strict=True)] for sign, side in ((-1, 'low'), (1, 'high'))]
         bars = axes.bar(places, heights, width, yerr=errors, capsize=3, color=COLOURS[i % len(COLOURS)], label=name)
-        axes.bar_label(bars, fmt='%.4g', label_type='center', fontsize=7)
+        axes.bar_label(bars, fmt='%.4g', label_type='center', fontsize=7, color='white')
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(label)
     if len(series) > 1:

@@ -17,22 +17,21 @@ from ..benchmark.report import draw_bars, markdown_table, quartiles, speed_besid
 from ..utils import PreflightError
 from .formats import FORMATS, FORMS
 from .subjects import Subject
-from .testing import ExportedModel
 from .workers import Worker
 
 COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB')
 
 
-def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
-                  metrics_of: Callable[[Subject, ExportedModel, str], dict[str, float]],
-                  repeat: int | None = None) -> dict:
+def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
+                    metrics_of: Callable[[Subject, Worker, str], dict[str, float]],
+                    repeat: int | None = None) -> dict:
     """Measures models in several forms, each in a process of its own: first the metrics, then time in turn.
 
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
         formats (Sequence[str]): keys of `FORMS`.
         arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
-        metrics_of (Callable): returns the metrics of a subject for a model in place of its own, and a title.
+        metrics_of (Callable): returns the metrics of a subject for a runner of it, and a title.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
 
     Returns:
@@ -62,7 +61,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
                 except PreflightError as error:
                     row['error'] = str(error)
                     continue
-                row['metrics'] = metrics_of(subject, ExportedModel(worker), f'{subject.name}, {row["label"]}')
+                row['metrics'] = metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
         again = next((row for row in reversed(rows) if row['error'] is None), None)
         if again:
             start('control', openers[again['model'], again['format']])
@@ -97,7 +96,7 @@ def run_benchmark(subjects: Sequence[Subject], formats: Sequence[str], arrays: S
 
 
 def markdown(result: dict) -> str:
-    """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
+    """A result of :func:`measure_formats` as Markdown: title, notes and the table."""
     env, baseline = result['environment'], result['baseline']
     columns = [*COLUMNS, *([f'x {baseline}'] if baseline else [])]
     runtimes = ', '.join(f'{name} {number}' for name, number in

@@ -14,7 +14,7 @@ LEAST_IOU = 0.5
 class Differences:
     """How far two sets of outputs are apart.
 
-    Of detectors, each detection is compared with its partner on the other side, wherever that stands in the list:
+    Of detectors, each detection is compared with its partner on the other side, at any place of the list:
     of the same class, with an IoU of at least 0.5, each used once.
 
     Attributes:

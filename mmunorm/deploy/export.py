@@ -24,7 +24,7 @@ from .windows import side_multiple, with_dynamic_windows, with_static_windows
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
-    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` gives.
+    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns.
 
     Args:
         cfg (Config): of a classifier or a detector.
@@ -47,7 +47,7 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict,
         cfg (Config): its config.
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
-            for a detector, a square that takes pictures that lie and pictures that stand.
+            for a detector, a square that takes landscape and portrait pictures.
 
     Raises:
         PreflightError: the test pipeline has a step that a runtime cannot follow, or no size can be told from it.

@@ -50,7 +50,7 @@ def prepare(picture: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
 
 
 def fit(width: int, height: int, long_side: int, short_side: int) -> tuple[int, int]:
-    """Width and height of a picture made as large as fits into a frame that lies or stands, as mmcv rounds them."""
+    """Width and height of a picture as large as fits into a landscape or portrait frame, rounded as mmcv does."""
     factor = min(long_side / max(height, width), short_side / min(height, width))
     return int(width * factor + 0.5), int(height * factor + 0.5)
 

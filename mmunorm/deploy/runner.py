@@ -69,11 +69,35 @@ class Runner:
         parts = []
         for start in range(0, number, batch):
             part = [array[start:start + batch].astype(np.float32) for array in arrays]
-            lacking = batch - len(part[0])
-            if lacking:
-                part = [np.concatenate([array, np.repeat(array[-1:], lacking, 0)]) for array in part]
-            parts.append([out[:batch - lacking] for out in self._session.run(part)])
+            missing = batch - len(part[0])
+            if missing:
+                part = [np.concatenate([array, np.repeat(array[-1:], missing, 0)]) for array in part]
+            parts.append([out[:batch - missing] for out in self._session.run(part)])
         return {name: np.concatenate(outs) for name, *outs in zip(self.meta['outputs'], *parts, strict=True)}
+
+    def test_step(self, batch: dict) -> list:
+        """Predictions as mmengine's test loop asks a model for them, for the metrics of a config.
+
+        Args:
+            batch (dict): of a data loader: `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get the
+                predictions.
+
+        Raises:
+            PreflightError: a picture does not fit into the file's input.
+        """
+        import torch
+        from mmengine.structures import InstanceData
+        outputs = self(*batch_of(batch['inputs'], self.meta))
+        for index, sample in enumerate(batch['data_samples']):
+            own = {name: array[index] for name, array in outputs.items()}
+            if not self.is_detector:
+                sample.set_pred_score(torch.from_numpy(own['scores'])).set_pred_label(int(own['scores'].argmax()))
+                continue
+            found = self.detections(own, sample.scale_factor, *sample.ori_shape)
+            fields = dict(bboxes=found.boxes, scores=found.scores, labels=found.labels)
+            fields |= {} if found.masks is None else dict(masks=found.masks)
+            sample.pred_instances = InstanceData(**{name: torch.from_numpy(each) for name, each in fields.items()})
+        return batch['data_samples']
 
     def classify(self, picture: np.ndarray) -> np.ndarray:
         """Probabilities of the classes, `(classes, )` float32, of a picture `(h, w, 3)` uint8, BGR as OpenCV has it."""

@@ -16,7 +16,7 @@ from .runner import Runner
 
 @dataclass(frozen=True)
 class Exported:
-    """What :func:`export_file` has made.
+    """A file that :func:`export_file` has written.
 
     Attributes:
         path: the file.

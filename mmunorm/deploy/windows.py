@@ -152,15 +152,14 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
 
 
 def with_static_windows(model: nn.Module) -> nn.Module:
-    """A copy of a model in which a :class:`StaticWindowMSA` stands for each shifted window attention."""
+    """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention."""
     return _with(copy.deepcopy(model), is_window_attention, StaticWindowMSA)
 
 
 def with_dynamic_windows(model: nn.Module) -> nn.Module:
     """A copy of a model for pictures whose sides are multiples of :func:`side_multiple`, of whatever size.
 
-    A :class:`DynamicWindowMSA` stands for each shifted window attention, and nothing for paddings, which such
-    pictures do not need.
+    A :class:`DynamicWindowMSA` replaces each shifted window attention. Paddings go: such pictures need none.
     """
     model = _with(copy.deepcopy(model), is_window_attention, DynamicWindowMSA)
     return _with(model, _is_padding, lambda padding: nn.Identity())
@@ -193,7 +192,7 @@ def _with(model: nn.Module, is_old: Callable[[nn.Module], bool], new: Callable[[
 
 
 def is_window_attention(module: nn.Module) -> bool:
-    """Whether :class:`StaticWindowMSA` can stand in for a module."""
+    """Whether :class:`StaticWindowMSA` can replace a module."""
     if not isinstance(module, ShiftWindowMSA) and not any(
             f'{cls.__module__}.{cls.__name__}' == 'mmdet.models.backbones.swin.ShiftWindowMSA'
             for cls in type(module).__mro__):

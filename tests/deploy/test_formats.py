@@ -64,7 +64,7 @@ def export(exportable, name, folder, stem='m', **how):
 
 
 def assert_runs(model, path, number, size, atol=2e-6):
-    """The runtime gives what torch gives, for other pictures than the exporter compares."""
+    """The runtime computes what torch does, for other pictures than the exporter compares."""
     images = torch.rand(number, 3, *size) * 20 + 100
     with torch.no_grad():
         expected = graph_of(model)(images)

@@ -1,4 +1,4 @@
-"""What a picture goes through in front of an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
+"""How a picture is prepared for an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
 import numpy as np
 import pytest
 import torch

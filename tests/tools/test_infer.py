@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
 from mmunorm import fuse_norms
@@ -131,20 +130,6 @@ def test_objects_are_drawn_on_an_enlarged_picture(detector, tmp_path):
         shrunk = [cv2.resize(each, (48, 36), interpolation=cv2.INTER_AREA).astype(int) for each in (none, plain)]
         assert np.abs(shrunk[0] - shrunk[1]).mean() < 5  # JPEG
         assert np.abs(some.astype(int) - none).max() > 100
-
-
-def test_boxes_and_masks_are_enlarged_with_their_picture():
-    instances = InstanceData(bboxes=torch.tensor([[1.0, 2.0, 5.0, 6.0]]), masks=torch.zeros(1, 8, 10).bool())
-    instances.masks[0, 2:6, 1:5] = True
-    INFER.Detector._enlarge(instances, 32, 40, 4.0)
-    assert instances.bboxes.tolist() == [[4, 8, 20, 24]]
-    expected = torch.zeros(32, 40, dtype=torch.bool)
-    expected[8:24, 4:20] = True
-    assert (instances.masks[0] ^ expected).sum() <= 8 * 4  # round corners
-
-    empty = InstanceData(bboxes=torch.zeros(0, 4), masks=torch.zeros(0, 8, 10).bool())
-    INFER.Detector._enlarge(empty, 32, 40, 4.0)
-    assert len(empty) == 0
 
 
 def test_how_much_a_picture_is_enlarged():

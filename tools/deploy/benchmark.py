@@ -19,7 +19,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.benchmark import chart, markdown, run_benchmark
+from mmunorm.deploy.benchmark import chart, markdown, measure_formats
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS, need
 from mmunorm.deploy.pictures import batch_of
@@ -73,9 +73,9 @@ def main(argv=None):
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), pictures))
         arrays = batch_of(test_pictures(cfgs[-1], args.batch), subjects[-1].exportable.meta)
-        result = run_benchmark(subjects, args.formats, arrays,
-                               lambda subject, model, title: test_metrics(own_cfg[subject.name], model, title),
-                               args.repeat)
+        result = measure_formats(subjects, args.formats, arrays,
+                                 lambda subject, runner, title: test_metrics(own_cfg[subject.name], runner, title),
+                                 args.repeat)
     text = markdown(result)
     print(text)
     for path in write_results(result, text, chart(result), out, 'formats'):

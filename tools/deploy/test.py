@@ -18,7 +18,6 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.calibration import test_metrics
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.runner import Runner
-from mmunorm.deploy.testing import ExportedModel
 from mmunorm.utils import write_text
 
 
@@ -40,7 +39,7 @@ def main(argv=None):
     set_dataloader_defaults(cfg)
     if args.work_dir:
         out_folder(args.work_dir, '--work-dir')
-    metrics = test_metrics(cfg, ExportedModel(Runner(args.file, args.threads)), 'testing')
+    metrics = test_metrics(cfg, Runner(args.file, args.threads), 'testing')
     for name, value in metrics.items():
         print(f'{name}: {value:.4f}')
     if args.work_dir:

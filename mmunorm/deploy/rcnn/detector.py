@@ -46,7 +46,7 @@ class RCNN(nn.Module):
 
 
 def rcnn_obstacle(detector: nn.Module) -> str:
-    """Why :class:`RCNN` cannot stand in for parts of a detector, half a sentence, or ''."""
+    """Why :class:`RCNN` cannot replace parts of a detector, half a sentence, or ''."""
     rpn, roi = getattr(detector, 'rpn_head', None), getattr(detector, 'roi_head', None)
     expected = dict(detector=('FasterRCNN', 'MaskRCNN'), rpn_head=('RPNHead', ), roi_head=('StandardRoIHead', ))
     for name, part in dict(detector=detector, rpn_head=rpn, roi_head=roi).items():
