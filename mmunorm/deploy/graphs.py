@@ -67,7 +67,7 @@ class DetectorGraph(nn.Module):
     inputs = ('images', 'sizes')
 
     def __init__(self, detector: nn.Module):
-        from .rcnn import RCNN
+        from .rcnn.detector import RCNN
         super().__init__()
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
@@ -102,7 +102,7 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     if not hasattr(model, 'with_bbox'):
         raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
-    from .rcnn import rcnn_obstacle
+    from .rcnn.detector import rcnn_obstacle
     if obstacle := rcnn_obstacle(model):
         raise PreflightError(f'{name} cannot be exported: {obstacle}.')
     return DetectorGraph(model)

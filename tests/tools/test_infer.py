@@ -8,11 +8,8 @@ import torch
 from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10
 
-from mmunorm import fuse_norms
 from mmunorm.cli.arguments import load_config
 from mmunorm.cli.pictures import read_picture
-from mmunorm.config.models import load_model
-from mmunorm.fusion import save_folded
 
 from .. import tiny_runs
 
@@ -104,17 +101,6 @@ def test_an_enhancer_draws_before_and_after_of_any_picture(enhancer, tmp_path):
         np.testing.assert_array_equal(drawn[:, :width], before)
         # Untrained weights, too, make another picture.
         assert not np.array_equal(drawn[:, width:], before)
-
-
-def test_a_folded_enhancer_draws_the_same(enhancer, tmp_path):
-    config, checkpoint, data = enhancer
-    cfg = load_config(str(config))
-    model = load_model(cfg, str(checkpoint))
-    save_folded(model, fuse_norms(model, strict=True), cfg, tmp_path / 'folded.pth')
-    for name, weights in (('a', checkpoint), ('b', tmp_path / 'folded.pth')):
-        infer(config, weights, data / 'grey.png', '--out-dir', tmp_path / name)
-    difference = read(tmp_path / 'a/grey.png').astype(int) - read(tmp_path / 'b/grey.png')
-    assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.slow

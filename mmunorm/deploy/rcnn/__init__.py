@@ -1,4 +1,1 @@
 """What mmdet's two-stage detectors do after the neck, rewritten with shapes that do not depend on the picture."""
-from .detector import RCNN, rcnn_obstacle
-
-__all__ = ['RCNN', 'rcnn_obstacle']
