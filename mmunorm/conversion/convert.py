@@ -287,7 +287,7 @@ def _convert(norm: nn.Module, goal: OfflineNorm, row: ConvertedNorm, before: _Se
 
 
 def _run(model: nn.Module, batch) -> None:
-    """One forward pass; what it returns is of no interest."""
+    """One forward pass; its output is not needed."""
     device = next(model.parameters()).device
     if isinstance(batch, (tuple, list)):
         batch = batch[0]

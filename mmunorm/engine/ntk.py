@@ -17,7 +17,7 @@ class NTKHook(Hook):
     What :func:`mmunorm.init.ntk_parametrize` does, for configs: `custom_hooks=[dict(type='NTKHook')]`. It is a hook
     and no `init_cfg`, because the weights must have been drawn, or loaded, before. Checkpoints hold the plain weights
     `W / sqrt(fan_in)`, so that testing, folding and every other tool know nothing of it. A resumed run computes W
-    from these, and so goes on as an uninterrupted one but for one rounding.
+    from these, and so goes on as an uninterrupted one, except for one rounding.
 
     Raises:
         PreflightError: when training begins: there is an EMAHook, whose averaged model has other parameters, or

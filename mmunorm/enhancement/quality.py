@@ -19,7 +19,7 @@ class ImageQuality(BaseMetric):
 
     Args:
         collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): in front of the names, with a slash. Defaults to None, for 'enhancement'.
+        prefix (str, optional): before the names, with a slash. Defaults to None, for 'enhancement'.
 
     Raises:
         PreflightError: torchmetrics is not installed.

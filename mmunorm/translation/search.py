@@ -24,7 +24,7 @@ class CachedDecoder:
         self.cache = [{} for _ in model.decoder]
 
     def step(self, prefixes: Tensor) -> Tensor:
-        """The logits `(N, B, V)` behind prefixes `(N, B, t)`, which are one token longer at each call."""
+        """The logits `(N, B, V)` after prefixes `(N, B, t)`, which are one token longer at each call."""
         position = prefixes.shape[-1] - 1
         logits = self.model.decode(prefixes[..., -1].reshape(-1, 1), self.memory, cache=self.cache, position=position)
         return logits.view(*prefixes.shape[:2], -1)

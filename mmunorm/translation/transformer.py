@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
 
 def _leave(last: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """The last linear layer of a sublayer, with what a residual scheme has put in front of it."""
+    """The last linear layer of a sublayer, with what a residual scheme has put before it."""
     return last(x, pad_mask) if isinstance(last, Entrance) else last(x)
 
 
@@ -83,7 +83,7 @@ class SelfAttention(Attention):
         return Sublayer(self, self.qkv, ('q', 'k', 'v'), self, 'out', 'out', self, 'drop')
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """`(N, T, C)` to the same; with a `cache`, `x` is one token behind those whose keys and values are in it."""
+        """`(N, T, C)` to the same; with a `cache`, `x` is one token after those whose keys and values are in it."""
         q, k, v = map(self._heads, self.qkv(x).chunk(3, -1))
         if cache is not None:
             if 'self' in cache:
@@ -259,7 +259,7 @@ class UNTransformer(BaseModule):
             initialize(self, layers, embedding)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """The logits of what comes behind each token of the target.
+        """The logits of what comes after each token of the target.
 
         Args:
             source: ids `(N, S)`, int64.
@@ -289,7 +289,7 @@ class UNTransformer(BaseModule):
 
     def decode(self, target: Tensor, memory: Memory, pad_mask: Tensor | None = None, cache: list[Cache] | None = None,
                position: int = 0) -> Tensor:
-        """The logits `(N, T, V)` behind each token of the target.
+        """The logits `(N, T, V)` after each token of the target.
 
         Args:
             target: ids `(N, T)`; or `(B N, T)`, where B in a row belong to each row of `memory`.

@@ -26,7 +26,7 @@ def translate_lines(model: TranslationModel, subwords: Subwords, lines: Iterable
         model: in eval mode.
         subwords: of the text that it was trained on.
         lines: sentences. They are read as they are needed.
-        batch_tokens: at most so many tokens of sources in a batch, padding counted, but for one long sentence.
+        batch_tokens: at most so many tokens of sources in a batch, padding counted, except for one long sentence.
     """
     lines = iter(lines)
     device = next(model.parameters()).device

@@ -29,7 +29,7 @@ class TranslationScore(BaseMetric):
         out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
         examples (int): so many translations are logged, at even distances. Defaults to 3.
         collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): in front of the names, with a slash. Defaults to None, for 'translation'.
+        prefix (str, optional): before the names, with a slash. Defaults to None, for 'translation'.
 
     Attributes:
         scores (dict[str, Score]): the last scores with their signatures.

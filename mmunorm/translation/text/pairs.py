@@ -13,7 +13,7 @@ LEAST_WORDS = N + 2  # a test sentence has at least three such groups
 # Of 100 sources; the others are for training.
 TEST, VALID = 3, 1
 
-# A sentence may start with a capital letter, a number, or one of these behind a quotation mark or bracket.
+# A sentence may start with a capital letter, a number, or one of these after a quotation mark or bracket.
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s+(?=["\'«„(]?[^\W_a-zß-ÿ])')
 
 

@@ -87,7 +87,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                    model_type: str = 'unigram') -> None:
     """Trains one subword model on all texts together, and writes it to `path`.
 
-    Rare characters become bytes, 256 of the subwords, so that any text comes back as it was but for white space and
+    Rare characters become bytes, 256 of the subwords, so that any text comes back as it was, except for white space and
     sentencepiece's normal form of Unicode. From more than 4 million lines, it draws so many at random.
 
     Args:
