@@ -94,7 +94,7 @@ def figure_of(args):
     last.set(title='what is left of a branch', xlabel='layer', ylabel='correlation with the end', yscale='log',
              ylim=(1e-4, 1))
     last.grid(alpha=0.3)
-    finish(figure, [*panels, last], 2.4, f'Initial weights: {args.layers} layers of width {args.width}')
+    finish(figure, 2.4, f'Initial weights: {args.layers} layers of width {args.width}')
     return figure
 
 

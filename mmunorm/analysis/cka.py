@@ -57,30 +57,15 @@ def centre(grams: Tensor) -> Tensor:
     return (grams - rows - rows.transpose(-2, -1) + total) * off_diagonal
 
 
-class MinibatchCKA:
-    """Linear CKA between all layers of two models, from one batch after another.
+def hsic(grams_a: Tensor, grams_b: Tensor) -> np.ndarray:
+    """The unbiased HSIC between all layers of two models, `(layers_a, layers_b)`.
 
-    Between batches, only `layers_a x layers_b` numbers are kept. Within a batch, each layer has one `(n, n)` matrix.
+    Args:
+        grams_a, grams_b: Gram matrices `(layers, n, n)` of the same n examples in both models.
     """
-
-    def __init__(self):
-        self._cross = self._self_a = self._self_b = 0.
-
-    def update(self, grams_a: Tensor, grams_b: Tensor) -> None:
-        """Adds a batch: Gram matrices `(layers, n, n)` of the same n examples in both models."""
-        if grams_a.shape[1:] != grams_b.shape[1:]:
-            raise ValueError('grams_a and grams_b must be of the same batch, got '
-                             f'{tuple(grams_a.shape[1:])} and {tuple(grams_b.shape[1:])}')
-        n = grams_a.shape[-1]
-        a, b = (centre(grams).flatten(1) / (n * (n - 3)) ** 0.5 for grams in (grams_a, grams_b))
-        self._cross = self._cross + (a @ b.T).cpu().numpy()
-        self._self_a = self._self_a + a.square().sum(dim=1).cpu().numpy()
-        self._self_b = self._self_b + b.square().sum(dim=1).cpu().numpy()
-
-    def compute(self) -> np.ndarray:
-        """CKA `(layers_a, layers_b)`; at most 1, and about 0 (or slightly below) for unrelated layers."""
-        with np.errstate(invalid='ignore', divide='ignore'):
-            return self._cross / np.sqrt(np.outer(self._self_a, self._self_b))
+    n = grams_a.shape[-1]
+    a, b = centre(grams_a).flatten(1), centre(grams_b).flatten(1)
+    return (a @ b.T / (n * (n - 3))).cpu().numpy()
 
 
 def branch_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -89,58 +74,49 @@ def branch_layers(model: nn.Module) -> dict[str, nn.Module]:
     The latter two are the modules called `attn`, `ffn` or `mlp`, as OpenMMLab and timm name them.
     """
     norms = dict(norm_layers(model))
-    found = {}
-    for name, module in model.named_modules():
-        parts = name.split('.')
-        nested = any(part in _BRANCHES for part in parts[:-1])
-        if name in norms or (parts[-1] in _BRANCHES and not nested):
-            found[name] = module
-    return found
+
+    def is_branch(name: str) -> bool:
+        *outer, last = name.split('.')
+        return last in _BRANCHES and not any(part in _BRANCHES for part in outer)
+
+    return {name: module for name, module in model.named_modules() if name in norms or is_branch(name)}
 
 
-class GramRecorder:
-    """Gram matrices of the outputs of a model's layers, one forward pass at a time.
+def output_grams(layers: dict[str, nn.Module], forward: Callable[[], object], examples: int) -> dict[str, Tensor]:
+    """Gram matrices `(n, n)` of the outputs of a model's layers, in the order in which they run.
 
-    Each output becomes an `(n, n)` matrix at once, so no activation is kept. If a layer runs several times in a
-    pass, all its outputs are features. An output that is not a tensor `(n, ...)` for n pictures is left out.
+    Each output becomes a matrix at once, so no activation is kept. If a layer runs several times, all its outputs are
+    features. An output that is not a tensor `(n, ...)` is left out.
 
     Args:
         layers: the layers, by name.
+        forward: runs the model on a batch.
+        examples: n, their number.
     """
+    grams: dict[str, Tensor] = {}
 
-    def __init__(self, layers: dict[str, nn.Module]):
-        self._grams: dict[str, Tensor] = {}
-        self._examples = 0
-        self._handles = [module.register_forward_hook(self._hook(name)) for name, module in layers.items()]
+    def add(name: str, module: nn.Module, args: tuple, output) -> None:
+        if isinstance(output, (tuple, list)) and output:
+            output = output[0]
+        if isinstance(output, Tensor) and output.dim() > 1 and len(output) == examples:
+            grams[name] = grams.get(name, 0) + gram(output.detach())
 
-    def __call__(self, forward: Callable[[], object], examples: int) -> dict[str, Tensor]:
-        """Runs `forward` on a batch of `examples`; returns `(n, n)` matrices, in the order in which layers run."""
-        self._grams, self._examples = {}, examples
+    handles = [module.register_forward_hook(partial(add, name)) for name, module in layers.items()]
+    try:
         with torch.no_grad():
             forward()
-        return self._grams
-
-    def remove(self) -> None:
-        """Takes the hooks from the layers."""
-        for handle in self._handles:
+    finally:
+        for handle in handles:
             handle.remove()
-
-    def _hook(self, name: str):
-        def hook(module, args, output) -> None:
-            if isinstance(output, (tuple, list)) and output:
-                output = output[0]
-            if not isinstance(output, Tensor) or output.dim() < 2 or len(output) != self._examples:
-                return
-            matrix = gram(output.detach())
-            self._grams[name] = self._grams[name] + matrix if name in self._grams else matrix
-
-        return hook
+    return grams
 
 
 def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b: Callable,
                    layers_a: dict[str, nn.Module],
                    layers_b: dict[str, nn.Module]) -> tuple[np.ndarray, list[str], list[str]]:
-    """Linear CKA between the layers of two models on the same pictures.
+    """Linear CKA between the layers of two models on the same pictures, from one batch after another.
+
+    Between batches, only some numbers for each pair of layers are kept.
 
     Args:
         batches: pairs of a batch and its number of examples; batches of fewer than 4 are left out.
@@ -148,28 +124,24 @@ def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b
         layers_a, layers_b: the layers to compare, by name.
 
     Returns:
-        CKA `(layers_a, layers_b)` and the names of the layers, in the order in which they run.
+        CKA `(layers_a, layers_b)`, at most 1, and about 0 (or slightly below) for unrelated layers; and the names of
+        the layers, in the order in which they run.
 
     Raises:
         ValueError: no batch has 4 examples, or a model has no layer with an output for each example.
     """
-    recorders = [GramRecorder(layers_a), GramRecorder(layers_b)]
-    measure, names = MinibatchCKA(), None
-    try:
-        for batch, examples in batches:
-            if examples < 4:
-                continue
-            grams = [recorder(partial(run, batch), examples)
-                     for recorder, run in zip(recorders, (run_a, run_b), strict=True)]
-            names = names or [list(found) for found in grams]
-            if not all(names):
-                raise ValueError('a model has no norm, attention or feed-forward layer with an output '
-                                 'for each picture')
-            measure.update(*(torch.stack([found[name] for name in order])
-                             for found, order in zip(grams, names, strict=True)))
-    finally:
-        for recorder in recorders:
-            recorder.remove()
+    names, cross, self_a, self_b = None, 0., 0., 0.
+    for batch, examples in batches:
+        if examples < 4:
+            continue
+        found = [output_grams(layers, partial(run, batch), examples)
+                 for layers, run in ((layers_a, run_a), (layers_b, run_b))]
+        names = names or [list(grams) for grams in found]
+        if not all(names):
+            raise ValueError('a model has no norm, attention or feed-forward layer with an output for each picture')
+        a, b = (torch.stack([grams[name] for name in order]) for grams, order in zip(found, names, strict=True))
+        cross, self_a, self_b = cross + hsic(a, b), self_a + hsic(a, a).diagonal(), self_b + hsic(b, b).diagonal()
     if names is None:
         raise ValueError('the unbiased estimate needs batches of at least 4 pictures')
-    return measure.compute(), *names
+    with np.errstate(invalid='ignore', divide='ignore'):
+        return cross / np.sqrt(np.outer(self_a, self_b)), *names

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .layout import finish
+from .layout import finish, new_panels
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
@@ -121,9 +122,7 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
     drawn = np.concatenate(drawn) if drawn else np.ones(1)
     if drawn.min() > 0 and drawn.max() > 100 * np.median(drawn):
         axes.set_yscale('log')
-    axes.set_xlabel('training step')
-    axes.set_ylabel(METRICS.get(name, name))
-    axes.grid(alpha=0.3)
+    axes.set(xlabel='training step', ylabel=METRICS.get(name, name))
 
 
 def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str], title: str,
@@ -136,11 +135,9 @@ def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: 
         title: title of the figure.
         below: lines below the title.
     """
-    figure = Figure(figsize=(6.0 * len(names), 4), layout='constrained')
-    grid = figure.subplots(len(panels), len(names), squeeze=False)
-    for row, (panel, runs) in zip(grid, panels.items(), strict=True):
-        for axes, name in zip(row, names, strict=True):
-            draw_curves(axes, runs, name)
-            axes.set_title(': '.join(filter(None, (panel, METRICS.get(name, name)))))
-    finish(figure, list(grid.flat), 3.4, title, below)
+    figure, grid = new_panels(len(panels), len(names), width=6. * len(names))
+    for axes, ((panel, runs), name) in zip(grid, itertools.product(panels.items(), names), strict=True):
+        draw_curves(axes, runs, name)
+        axes.set_title(': '.join(filter(None, (panel, METRICS.get(name, name)))))
+    finish(figure, 3.4, title, below)
     return figure

@@ -1,7 +1,7 @@
 """Pictures of the measures, in sizes that stay legible on a phone."""
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -12,12 +12,10 @@ from matplotlib.lines import Line2D
 
 from ..recording.layer_statistics import LayerRecord
 from .curves import COLOURS, LINES, METRICS, Scalars, draw_curves
-from .layout import finish, wrapped
-from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, finite_mean
+from .layout import WIDTH, finish, new_panels, wrapped
+from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, evenly_spaced, finite_mean
 from .normality import density
-from .sources import short_name
 
-WIDTH = 4.5  # inches
 NAMES = {'activation': 'activation statistic', 'gradient': 'gradient statistic'}
 STYLES = dict(zip(FIELDS, ('-', '--'), strict=True))
 MARKERS = '.x^s'
@@ -25,9 +23,9 @@ MARKERS = '.x^s'
 
 def scalar_figure(runs: Mapping[str, Scalars], name: str) -> Figure:
     """One logged scalar over training, a line for each run (Fig. 1)."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     draw_curves(axes, {run: [scalars] for run, scalars in runs.items()}, name)
-    _finish(figure, [axes], 2.4, f'{METRICS.get(name, name)} over training')
+    finish(figure, 2.4, f'{METRICS.get(name, name)} over training')
     return figure
 
 
@@ -36,7 +34,7 @@ def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
 
     With one run, each statistic has its own colour, and a band shows the middle half of the layers.
     """
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     handles: dict[str, Artist] = {}
     for i, (run, measure) in enumerate(runs.items()):
         centres = (measure.first + measure.last) / 2
@@ -60,27 +58,26 @@ def pnac_figure(runs: Mapping[str, PNACOverTraining]) -> Figure:
         handles.update({NAMES[field]: Line2D([], [], color='0.4', linestyle=style)
                         for field, style in STYLES.items()})
     axes.set(xlabel='training step (middle of a span)', ylabel='PNAC, mean of all layers (%)', ylim=(0, 100))
-    _finish(figure, [axes], 2.4, 'Normal channels over training', runs, handles)
+    finish(figure, 2.4, 'Normal channels over training', list(runs) if len(runs) == 1 else [], handles)
     return figure
 
 
 def pnac_layers_figure(run: str, measure: PNACOverTraining) -> Figure:
     """PNAC of each layer, mean over training (Fig. 3)."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     for colour, marker, field in zip(COLOURS, 'os', FIELDS, strict=False):
         axes.plot(finite_mean(measure.percent(field), axis=0), marker=marker, linewidth=0.8, color=colour,
                   label=NAMES[field])
     axes.set(ylabel='PNAC, mean over training (%)', ylim=(0, 100))
     _layer_ticks(axes, measure.layers)
-    _finish(figure, [axes], 2.4, 'Normal channels by layer', [run])
+    finish(figure, 2.4, 'Normal channels by layer', [run])
     return figure
 
 
 def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
     """Density of PNAC over the layers at the start and at the end (Fig. 7)."""
-    figure = Figure(figsize=(WIDTH, 3), layout='constrained')
+    figure, panels = new_panels(1, 2, sharey=True)
     grid = np.linspace(0, 100, 201)
-    panels = figure.subplots(1, 2, sharey=True)
     ends = {'start': 0, 'end': -1} if len(measure.first) > 1 else {'only span': 0}
     ends = {f'{name} (steps {measure.first[i]} to {measure.last[i]})': i for name, i in ends.items()}
     for axes, field in zip(panels, FIELDS, strict=True):
@@ -97,10 +94,9 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
                       transform=axes.transAxes)
         axes.set(xlabel='PNAC (%)', xlim=(0, 100))
         axes.set_title(NAMES[field], fontsize='small')
-        axes.grid(alpha=0.3)
     panels[0].set_ylim(bottom=0)  # of both panels: they share it
     panels[0].set_ylabel('density over the layers')
-    _finish(figure, panels, 1.9, 'Spread of PNAC over the layers', [run])
+    finish(figure, 1.9, 'Spread of PNAC over the layers', [run])
     return figure
 
 
@@ -108,8 +104,9 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     """Statistics of channels over training with GM and AM of the last M steps (Fig. 4)."""
     columns = min(2, len(histories))
     rows = -(-len(histories) // columns)
-    figure = Figure(figsize=(WIDTH, 2 * rows), layout='constrained')
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, panels = new_panels(rows, columns)
+    for axes in panels[len(histories):]:
+        axes.remove()
     for axes, history in zip(panels, histories, strict=False):
         # Statistics that change their sign have a geometric mean only by chance, so it is not drawn.
         has_gm = not (history.values < 0).any()
@@ -133,16 +130,13 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         axes.set_xlabel('training step', fontsize='small')
         axes.set_ylabel(NAMES[history.field], fontsize='small')
         axes.tick_params(labelsize='small')
-        axes.grid(alpha=0.3)
-    for axes in panels[len(histories):]:
-        axes.remove()
-    _finish(figure, panels[:len(histories)], 1.4, 'Statistics of single channels', [run])
+    finish(figure, 1.4, 'Statistics of single channels', [run])
     return figure
 
 
 def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: np.ndarray) -> Figure:
     """Outlier steps of each layer up to several points of training (Fig. 5), later ones darker."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     colours = matplotlib.colormaps['viridis_r'](np.linspace(0.15 if len(steps) > 1 else 1, 1, len(steps)))
     for colour, marker, step, row in zip(colours, 'osD^v<>pPX' * len(steps), steps, counts, strict=False):
         axes.plot(row, marker=marker, markersize=4, linewidth=1.2, color=colour, label=f'step {step}')
@@ -150,13 +144,13 @@ def outliers_figure(run: str, layers: Sequence[str], steps: np.ndarray, counts: 
     axes.set_ylim(bottom=0)
     axes.yaxis.get_major_locator().set_params(integer=True)
     _layer_ticks(axes, layers)
-    _finish(figure, [axes], 2.4, 'Accumulated outlier steps', [run])
+    finish(figure, 2.4, 'Accumulated outlier steps', [run])
     return figure
 
 
 def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
     """The mean's share of a norm's input, by layer, at the start and at the end of a record."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     ends = {0: 'o', len(shares.steps) - 1: 's'}
     for colour, label, values in ((COLOURS[0], 'all channels', shares.all_channels),
                                   (COLOURS[1], 'highest channel', shares.highest_channel)):
@@ -165,7 +159,7 @@ def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
                       color=colour, label=f'{label}, step {shares.steps[i]}')
     axes.set(ylabel='mean(x)$^2$ / mean(x$^2$)', ylim=(-0.02, 1.02))
     _layer_ticks(axes, shares.layers)
-    _finish(figure, [axes], 2.4, 'Share of the mean in the mean square', [run])
+    finish(figure, 2.4, 'Share of the mean in the mean square', [run])
     return figure
 
 
@@ -176,8 +170,7 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
         runs: log and layers of each run.
         steps: how many steps count as the start.
     """
-    figure = Figure(figsize=(WIDTH, 9), layout='constrained')
-    panels = figure.subplots(5, 1)
+    figure, panels = new_panels(5)
     loss, gradient, by_layer, distance, active = panels
     for i, (name, (scalars, layers)) in enumerate(runs.items()):
         style = dict(color=COLOURS[i % len(COLOURS)], linestyle=LINES[i // len(COLOURS) % len(LINES)], linewidth=1.2)
@@ -199,25 +192,24 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
     for axes in panels[2:]:
         axes.set_xlabel('layer, from input to output', fontsize='small')
     for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm, first\nstep that has one',
-                                    '1 - cosine to the\nlayer before, last step', 'active behind the\nactivation (%)'),
+                                    '1 - cosine to the\nlayer before, last step', 'active after the\nactivation (%)'),
                            strict=True):
         axes.set_ylabel(label, fontsize='small')
         axes.tick_params(labelsize='small')
-        axes.grid(alpha=0.3)
-    _finish(figure, panels, 1.3, 'How deep models begin, and what their layers do')
+    finish(figure, 1.3, 'How deep models begin, and what their layers do')
     return figure
 
 
 def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
     """A metric against depth, a line for each kind of model: the mean of its seeds, in a band from least to most.
 
-    A kind's name is that of the scheme and that of the norm; a scheme has a colour, a norm a style of line.
+    The name of a kind is the scheme and the norm. A scheme has a colour, a norm a style of line.
 
     Args:
         results: by kind and depth, the metric of each seed; None for a run that diverged, which is a cross below.
         metric: name of the metric.
     """
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))
     for kind, by_depth in results.items():
         scheme, _, norm = kind.rpartition(' ')
@@ -236,51 +228,45 @@ def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], 
     axes.set_xticks(depths, list(map(str, depths)))
     axes.minorticks_off()
     axes.set(xlabel='layers', ylabel=METRICS.get(metric, metric))
-    _finish(figure, [axes], 3.0, 'Quality against depth')
+    finish(figure, 3.0, 'Quality against depth')
     return figure
 
 
-def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str,
-               name_b: str) -> Figure:
+def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str, name_b: str) -> Figure:
     """Heat map of linear CKA between all layers of two models (Fig. 6); shallow layers are at the lower left."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     axes.grid(False)
     image = axes.imshow(cka, origin='lower', vmin=0, vmax=1, cmap='viridis', aspect='auto')
     for axis, names in ((axes.xaxis, layers_b), (axes.yaxis, layers_a)):
-        ticks = np.unique(np.linspace(0, len(names) - 1, min(len(names), 16)).round().astype(int))
+        ticks = evenly_spaced(names, 16)
         axis.set_ticks(ticks, [short_name(names[i]) for i in ticks], fontsize='x-small')
     axes.tick_params(axis='x', rotation=90)
     axes.set(xlabel=wrapped(f'layers of {name_b}', 2.8), ylabel=wrapped(f'layers of {name_a}', 2.6))
     figure.colorbar(image, label='linear CKA')
-    _finish(figure, [axes], 2.7, 'Linear CKA between layers', [name_a, name_b])
+    finish(figure, 2.7, 'Linear CKA between layers', [name_a, name_b])
     return figure
 
 
 def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[str]) -> Figure:
     """CKA of layers at equal depth; a line for each pair of models."""
-    figure, axes = _figure()
+    figure, (axes,) = new_panels()
     for i, (label, values) in enumerate(diagonals.items()):
         axes.plot(values, marker='.', color=COLOURS[i % len(COLOURS)], label=label)
     axes.set(ylabel='linear CKA', ylim=(min(0, min(map(np.nanmin, diagonals.values()))), 1.02))
     _layer_ticks(axes, layers, most=30)
-    _finish(figure, [axes], 2.4, 'Likeness at equal depth')
+    finish(figure, 2.4, 'Likeness at equal depth')
     return figure
 
 
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, 4), layout='constrained')
-    axes = figure.subplots()
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _finish(figure: Figure, panels: Sequence[Axes], height: float, title: str, runs: Collection[str] = (),
-            handles: Mapping[str, Artist] | None = None) -> None:
-    """Adds title and legend and sets the panels' height in inches. Up to two runs are named below the title."""
-    finish(figure, list(panels), height, title, list(runs) if len(runs) < 3 else [], handles)
-
-
 def _layer_ticks(axes: Axes, layers: Sequence[str], most: int = 40) -> None:
-    ticks = np.unique(np.linspace(0, len(layers) - 1, min(len(layers), most)).round().astype(int))
+    ticks = evenly_spaced(layers, most)
     axes.set_xticks(ticks, [short_name(layers[i]) for i in ticks], rotation=90, fontsize='x-small')
     axes.set_xlabel('layer, from input to output')
+
+
+def short_name(layer: str) -> str:
+    """A layer's name as a short label, without the parts that all layers of a backbone share."""
+    for long, short in (('backbone.', ''), ('stages.', 's'), ('.blocks.', '.b'), ('layers.', 'l'),
+                        ('.downsample.', '.down.')):
+        layer = layer.replace(long, short)
+    return layer

@@ -2,18 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from .layout import finish, wrapped
-
-WIDTH = 4.5  # inches
+from .layout import WIDTH, finish, new_panels, wrapped
 
 
-@dataclass(frozen=True)
-class Light:
+class Light(NamedTuple):
     """One picture and what its global branch says.
 
     Attributes:
@@ -31,15 +28,15 @@ class Light:
 
 def light_figure(lights: Sequence[Light]) -> Figure:
     """A row for each picture: before, after, and the colour matrix, with gamma above it."""
-    figure = Figure((WIDTH, 1), layout='constrained')
-    grid = figure.subplots(len(lights), 3, squeeze=False)
+    figure, panels = new_panels(len(lights), 3)
     limit = max(1., *(np.abs(light.matrix).max() for light in lights))
-    for row, light in zip(grid, lights, strict=True):
-        for axes, picture, title in ((row[0], light.before, wrapped(light.name, WIDTH / 3)), (row[1], light.after, '')):
-            axes.imshow(picture, aspect='auto')
-            axes.set_title(title, fontsize='x-small')
-            axes.set_axis_off()
-        axes = row[2]
+    for before, after, axes, light in zip(panels[::3], panels[1::3], panels[2::3], lights, strict=True):
+        before.imshow(light.before, aspect='auto')
+        before.set_title(wrapped(light.name, WIDTH / 3), fontsize='x-small')
+        after.imshow(light.after, aspect='auto')
+        for picture in (before, after):
+            picture.set_axis_off()
+        axes.grid(False)
         axes.imshow(light.matrix, cmap='RdBu_r', vmin=-limit, vmax=limit, aspect='auto')
         for i, j in np.ndindex(3, 3):
             value = light.matrix[i, j]
@@ -48,5 +45,5 @@ def light_figure(lights: Sequence[Light]) -> Figure:
         axes.set_title(f'gamma {light.gamma:.2f}', fontsize='x-small')
         axes.set_xticks(range(3), 'RGB', fontsize='x-small')
         axes.set_yticks(range(3), 'RGB', fontsize='x-small')
-    finish(figure, list(grid.flat), 1.2, 'Before, after, and the colour matrix from columns to rows', handles={})
+    finish(figure, 1.2, 'Before, after, and the colour matrix from columns to rows', handles={})
     return figure

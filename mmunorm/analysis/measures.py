@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ..recording.norm_record import NormRecord, RecordError
+from ..recording import NormRecord, RecordError
 from ..utils import whole_file
-from .normality import PNAC, pnac, spans
-from .rolling import peak, rolling_means
+from .normality import pnac, spans
 
 FIELDS = ('activation', 'gradient')
 # Recorded steps of a span, if there are so many. The paper gives no number. The test is sharper with more steps.
@@ -26,20 +25,20 @@ class PNACOverTraining(NamedTuple):
         first (numpy.ndarray): first training step of each span `(S,)`.
         last (numpy.ndarray): last training step of each span `(S,)`.
         layers (list[str]): names of the L layers.
-        results (dict[str, list[list[PNAC]]]): S lists of L results, for 'activation' and 'gradient'.
+        results (dict[str, numpy.ndarray]): `(S, L, 4)` for 'activation' and 'gradient', each row a :class:`PNAC`.
         span (int): recorded steps of every span.
         left_out (int): recorded steps, before the last span, that are in no span.
     """
     first: np.ndarray
     last: np.ndarray
     layers: list[str]
-    results: dict[str, list[list[PNAC]]]
+    results: dict[str, np.ndarray]
     span: int
     left_out: int
 
     def percent(self, field: str) -> np.ndarray:
         """PNAC in percent `(S, L)` of 'activation' or 'gradient'; NaN where no channel could be tested."""
-        return np.array([[result.percent for result in row] for row in self.results[field]])
+        return self.results[field][..., 0]
 
     def mean(self, field: str) -> np.ndarray:
         """The mean PNAC over the layers `(S,)`; NaN where no layer has a PNAC."""
@@ -48,9 +47,8 @@ class PNACOverTraining(NamedTuple):
     def rows(self, run: str) -> Iterable[tuple]:
         """Rows for a CSV file under :data:`PNAC_HEADER`."""
         for field in FIELDS:
-            for i, row in enumerate(self.results[field]):
-                for name, result in zip(self.layers, row, strict=True):
-                    yield (run, field, name, self.first[i], self.last[i], *result)
+            for i, j in np.ndindex(len(self.first), len(self.layers)):
+                yield run, field, self.layers[j], self.first[i], self.last[i], *self.results[field][i, j]
 
     def remarks(self) -> list[str]:
         """Sentences that say which steps were tested, and what could not be tested."""
@@ -62,10 +60,9 @@ class PNACOverTraining(NamedTuple):
             if untested.all():
                 found.append(f'No layer has {field} statistics that could be tested.')
             elif untested.any():
-                names = [name for name, missing in zip(self.layers, untested, strict=True) if missing]
-                found.append(f'These layers have no {field} statistics that could be tested: {", ".join(names)}.')
-            constant = sum(result.constant for row in self.results[field] for result in row)
-            if constant:
+                names = ', '.join(np.array(self.layers)[untested])
+                found.append(f'These layers have no {field} statistics that could be tested: {names}.')
+            if constant := int(self.results[field][..., 2].sum()):
                 found.append(f'Left out of the {field} PNAC: {constant} sequences (a channel over a span) '
                              'that did not change.')
         return found
@@ -92,11 +89,10 @@ def measure_pnac(record: NormRecord, span: int | None = None, progress: bool = F
     except ValueError as error:
         raise RecordError(f'{record.path}: {error}.') from error
     span = pieces[0].stop
-    results = {field: [[] for _ in pieces] for field in FIELDS}
-    work = [(field, i, layer) for field in FIELDS for i in range(len(pieces))
-            for layer in range(len(record.layers))]
+    results = {field: np.empty((len(pieces), len(record.layers), 4)) for field in FIELDS}
+    work = [(field, *place) for field in FIELDS for place in np.ndindex(len(pieces), len(record.layers))]
     for field, i, layer in tqdm(work, desc='PNAC', unit='test', disable=not progress):
-        results[field][i].append(pnac(getattr(record, field)(layer, pieces[i])))
+        results[field][i, layer] = pnac(getattr(record, field)(layer, pieces[i]))
     return PNACOverTraining(
         np.array([record.steps[piece][0] for piece in pieces]),
         np.array([record.steps[piece][-1] for piece in pieces]),
@@ -105,10 +101,7 @@ def measure_pnac(record: NormRecord, span: int | None = None, progress: bool = F
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
     """The mean of the finite values along an axis; NaN where there are none."""
-    finite = np.isfinite(values)
-    counts = finite.sum(axis=axis)
-    return np.divide(np.where(finite, values, 0).sum(axis=axis), counts, out=np.full(counts.shape, np.nan),
-                     where=counts > 0)
+    return np.ma.masked_invalid(values).mean(axis=axis).filled(np.nan)
 
 
 class ChannelHistory(NamedTuple):
@@ -126,6 +119,9 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
                     rows: slice = slice(None)) -> ChannelHistory:
     """The history of one channel (Fig. 4).
 
+    The means are NaN for the first M - 1 recorded steps. The geometric mean is also NaN where the last M steps have a
+    negative value.
+
     Args:
         record: a record.
         layer, channel: which channel.
@@ -136,15 +132,18 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
     Raises:
         RecordError: there is no such layer or channel, or the record is shorter than the window.
     """
-    values = getattr(record, field)(layer)
+    values = getattr(record, field)(layer).astype(float)
     name = record.layers[record.index(layer)].name
     if not 0 <= channel < values.shape[1]:
         raise RecordError(f'{record.path}: {name} has channels 0 to {values.shape[1] - 1}, not {channel}.')
-    try:
-        gm, am = rolling_means(values[:, channel], window)
-    except ValueError as error:
-        raise RecordError(f'{record.path}: {error}.') from error
-    return ChannelHistory(name, channel, field, record.steps[rows], values[rows, channel], gm[rows], am[rows])
+    if not 1 <= window <= len(values):
+        raise RecordError(f'{record.path}: window={window}: must be from 1 to the number of steps, {len(values)}.')
+    values = values[:, channel]
+    windows = np.lib.stride_tricks.sliding_window_view(values, window)
+    with np.errstate(invalid='ignore', divide='ignore'):
+        means = np.exp(np.log(windows).mean(axis=1)), windows.mean(axis=1)
+    gm, am = (np.pad(mean, (window - 1, 0), constant_values=np.nan)[rows] for mean in means)
+    return ChannelHistory(name, channel, field, record.steps[rows], values[rows], gm, am)
 
 
 class MeanShares(NamedTuple):
@@ -163,7 +162,7 @@ class MeanShares(NamedTuple):
 
 
 def measure_mean_shares(record: NormRecord) -> MeanShares | None:
-    """The shares of a record; None for an older one that has no means."""
+    """The shares of a record; None if no mean was recorded."""
     steps, _ = record.mean(0)
     if not len(steps):
         return None
@@ -177,14 +176,46 @@ def measure_mean_shares(record: NormRecord) -> MeanShares | None:
     return MeanShares(steps, [layer.name for layer in record.layers], *np.array(shares).transpose(1, 2, 0))
 
 
-def interesting_layers(record: NormRecord, count: int) -> list[int]:
-    """Layers spread over the depth of the model, the first and the last among them."""
-    return np.unique(np.linspace(0, len(record.layers) - 1, count).round().astype(int)).tolist()
+class Outliers(NamedTuple):
+    """Accumulated outlier steps: names of the L layers with a filter, training steps `(P,)` and counts `(P, L)`."""
+    layers: list[str]
+    steps: np.ndarray
+    counts: np.ndarray
 
 
-def interesting_channel(record: NormRecord, layer: int | str) -> int:
-    """The channel whose activation statistic has the highest peak relative to its median."""
-    return peak(record.activation(layer))
+def accumulated_outliers(record: NormRecord, points: int = 4) -> Outliers:
+    """Outlier steps of each layer up to several points of training (Fig. 5).
+
+    Args:
+        record: a record that holds a step.
+        points (int): how many points, at equal distances; the last is the end of training. Defaults to 4.
+
+    Raises:
+        RecordError: no layer has an outlier filter.
+    """
+    counts = record.outliers()
+    filtered = np.flatnonzero(counts[-1] >= 0)
+    if not len(filtered):
+        norms = sorted({layer.norm for layer in record.layers})
+        raise RecordError(f'{record.path} has no layer with an outlier filter; its norms are {", ".join(norms)}.')
+    rows = np.unique(np.linspace(0, len(counts), points + 1)[1:].round().astype(int) - 1)
+    rows = rows[rows >= 0]
+    return Outliers([record.layers[i].name for i in filtered], record.steps[rows], counts[rows][:, filtered])
+
+
+def evenly_spaced(items: Sequence, most: int) -> list[int]:
+    """Positions of at most so many items, at equal distances, the first and the last among them."""
+    return np.unique(np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(int)).tolist()
+
+
+def peak_channel(record: NormRecord, layer: int | str) -> int:
+    """The channel with the highest peak of its activation statistic relative to its median; the first if all are 0."""
+    values = record.activation(layer)
+    values = values[np.isfinite(values).all(axis=1)]
+    if not len(values):
+        return 0
+    median = np.median(values, axis=0)
+    return int(np.divide(values.max(axis=0), median, out=np.zeros_like(median), where=median > 0).argmax())
 
 
 def around_peak(record: NormRecord, layer: int | str, channel: int, count: int = 100) -> slice:

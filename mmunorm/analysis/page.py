@@ -6,15 +6,14 @@ import io
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..recording.norm_record import RecordError
+from ..recording import RecordError
 from .curves import METRICS
 from .figures import (
     cka_diagonal_figure,
@@ -29,32 +28,34 @@ from .figures import (
 )
 from .layout import DPI
 from .measures import FIELDS
-from .sources import distinct_names, refuse_twice
-from .work_dirs import WINDOW, MeasuredRun, WorkDir
-
-
-class Picture(NamedTuple):
-    """A PNG in base64, its size in pixels, and what it shows."""
-    data: str
-    width: int
-    height: int
-    text: str
+from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twice
 
 
 @dataclass
 class Section:
     """A heading, text, notes and rows of pictures; without pictures and notes it is left out."""
     title: str
-    text: str = ''
-    pictures: list[list[Picture]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    text: str
+    pictures: list[list[Picture]]
+    notes: Sequence[str] = ()
+
+
+class Picture:
+    """A PNG in base64, its size in pixels, and what it shows."""
+
+    def __init__(self, figure: Figure, text: str):
+        content = io.BytesIO()
+        figure.savefig(content, dpi=DPI)
+        self.data = base64.b64encode(content.getvalue()).decode()
+        self.width, self.height = (round(DPI * inches) for inches in figure.get_size_inches())
+        self.text = text
 
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
     """Builds the page.
 
     Args:
-        measured: the runs, as :func:`.work_dirs.measure_work_dirs` measures them.
+        measured: the runs, as :func:`.work_dirs.measure_work_dir` measures them.
         cka: summaries of CKA, as :func:`read_cka` reads them.
     """
     loader = jinja2.PackageLoader('mmunorm.analysis', '')
@@ -77,9 +78,9 @@ def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
     for metric, label in METRICS.items():
         pairs = [run.last_and_best(metric) for run in runs]
         rows[f'{label}, last / best'] = [f'{pair[0]:.4g} / {pair[1]:.4g}' if pair else '' for pair in pairs]
-    for field_ in FIELDS:
-        rows[f'PNAC of {field_}s, start / end (%)'] = [
-            ' / '.join(f'{value:.1f}' for value in one.pnac.mean(field_)[[0, -1]]) if one.pnac else ''
+    for field in FIELDS:
+        rows[f'PNAC of {field}s, start / end (%)'] = [
+            ' / '.join(f'{value:.1f}' for value in one.pnac.mean(field)[[0, -1]]) if one.pnac else ''
             for one in measured]
     shares = [run.outlier_share for run in runs]
     rows['outlier steps, share (%)'] = ['' if share is None else f'{100 * share:.1f}' for share in shares]
@@ -96,52 +97,48 @@ def _recorded(run: WorkDir) -> str:
 def _curves(runs: Sequence[WorkDir]) -> Section:
     logged = {run.name: run.scalars for run in runs if run.scalars}
     names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
-    pictures = [_picture(scalar_figure(logged, name),
-                         f'{METRICS.get(name, name)} of {", ".join(logged)} over training') for name in names]
-    return Section('Training curves', pictures=[pictures])
+    return Section('Training curves', '', [[
+        Picture(scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
+        for name in names]])
 
 
 def _pnac(measured: Sequence[MeasuredRun]) -> Section:
     found = {one.run.label: one.pnac for one in measured if one.pnac}
     notes = [note for one in measured for note in one.missing]
     notes += [f'{label}: {remark}' for label, measure in found.items() for remark in measure.remarks()]
-    overview = [_picture(pnac_figure(found), 'Mean PNAC over training')] if found else []
-    layers = [_picture(pnac_layers_figure(label, measure), f'PNAC by layer of {label}')
-              for label, measure in found.items()]
-    densities = [_picture(pnac_density_figure(label, measure), f'Density of PNAC of {label}')
-                 for label, measure in found.items()]
     return Section(
         'PNAC: how mildly statistics fluctuate',
         'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
         "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
-        'span counts as fluctuation.', [overview, layers, densities], notes)
+        'span counts as fluctuation.',
+        [[Picture(pnac_figure(found), 'Mean PNAC over training')] if found else [],
+         [Picture(pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
+         [Picture(pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
 
 
 def _channels(measured: Sequence[MeasuredRun]) -> Section:
-    pictures = [_picture(statistics_figure(one.run.label, one.histories, WINDOW),
-                         f'Statistics of single channels of {one.run.label}')
-                for one in measured if one.histories]
     return Section(
         'Single channels around their highest peak',
         'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
-        'change their sign have no GM.', [pictures])
+        'change their sign have no GM.',
+        [[Picture(statistics_figure(one.run.label, one.histories, WINDOW),
+                  f'Statistics of single channels of {one.run.label}') for one in measured if one.histories]])
 
 
 def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
-    pictures = [_picture(mean_shares_figure(one.run.label, one.mean_shares),
-                         f'Share of the mean in the input of each norm of {one.run.label}')
-                for one in measured if one.mean_shares]
     return Section(
         'How much of the input is its mean',
-        'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not take '
-        'the mean off (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` takes '
-        'it off.', [pictures])
+        'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not '
+        'subtract the mean (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` '
+        'subtracts it.',
+        [[Picture(mean_shares_figure(one.run.label, one.mean_shares),
+                  f'Share of the mean in the input of each norm of {one.run.label}')
+          for one in measured if one.mean_shares]])
 
 
 def _outliers(measured: Sequence[MeasuredRun]) -> Section:
-    pictures = [_picture(outliers_figure(one.run.label, *one.outliers),
-                         f'Accumulated outlier steps of {one.run.label}')
+    pictures = [Picture(outliers_figure(one.run.label, *one.outliers), f'Accumulated outlier steps of {one.run.label}')
                 for one in measured if one.outliers]
     notes = [f'{one.run.label}: no layer has an outlier filter.'
              for one in measured if pictures and one.run.record is not None and one.outliers is None]
@@ -154,23 +151,16 @@ def _cka(summaries: Sequence[dict]) -> Section:
     for summary in summaries:
         cka = np.array(summary['cka'], dtype=float)
         layers = summary['layers_a'], summary['layers_b']
-        pictures.append(_picture(cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
-                                 f'Linear CKA between the layers of {summary["label"]}'))
+        pictures.append(Picture(cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
+                                f'Linear CKA between the layers of {summary["label"]}'))
         if layers[0] == layers[1]:
             diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
-    pictures += [_picture(cka_diagonal_figure(lines, layers), 'Linear CKA at equal depth of '
-                          + '; '.join(lines)) for layers, lines in diagonals.items()]
+    pictures += [Picture(cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
+                 for layers, lines in diagonals.items()]
     return Section('CKA: how alike two models are',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
                    'pictures. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
                    'small batches has no bias.', [pictures])
-
-
-def _picture(figure: Figure, text: str) -> Picture:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=DPI)
-    width, height = (round(DPI * inches) for inches in figure.get_size_inches())
-    return Picture(base64.b64encode(buffer.getvalue()).decode(), width, height, text)
 
 
 def read_cka(paths: Sequence[str | Path]) -> list[dict]:
@@ -195,11 +185,10 @@ def read_cka(paths: Sequence[str | Path]) -> list[dict]:
 def _read_summary(path: Path) -> dict:
     try:
         summary = json.loads(path.read_text())
-        missing = {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} - set(summary)
+        if {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} <= set(summary):
+            return summary
     except OSError as error:
         raise RecordError(f'there is no {path}: tools/analysis/cka.py makes one.') from error
-    except (ValueError, TypeError) as error:
-        raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.') from error
-    if missing:
-        raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.')
-    return summary
+    except (ValueError, TypeError):
+        pass
+    raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.')

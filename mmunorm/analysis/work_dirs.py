@@ -1,32 +1,89 @@
-"""Work directories of training runs and their measures, for the report."""
+"""Work directories of training runs, their records and logs, and their measures for the report."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ..recording.norm_record import FOLDER, NormRecord, RecordError
-from .curves import Scalars, read_scalars
+from ..recording.norm_record import FOLDER, HEAD, NormRecord, RecordError
+from .curves import METRICS, Scalars, read_scalars
 from .measures import (
     FIELDS,
     ChannelHistory,
     MeanShares,
+    Outliers,
     PNACOverTraining,
+    accumulated_outliers,
     around_peak,
     channel_history,
-    interesting_channel,
-    interesting_layers,
+    evenly_spaced,
     measure_mean_shares,
     measure_pnac,
+    peak_channel,
 )
-from .outliers import accumulated_outliers
-from .sources import distinct_names, find_record, refuse_twice
 
 # M, the number of steps in the means of single channels.
 WINDOW = 4
+
+
+def find_record(source: str | Path) -> NormRecord:
+    """Finds the record of a `source`.
+
+    Args:
+        source: the record's folder; or a work directory; or a config file `NAME.py`, whose work directory is
+            `work_dirs/NAME`.
+
+    Raises:
+        RecordError: there is no record, or it holds no step.
+    """
+    path = Path(source)
+    if path.suffix == '.py':
+        path = Path('work_dirs', path.stem)
+    if not path.is_dir():
+        raise RecordError(f'{source}: there is no folder {path}.')
+    record = NormRecord(path if (path / HEAD).is_file() else path / FOLDER)
+    if not len(record.steps):
+        raise RecordError(f'{record.path} holds no step yet: steps are written a hundred at a time, and with each '
+                          'checkpoint.')
+    return record
+
+
+def refuse_twice(paths: Sequence[str | Path]) -> None:
+    """Raises a RecordError if two of these paths, which exist, are one file or folder."""
+    for i, path in enumerate(paths):
+        if any(Path(path).samefile(other) for other in paths[:i]):
+            raise RecordError(f'{path} is named twice.')
+
+
+def distinct_names(paths: Sequence[str | Path]) -> list[str]:
+    """The shortest end of each path that tells it from the others."""
+    parts = [Path(os.path.realpath(path)).parts for path in paths]
+    names = []
+    for own in parts:
+        depth = next((depth for depth in range(1, len(own))
+                      if sum(other[-depth:] == own[-depth:] for other in parts) == 1), 1)
+        names.append('/'.join(own[-depth:]))
+    return names
+
+
+def run_names(records: Sequence[NormRecord]) -> list[str]:
+    """A name of each run for titles and legends: the work directory, and its norms.
+
+    If the record's folder has another name than `norm_statistics`, such as an older record, that name is used.
+    """
+    paths = [record.path for record in records]
+    names = distinct_names([path.parent if path.name == FOLDER else path for path in paths])
+    return [f'{name} ({norms_of(record)})' for name, record in zip(names, records, strict=True)]
+
+
+def norms_of(record: NormRecord) -> str:
+    """The kinds of norms in a record."""
+    return ', '.join(dict.fromkeys(layer.norm for layer in record.layers))
 
 
 @dataclass(frozen=True)
@@ -49,9 +106,7 @@ class WorkDir:
     @property
     def norms(self) -> str:
         """The norms that the record names."""
-        if self.record is None:
-            return ''
-        return ', '.join(dict.fromkeys(layer.norm for layer in self.record.layers))
+        return '' if self.record is None else norms_of(self.record)
 
     @property
     def last_step(self) -> int | None:
@@ -84,23 +139,22 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
         if not Path(folder).is_dir():
             raise RecordError(f'there is no work directory {folder}.')
     refuse_twice(folders)
-    runs = []
-    for name, folder in zip(distinct_names(folders), map(Path, folders), strict=True):
-        record = find_record(folder) if (folder / FOLDER).is_dir() else None
-        try:
-            scalars = read_scalars(folder)
-        except FileNotFoundError:
-            scalars = {}
-        except ValueError as error:
-            raise RecordError(f'{error}.') from error
-        if record is None and not scalars:
-            raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
-                              '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')
-        config_name = record.info.get('config') if record is not None else None
-        if not config_name:
-            config_name = min((path.name for path in folder.glob('*.py')), default='')
-        runs.append(WorkDir(name, folder, record, scalars, config_name))
-    return runs
+    return [_read_work_dir(name, Path(folder)) for name, folder in zip(distinct_names(folders), folders, strict=True)]
+
+
+def _read_work_dir(name: str, folder: Path) -> WorkDir:
+    record = find_record(folder) if (folder / FOLDER).is_dir() else None
+    try:
+        scalars = read_scalars(folder)
+    except FileNotFoundError:
+        scalars = {}
+    except ValueError as error:
+        raise RecordError(f'{error}.') from error
+    if record is None and not scalars:
+        raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
+                          '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')
+    named = record.info.get('config') if record is not None else None
+    return WorkDir(name, folder, record, scalars, named or min((path.name for path in folder.glob('*.py')), default=''))
 
 
 class MeasuredRun(NamedTuple):
@@ -110,37 +164,33 @@ class MeasuredRun(NamedTuple):
         run (WorkDir): the run.
         pnac (PNACOverTraining | None): its PNAC.
         histories (list[ChannelHistory]): single channels, around their highest peaks.
-        outliers (tuple | None): layers, steps and counts of :func:`accumulated_outliers`.
+        outliers (Outliers | None): accumulated outlier steps.
         mean_shares (MeanShares | None): how much of each norm's input is its mean.
         missing (list[str]): sentences about what could not be measured because the record is too short.
     """
     run: WorkDir
     pnac: PNACOverTraining | None
     histories: list[ChannelHistory]
-    outliers: tuple[list[str], np.ndarray, np.ndarray] | None
+    outliers: Outliers | None
     mean_shares: MeanShares | None
     missing: list[str]
 
 
-def measure_work_dirs(runs: Sequence[WorkDir], span: int | None = None, progress: bool = False) -> list[MeasuredRun]:
-    """Measures runs.
+def measure_work_dir(run: WorkDir, span: int | None = None, progress: bool = False) -> MeasuredRun:
+    """Measures a run.
 
     Args:
-        runs: work directories, as :func:`read_work_dirs` reads them.
+        run: a work directory, as :func:`read_work_dirs` reads it.
         span (int, optional): recorded steps of a span for PNAC. Defaults to None: 100, or all if fewer.
-        progress (bool): whether to show progress bars. Defaults to False.
+        progress (bool): whether to show a progress bar. Defaults to False.
 
     Raises:
         RecordError: `span` does not fit a record.
     """
-    return [MeasuredRun(run, *_measure(run, span, progress)) for run in runs]
-
-
-def _measure(run: WorkDir, span: int | None, progress: bool):
     record = run.record
     if record is None:
-        return None, [], None, None, []
-    pnac, histories, outliers, missing = None, [], None, []
+        return MeasuredRun(run, None, [], None, None, [])
+    pnac, histories, missing = None, [], []
     try:
         pnac = measure_pnac(record, span, progress)
     except RecordError as error:
@@ -150,10 +200,45 @@ def _measure(run: WorkDir, span: int | None, progress: bool):
     if len(record.steps) < WINDOW:
         missing.append(f'{run.label}: fewer than {WINDOW} steps are recorded.')
     else:
-        for layer in interesting_layers(record, 3):
-            channel = interesting_channel(record, layer)
+        for layer in evenly_spaced(record.layers, 3):
+            channel = peak_channel(record, layer)
             rows = around_peak(record, layer, channel)
             histories += [channel_history(record, layer, channel, field, WINDOW, rows) for field in FIELDS]
-    if run.outlier_share is not None:
-        outliers = accumulated_outliers(record)
-    return pnac, histories, outliers, measure_mean_shares(record), missing
+    outliers = None if run.outlier_share is None else accumulated_outliers(record)
+    return MeasuredRun(run, pnac, histories, outliers, measure_mean_shares(record), missing)
+
+
+def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict:
+    """All that the report shows, as values that JSON can hold: NaN and infinity become None.
+
+    Args:
+        measured: the runs.
+        cka: summaries of CKA, as :func:`.page.read_cka` reads them.
+    """
+    return _plain(dict(runs=[_run_numbers(*one) for one in measured], cka=list(cka)))
+
+
+def _run_numbers(run, pnac, histories, outliers, mean_shares, missing) -> dict:
+    record = run.record
+    return dict(
+        name=run.name, config=run.config_name, norms=run.norms, work_directory=str(run.folder),
+        last_logged_step=run.last_step,
+        recorded=record and dict(steps=len(record.steps), first=record.steps[0], last=record.steps[-1],
+                                 layers=[layer.name for layer in record.layers]),
+        last_and_best={metric: run.last_and_best(metric) for metric in METRICS if metric in run.scalars},
+        curves={name: run.scalars[name] for name in ('loss', *METRICS) if name in run.scalars},
+        pnac=pnac and dict(span=pnac.span, first_steps=pnac.first, last_steps=pnac.last,
+                           **{f'{field}_percent': pnac.percent(field) for field in FIELDS}),
+        channels=[history._asdict() for history in histories],
+        outlier_share=run.outlier_share, outliers=outliers and outliers._asdict(),
+        mean_shares=mean_shares and mean_shares._asdict(), missing=missing)
+
+
+def _plain(value):
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

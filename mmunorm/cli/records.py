@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..analysis.sources import find_record, refuse_twice, run_names
+from ..analysis.work_dirs import find_record, refuse_twice, run_names
 from ..recording.norm_record import FOLDER, NormRecord
 
 

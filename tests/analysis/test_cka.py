@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm.analysis.cka import MinibatchCKA, branch_layers, centre, compare_models, gram
+from mmunorm.analysis.cka import branch_layers, centre, compare_models, gram, hsic
 
 
 def hsic_by_sums(k, other):
@@ -34,32 +34,31 @@ def test_unbiased_hsic_is_its_definition():
     x, y = features(6)
     # Whatever is added to every example's features does not matter, though the Gram matrices differ.
     k, m = (x + 3) @ (x + 3).T, y @ y.T
-    centred = centre(torch.stack([k, m]))
-    estimate = float((centred[0] * centred[1]).sum() / (6 * 3))
-    assert estimate == pytest.approx(hsic_by_sums(k.numpy(), m.numpy()))
-    grams = centre(torch.stack([gram(x + 3), gram(y)]))
-    torch.testing.assert_close(grams, centred)
+    for a, b in ((k, m), (gram(x + 3), gram(y))):
+        assert hsic(a[None], b[None]).item() == pytest.approx(hsic_by_sums(k.numpy(), m.numpy()))
+
+
+def cka(*pairs):
+    """Of pairs of tensors, batch by batch, as the outputs of one layer each."""
+    layer = dict(layer=nn.Identity())
+    run_a, run_b = (lambda batch, i=i: layer['layer'](batch[i]) for i in (0, 1))
+    return compare_models([(pair, len(pair[0])) for pair in pairs], run_a, run_b, layer, layer)[0].item()
 
 
 def test_a_model_with_itself_and_with_a_rotation():
     x, _ = features(64)
     rotation = torch.linalg.qr(torch.randn(7, 7, dtype=torch.float64))[0]
-    measure = MinibatchCKA()
-    for part in x.split(8):
-        measure.update(gram(part)[None], torch.stack([gram(part), gram(5 * part @ rotation + 1)]))
-    np.testing.assert_allclose(measure.compute(), [[1, 1]], atol=1e-12)
+    assert cka(*((part, 5 * part @ rotation + 1) for part in x.split(8))) == pytest.approx(1, abs=1e-12)
 
 
 def test_minibatches_approach_the_cka_of_all_examples():
     x, y = features(20000)
     direct = biased_cka(x.numpy(), y.numpy())  # the bias is gone with so many examples
     assert 0.3 < direct < 0.6
-    measure, noise = MinibatchCKA(), torch.randn_like(y)
-    for a, b, c in zip(x.split(10), y.split(10), noise.split(10), strict=True):
-        measure.update(gram(a)[None], torch.stack([gram(b), gram(c)]))
-    estimate = measure.compute()[0]
-    assert estimate[0] == pytest.approx(direct, abs=0.02)
-    assert estimate[1] == pytest.approx(0, abs=0.02)  # the biased estimate is about 0.5 for such batches
+    noise = torch.randn_like(y)
+    assert cka(*zip(x.split(10), y.split(10), strict=True)) == pytest.approx(direct, abs=0.02)
+    # The biased estimate is about 0.5 for such batches.
+    assert cka(*zip(x.split(10), noise.split(10), strict=True)) == pytest.approx(0, abs=0.02)
     assert biased_cka(x[:10].numpy(), noise[:10].numpy()) > 0.3
 
 

@@ -1,18 +1,21 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from scipy.stats import normaltest
+from scipy.stats import gmean, normaltest
 
+from mmunorm.analysis.figures import short_name
 from mmunorm.analysis.measures import (
+    accumulated_outliers,
     around_peak,
     channel_history,
+    evenly_spaced,
     finite_mean,
-    interesting_channel,
-    interesting_layers,
     measure_pnac,
+    peak_channel,
 )
-from mmunorm.analysis.outliers import accumulated_outliers
-from mmunorm.analysis.sources import distinct_names, find_record, run_names, short_name
-from mmunorm.recording.norm_record import NormRecord, RecordError
+from mmunorm.analysis.work_dirs import distinct_names, find_record, run_names
+from mmunorm.recording import NormRecord, RecordError
 
 from ..recording.records import NAMES, write_record
 
@@ -57,8 +60,9 @@ def test_records_that_do_not_fit_are_named(tmp_path):
         accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):
         channel_history(short, 0, 30, 'activation', 4)
-    with pytest.raises(RecordError, match='window=11'):
-        channel_history(short, 0, 0, 'activation', 11)
+    for window in (0, 11):
+        with pytest.raises(RecordError, match=f'window={window}'):
+            channel_history(short, 0, 0, 'activation', window)
 
 
 def test_accumulated_outliers_by_hand(record):
@@ -68,16 +72,35 @@ def test_accumulated_outliers_by_hand(record):
 
 
 def test_the_choice_of_layers_and_channels(record):
-    assert interesting_layers(record, 2) == [0, 2] and interesting_layers(record, 9) == [0, 1, 2]
+    assert evenly_spaced(NAMES, 2) == [0, 2] and evenly_spaced(NAMES, 9) == [0, 1, 2]
     values = record.activation(1)
-    channel = interesting_channel(record, 1)
+    channel = peak_channel(record, 1)
     assert channel == (values.max(axis=0) / np.median(values, axis=0)).argmax()
     rows = around_peak(record, 1, channel, count=20)
-    top = values[:, channel].argmax()
-    assert rows.start <= top < rows.stop and rows.stop - rows.start == 20
-    history = channel_history(record, 1, channel, 'activation', 4, rows)
-    assert history.values.max() == values[:, channel].max() and len(history.gm) == 20
-    assert np.isfinite(history.gm).all() or rows.start < 3
+    assert rows.start <= values[:, channel].argmax() < rows.stop and rows.stop - rows.start == 20
+
+
+def test_a_peak_among_zeros_and_steps_that_overflowed():
+    values = np.ones((50, 4)) * [1, 10, 100, 0]
+    values[20, 1] = 80
+    values[30, 2] = 500
+    values[40] = np.nan
+    for statistics, expected in ((values, 1), (np.zeros((5, 2)), 0), (np.full((5, 2), np.nan), 0)):
+        assert peak_channel(SimpleNamespace(activation=lambda layer, found=statistics: found), 0) == expected
+
+
+def test_means_of_the_last_steps_are_scipys(record):
+    history = channel_history(record, 1, 5, 'activation', 4, slice(1, 40))
+    assert history.layer == NAMES[1] and history.steps.tolist() == list(range(2, 41))
+    values = record.activation(1)[:40, 5].astype(float)
+    assert np.isnan(history.gm[:2]).all() and np.isnan(history.am[:2]).all()
+    for t in range(3, 40):
+        assert history.gm[t - 1] == pytest.approx(gmean(values[t - 3:t + 1]))
+        assert history.am[t - 1] == pytest.approx(values[t - 3:t + 1].mean())
+    gradient = channel_history(record, 1, 5, 'gradient', 2)  # of both signs
+    positive = (gradient.values[:-1] > 0) & (gradient.values[1:] > 0)
+    np.testing.assert_array_equal(np.isfinite(gradient.gm[1:]), positive)
+    assert np.isfinite(gradient.am[1:]).all()
 
 
 def test_a_record_is_found_by_file_folder_and_config(tmp_path, monkeypatch):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mmunorm.analysis.page import build_report, read_cka
-from mmunorm.analysis.page_numbers import report_numbers
-from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
-from mmunorm.recording.norm_record import RecordError
+from mmunorm.analysis.work_dirs import measure_work_dir, read_work_dirs, report_numbers
+from mmunorm.recording import RecordError
 
+from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
@@ -42,41 +42,39 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.found if name == tag]
 
 
-def write_log(folder, loss):
-    path = folder / '20260101_000000' / 'vis_data'
-    path.mkdir(parents=True)
-    lines = [dict(lr=0.1, loss=loss / step, step=step, iter=step) for step in range(10, 70, 10)]
-    lines.append({'accuracy/top1': 80 + loss, 'step': 1})
-    (path / 'scalars.json').write_text('\n'.join(map(json.dumps, lines)))
+CKA = dict(model_a='ln', model_b='un', label='ln and un', layers_a=NAMES, layers_b=NAMES, cka=np.eye(3).tolist())
 
 
-@pytest.fixture
-def folders(tmp_path):
-    folders = [write_record(tmp_path / 'ln', norm='LayerNorm'), write_record(tmp_path / '<un> & "co"')]
+def log(folder, loss):
+    write_log(folder, '1', [*(train(step, loss / step) for step in range(10, 70, 10)),
+                            {'accuracy/top1': 80 + loss, 'step': 1}])
+
+
+def measure(*folders):
+    return [measure_work_dir(run) for run in read_work_dirs(folders)]
+
+
+@pytest.fixture(scope='module')
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs')
+    folders = [write_record(folder / 'ln', norm='LayerNorm'), write_record(folder / '<un> & "co"')]
     for i, folder in enumerate(folders):
-        write_log(folder, i + 1)
-    return folders
+        log(folder, i + 1)
+    return measure(*folders)
 
 
-@pytest.fixture
-def cka():
-    return dict(model_a='ln', model_b='un', label='ln and un', layers_a=NAMES, layers_b=NAMES,
-                cka=np.eye(3).tolist())
+@pytest.fixture(scope='module')
+def report(measured):
+    return build_report(measured, [CKA])
 
 
-def measure(folders):
-    return measure_work_dirs(read_work_dirs(folders))
-
-
-@pytest.mark.slow
-def test_the_page_is_whole_and_needs_nothing(folders, cka):
-    text = build_report(measure(folders), [cka])
-    page = Page(text)
+def test_the_page_is_whole_and_needs_nothing(report):
+    page = Page(report)
     assert not page.open
     assert not page.all('script') and not page.all('link') and not page.all('a')
-    assert 'url(' not in text and '@import' not in text
+    assert 'url(' not in report and '@import' not in report
     assert {'name': 'viewport', 'content': 'width=device-width, initial-scale=1'} in page.all('meta')
-    assert '@media print' in text and 'prefers-color-scheme: dark' in text
+    assert '@media print' in report and 'prefers-color-scheme: dark' in report
     images = page.all('img')
     # Loss, accuracy; PNAC mean, 2 by layer, 2 densities; channels; means; outliers of UN alone; CKA, its diagonal.
     assert len(images) == 2 + 5 + 2 + 2 + 1 + 2
@@ -88,12 +86,7 @@ def test_the_page_is_whole_and_needs_nothing(folders, cka):
     for text in ('some_config.py', 'LayerNorm', '<un> & "co"', '81 / 81', '82 / 82', '60, from step 1 to 60',
                  'ln (LayerNorm): no layer has an outlier filter', NAMES[2]):
         assert text in page.text
-
-
-@pytest.mark.slow
-def test_numbers_of_the_table(folders):
-    rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>',
-                      build_report(measure(folders)))
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>', report)
     table = {label: cells for label, *cells in rows}
     # 10, 15 and 30 outlier steps of 60.
     assert table['outlier steps, share (%)'] == ['–', '30.6']
@@ -101,13 +94,12 @@ def test_numbers_of_the_table(folders):
 
 
 def test_a_run_with_a_log_alone_or_a_short_record(tmp_path):
-    (tmp_path / 'log').mkdir()
-    write_log(tmp_path / 'log', 1)
+    log(tmp_path / 'log', 1)
     write_record(tmp_path / 'short', steps=3)
-    page = Page(build_report(measure([tmp_path / 'log', tmp_path / 'short'])))
+    page = Page(build_report(measure(tmp_path / 'log', tmp_path / 'short')))
     assert 'at least 20 steps' in page.text and 'fewer than 4 steps' in page.text
     with pytest.raises(RecordError, match='a span has 50'):
-        measure_work_dirs(read_work_dirs([write_record(tmp_path / 'r', steps=30)]), span=50)
+        measure_work_dir(*read_work_dirs([write_record(tmp_path / 'r', steps=30)]), span=50)
 
 
 def test_a_config_is_named_and_not_run(tmp_path):
@@ -120,9 +112,10 @@ def test_a_config_is_named_and_not_run(tmp_path):
     assert run.config_name == 'un.py' and not (tmp_path / 'marker').exists()
 
 
-def test_folders_that_are_no_runs(tmp_path, folders):
+def test_folders_that_are_no_runs(tmp_path):
+    run = write_record(tmp_path / 'run')
     for given, message in (([tmp_path / 'gone'], 'no work directory'), ([tmp_path], 'neither a record'),
-                           ([folders[0], folders[0]], 'named twice')):
+                           ([run, run], 'named twice')):
         with pytest.raises(RecordError, match=message):
             read_work_dirs(given)
     (tmp_path / 'cka.json').write_text('[1]')
@@ -131,12 +124,12 @@ def test_folders_that_are_no_runs(tmp_path, folders):
             read_cka([path])
 
 
-def test_cka_of_the_same_models_twice(tmp_path, cka):
+def test_cka_of_the_same_models_twice(tmp_path):
     """Such as of two checkpoints of a run: each keeps its own line."""
-    del cka['label']
     for i, name in enumerate(('early', 'late', 'other')):
         (tmp_path / name).mkdir()
-        content = {**cka, 'cka': np.full((3, 3), i / 2).tolist()}
+        content = {**CKA, 'cka': np.full((3, 3), i / 2).tolist()}
+        del content['label']
         content['model_b'] = 'bn' if name == 'other' else 'un'
         (tmp_path / name / 'cka.json').write_text(json.dumps(content))
     summaries = read_cka([tmp_path / 'early', tmp_path / 'late/cka.json', tmp_path / 'other'])
@@ -148,9 +141,8 @@ def test_cka_of_the_same_models_twice(tmp_path, cka):
         read_cka([tmp_path / 'early', tmp_path / 'early/cka.json'])
 
 
-def test_numbers_beside_the_page(folders, cka):
-    measured = measure(folders)
-    numbers = json.loads(json.dumps(report_numbers(measured, [cka]), allow_nan=False))
+def test_numbers_beside_the_page(measured):
+    numbers = json.loads(json.dumps(report_numbers(measured, [CKA]), allow_nan=False))
     ln, un = numbers['runs']
     assert (ln['name'], ln['norms'], ln['config']) == ('ln', 'LayerNorm', 'some_config.py')
     assert ln['last_and_best'] == {'accuracy/top1': [81, 81]} and ln['last_logged_step'] == 60
@@ -168,15 +160,15 @@ def test_numbers_beside_the_page(folders, cka):
     assert shares['steps'] == [1] and shares['layers'] == NAMES
     np.testing.assert_allclose(shares['highest_channel'], [[0.5] * 3], rtol=1e-6)
     np.testing.assert_allclose(shares['all_channels'][0][2], 1 / 6, rtol=1e-6)  # where all mean squares are 1
-    assert numbers['cka'] == [cka]
+    assert numbers['cka'] == [CKA]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium')
 @pytest.mark.parametrize('width', [390, 1400])
-def test_a_browser_shows_it_without_scrolling_sideways(folders, cka, tmp_path, width):
+def test_a_browser_shows_it_without_scrolling_sideways(report, tmp_path, width):
     # The page itself runs no script; this copy tells its own size.
-    page = build_report(measure(folders), [cka]).replace('</body>', (
+    page = report.replace('</body>', (
         '<script>document.title = [document.documentElement.scrollWidth, innerWidth,'
         ' [...document.images].filter(image => image.naturalWidth).length].join()</script></body>'))
     inner, outer = tmp_path / 'page.html', tmp_path / 'frame.html'
@@ -192,4 +184,4 @@ def test_a_browser_shows_it_without_scrolling_sideways(folders, cka, tmp_path, w
     found = re.search(r'(\d+),(\d+),(\d+)', re.sub(r'<script>.*?</script>', '', result.stdout))
     assert found, result.stderr[-500:]
     needed, given, images = map(int, found.groups())
-    assert needed <= given == width and images == 12
+    assert needed <= given == width and images == 14

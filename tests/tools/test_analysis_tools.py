@@ -1,18 +1,15 @@
 import csv
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
 from mmunorm.cli.arguments import load_config
+from mmunorm.config.models import load_model
 from mmunorm.fusion import fuse_norms, save_folded
 from mmunorm.recording import NormRecord
 
@@ -150,66 +147,7 @@ def test_records_that_are_not_there_are_named(tmp_path, capsys, tool):
     assert '--out file' in error_of(capsys, tool, 'w', '--out', 'file')
 
 
-def test_too_short_a_record_is_named(tmp_path, capsys):
-    write_record(tmp_path / 'w', steps=12)
-    assert 'at least 20 steps' in error_of(capsys, PNAC, 'w', '--out', 'a')
-
-
-@pytest.fixture
-def models(tmp_path):
-    """Configs of small classifiers with UN and with LN, and checkpoints of untrained weights."""
-    config = tiny_runs.write_classifier(tmp_path)
-    (tmp_path / 'un.py').write_text(config.read_text())
-    (tmp_path / 'ln.py').write_text(config.read_text().replace("type='UN', warmup_iters=1", "type='LN'"))
-    return [save_weights(load_config(f'{name}.py'), f'{name}.pth') for name in ('un', 'ln')]
-
-
-def save_weights(cfg, path):
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model).eval()
-    torch.save(dict(state_dict=model.state_dict()), path)
-    return model
-
-
-@pytest.mark.slow
-def test_cka_refuses_weights_of_another_model(models, capsys):
-    """Those of LN have no running statistics: UN would work, and CKA be a number, but of no model."""
-    for arguments, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'the scale but not the statistics of'),
-                               (('un.py', 'un.pth', 'ln.py', 'un.pth'), 'running_var'),
-                               (('un.py', 'un.pth', 'ln.py', 'ln.py'), 'cannot read the checkpoint ln.py')):
-        error = error_of(capsys, CKA, *arguments, '--out', 'a', '--images', '4', '--device', 'cpu')
-        assert message in error
-    assert not os.listdir('a')
-
-
-def test_cka_of_a_folded_model(models):
-    model = models[0]
-    save_folded(model, fuse_norms(model), load_config('un.py'), 'folded.pth')
-    run(CKA, 'un.py', 'folded.pth', 'un.py', 'un.pth', '--out', 'a', '--images', '4', '--device', 'cpu')
-    summary = json.loads(Path('a/cka.json').read_text())
-    assert len(summary['layers_b']) == 11 and not any('norm' in name for name in summary['layers_a'])
-    assert 'backbone.stages.0.blocks.0.attn' in summary['layers_a'] and summary['batch_size'] == 4
-
-
-def test_cka_loads_no_batch_more_than_it_uses(monkeypatch):
-    loaded = []
-
-    class Loader:
-
-        def __len__(self):
-            return 9
-
-        def __iter__(self):
-            for i in range(9):
-                loaded.append(i)
-                yield dict(data_samples=[i] * 4)
-
-    monkeypatch.setattr(CKA.Runner, 'build_dataloader', lambda cfg, seed: Loader())
-    batches = list(CKA.read_batches(Config(dict(test_dataloader=dict())), 4, 11))
-    assert [len(batch['data_samples']) for batch, size in batches] == [4, 4] and loaded == [0, 1]
-
-
-@pytest.mark.slow
+@pytest.mark.grid
 def test_cka_of_detectors(tmp_path):
     config, options = tiny_runs.write_detector(tmp_path)
     shutil.rmtree(tmp_path / 'coco')
@@ -218,7 +156,7 @@ def test_cka_of_detectors(tmp_path):
     other.write_text(config.read_text().replace('backbone=dict(', "backbone=dict(norm_cfg=dict("
                                                 "_delete_=True, type='LN'), ", 1))
     for path in (config, other):
-        save_weights(load_config(str(path), {'pretrained': None}), path.with_suffix('.pth'))
+        tiny_runs.save_weights(load_config(str(path), {'pretrained': None}), path.with_suffix('.pth'), ['a'])
     run(CKA, config, config.with_suffix('.pth'), other, other.with_suffix('.pth'), '--out', 'a',
         '--device', 'cpu', '--cfg-options', *options)
     summary = json.loads(Path('a/cka.json').read_text())
@@ -229,29 +167,36 @@ def test_cka_of_detectors(tmp_path):
 
 @pytest.mark.slow
 def test_from_training_to_cka_and_the_report(tmp_path, capsys):
-    """The whole way on tiny pictures: two runs that record, CKA between them, and the page."""
+    """The whole way on tiny pictures: two runs that record, CKA between them, with a folded model too, and the page."""
     config = tiny_runs.write_classifier(tmp_path)
     config.write_text(config.read_text() + "custom_hooks = [dict(type='NormStatisticsHook')]\n")
     train = tiny_runs.load_tool('train')
     for name, norm in (('un', "dict(type='UN', warmup_iters=1)"), ('ln', "dict(type='LN')")):
         other = tmp_path / f'{name}.py'
         other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
-        run(train, other, '--cfg-options', 'train_cfg.max_epochs=15')
+        run(train, other, '--cfg-options', 'train_cfg.max_epochs=10', 'default_hooks.checkpoint.interval=10')
+        shutil.copyfile(f'work_dirs/{name}/epoch_10.pth', f'{name}.pth')
     record = NormRecord(tmp_path / 'work_dirs/un/norm_statistics')
-    assert record.steps.tolist() == list(range(1, 31)) and record.info['config'] == 'un.py'
+    assert record.steps.tolist() == list(range(1, 21)) and record.info['config'] == 'un.py'
     assert [layer.norm for layer in record.layers] == ['UN'] * 7
-
     run(PNAC, 'un.py', '--out', 'pnac')
-    arguments = ['un.py', 'work_dirs/un/epoch_15.pth', 'ln.py', 'work_dirs/ln/epoch_15.pth', '--out', 'cka',
-                 '--images', '4', '--batch-size', '4', '--device', 'cpu']
-    run(CKA, *arguments)
-    summary = json.loads((tmp_path / 'cka/cka.json').read_text())
-    assert (summary['model_a'], summary['model_b']) == ('un', 'ln')
+
+    def cka(*models, out):
+        run(CKA, *models, '--out', out, '--images', '4', '--device', 'cpu')
+        return json.loads(Path(out, 'cka.json').read_text())
+
+    summary = cka('un.py', 'un.pth', 'ln.py', 'ln.pth', out='cka')
+    assert (summary['model_a'], summary['model_b'], summary['batch_size']) == ('un', 'ln', 4)
     assert np.shape(summary['cka']) == (11, 11)  # 7 norms, 2 attentions, 2 feed-forward networks
     check_pictures(tmp_path / 'cka', 'cka.png', 'cka_diagonal.png')
-    run(CKA, *arguments[:2], *arguments[:2], '--out', 'same', *arguments[6:])
-    same = json.loads((tmp_path / 'same/cka.json').read_text())
-    np.testing.assert_allclose(np.diagonal(same['cka']), 1, atol=1e-5)
+    cfg = load_config('un.py')
+    model = load_model(cfg, 'un.pth')
+    save_folded(model, fuse_norms(model), cfg, 'folded.pth')
+    folded = cka('un.py', 'folded.pth', 'un.py', 'un.pth', out='folded')
+    assert len(folded['layers_b']) == 11 and not any('norm' in name for name in folded['layers_a'])
+    attention = 'backbone.stages.0.blocks.0.attn'
+    same = folded['cka'][folded['layers_a'].index(attention)][folded['layers_b'].index(attention)]
+    assert same == pytest.approx(1, abs=1e-4)
 
     run(REPORT, 'work_dirs/un', 'work_dirs/ln', '--out', 'report', '--cka', 'cka')
     page = (tmp_path / 'report/report.html').read_text()
@@ -259,10 +204,13 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     numbers = json.loads((tmp_path / 'report/report.json').read_text())
     assert [one['name'] for one in numbers['runs']] == ['un', 'ln'] and len(numbers['cka']) == 1
 
-    assert 'no checkpoint gone.pth' in error_of(capsys, CKA, 'un.py', 'gone.pth', *arguments[2:])
+    # Without running statistics, UN would work, and CKA be a number, but of no model.
+    for models, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'the scale but not the statistics of'),
+                            (('un.py', 'gone.pth', 'ln.py', 'ln.pth'), 'no checkpoint gone.pth')):
+        assert message in error_of(capsys, CKA, *models, '--out', 'none', '--images', '4', '--device', 'cpu')
     assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
     with pytest.raises(SystemExit):
-        run(CKA, *arguments[:-3], '2', '--device', 'cpu')
+        run(CKA, 'un.py', 'un.pth', 'ln.py', 'ln.pth', '--out', 'cka', '--images', '4', '--batch-size', '2')
 
 
 def test_no_tool_hides_a_module_of_python():

@@ -5,17 +5,10 @@ import argparse
 
 from mmunorm.analysis.figures import statistics_figure
 from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import (
-    FIELDS,
-    around_peak,
-    channel_history,
-    interesting_channel,
-    interesting_layers,
-    write_csv,
-)
+from mmunorm.analysis.measures import FIELDS, around_peak, channel_history, evenly_spaced, peak_channel, write_csv
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.cli.records import add_record_arguments, read_records
-from mmunorm.recording.norm_record import RecordError
+from mmunorm.recording import RecordError
 
 
 def parse_args(argv=None):
@@ -37,8 +30,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     (record, ), (name, ) = read_records([args.record])
-    layers = args.layers or interesting_layers(record, 3)
-    channels = args.channels or [interesting_channel(record, layer) for layer in layers]
+    layers = args.layers or evenly_spaced(record.layers, 3)
+    channels = args.channels or [peak_channel(record, layer) for layer in layers]
     channels = channels * len(layers) if len(channels) == 1 else channels
     histories = []
     for layer, channel in zip(layers, channels, strict=True):

@@ -17,7 +17,7 @@ from mmunorm.analysis.cka import branch_layers, compare_models
 from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
-from mmunorm.analysis.sources import distinct_names
+from mmunorm.analysis.work_dirs import distinct_names
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint

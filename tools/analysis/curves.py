@@ -4,7 +4,7 @@ import argparse
 from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
-from mmunorm.analysis.sources import distinct_names, refuse_twice
+from mmunorm.analysis.work_dirs import distinct_names, refuse_twice
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.utils import PreflightError
 

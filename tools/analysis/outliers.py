@@ -3,8 +3,7 @@ import argparse
 
 from mmunorm.analysis.figures import outliers_figure
 from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import write_csv
-from mmunorm.analysis.outliers import accumulated_outliers
+from mmunorm.analysis.measures import accumulated_outliers, write_csv
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.cli.records import add_record_arguments, read_records
 

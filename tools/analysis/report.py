@@ -5,8 +5,7 @@ import argparse
 import json
 
 from mmunorm.analysis.page import build_report, read_cka
-from mmunorm.analysis.page_numbers import report_numbers
-from mmunorm.analysis.work_dirs import measure_work_dirs, read_work_dirs
+from mmunorm.analysis.work_dirs import measure_work_dir, read_work_dirs, report_numbers
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.utils import write_text
 
@@ -26,7 +25,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     runs, cka = read_work_dirs(args.work_dir), read_cka(args.cka)
-    measured = measure_work_dirs(runs, args.span, progress=True)
+    measured = [measure_work_dir(run, args.span, progress=True) for run in runs]
     out = out_folder(args.out)
     path = out / 'report.html'
     write_text(path, build_report(measured, cka))
