@@ -42,14 +42,3 @@ def test_the_table_of_swin_t(row, config):
     expected = [norms, 2 * norms, total, round(100 * total / gradients, 2),
                 *(round(sync_cost.sent_a_step(total, ranks)) for ranks in (2, 8, 64))]
     assert documented()[row] == expected
-
-
-def test_the_table_of_swin_l():
-    """By its widths alone: building it takes a gigabyte."""
-    widths = [192 * 2**stage for stage in range(4)]
-    blocks = zip(widths, (2, 2, 18, 2), strict=True)
-    norms = [192, *(width for width, depth in blocks for _ in range(2 * depth)),
-             *(4 * width for width in widths[:3])]  # of patch merging, before its reduction
-    for row, outputs in (('Swin-L, classifier', widths[3:]), ('Swin-L, detector', widths)):
-        channels = [*norms, *outputs]
-        assert documented()[row][:3] == [len(channels), 2 * len(channels), sum(8 * c + 4 for c in channels)]

@@ -56,25 +56,23 @@ class DivergenceHook(Hook):
     """
 
     def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):
-        for name, value in (('patience', patience), ('interval', interval)):
-            check_count(name, value, least=1)
         if factor is not None and not factor > 1:
             raise ValueError(f'factor must be more than 1, got {factor!r}')
-        self.patience = patience
+        self.patience = check_count('patience', patience, least=1)
+        self.interval = check_count('interval', interval, least=1)
         self.factor = factor
-        self.interval = interval
         self._handles = None  # not training
 
     def before_train(self, runner) -> None:
         if is_main_process():
             Path(runner.work_dir, RECORD).unlink(missing_ok=True)
-        self._first_losses = list(_info(runner, 'divergence_first_losses') or [])
+        self._first_losses = list(runner.message_hub.get_info('divergence_first_losses', ()))
+        self._norms = {name: module for name, module in unwrapped_model(runner).named_modules() if is_norm(module)}
         self._finite: dict[str, Tensor] = {}  # of the current step: whether each norm's output is
         self._order: dict[str, None] = {}  # names of the norms as they are executed
         self._rows: list[Tensor] = []  # loss, and whether each norm was finite, of the steps since the last look
-        self._bad: tuple[int, float | None, str | None] | None = None  # step, loss, layer of the first bad step
+        self._first_bad: dict = {}
         self._bad_steps = 0
-        self._norms = {name: module for name, module in unwrapped_model(runner).named_modules() if is_norm(module)}
         self._handles = [module.register_forward_hook(partial(self._watch, name))
                          for name, module in self._norms.items()]
 
@@ -87,13 +85,13 @@ class DivergenceHook(Hook):
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         finite, self._finite = self._finite, {}
-        saves = saves_after_this_step(runner)
         if isinstance(outputs, dict) and 'loss' in outputs:
             loss = outputs['loss'].detach().float()
             yes = loss.new_ones(())
             self._rows.append(torch.stack([loss, *(finite.get(name, yes) for name in self._norms)]))
-            if saves or len(self._rows) >= self.interval:
-                self._look(runner, runner.iter + 1)
+        saves = saves_after_this_step(runner)
+        if saves or len(self._rows) >= self.interval:
+            self._look(runner, runner.iter + 1)
         if saves:
             self._check_weights(runner, runner.iter + 1)
 
@@ -126,17 +124,17 @@ class DivergenceHook(Hook):
                 continue
             if self._bad_steps == 0:
                 broken = [name for name, value in zip(self._norms, finite, strict=True) if value < 1]
-                self._bad = step, loss, next((name for name in self._order if name in broken), None)
+                layer = next((name for name in self._order if name in broken), None)
+                self._first_bad = dict(step=step, loss=loss, layer=layer)
             self._bad_steps += 1
             if self._bad_steps == self.patience:
                 self._stop(runner, f'{self.patience} steps in a row were like that')
 
-    def _exploded(self, loss: float) -> bool:
-        start = self._start_loss()
-        return self.factor is not None and start is not None and loss > self.factor * start
-
     def _start_loss(self) -> float | None:
         return statistics.median(self._first_losses) if self._first_losses else None
+
+    def _exploded(self, loss: float) -> bool:
+        return self.factor is not None and bool(self._first_losses) and loss > self.factor * self._start_loss()
 
     def _check_weights(self, runner, step: int) -> None:
         """Stops a run whose weights or statistics, which are about to be saved, are not finite in any process."""
@@ -145,7 +143,7 @@ class DivergenceHook(Hook):
         all_reduce(broken)
         if broken:
             if self._bad_steps == 0:
-                self._bad = step, None, None
+                self._first_bad = dict(step=step, loss=None, layer=None)
             self._stop(runner, 'weights or statistics are not finite')
 
     def _stop(self, runner, why: str) -> None:
@@ -158,24 +156,19 @@ class DivergenceHook(Hook):
 
     def _report(self, runner, why: str) -> str:
         """Writes RECORD and returns the message."""
-        (step, loss, layer), start, checkpoint = self._bad, self._start_loss(), _info(runner, 'last_ckpt')
-        what = '' if loss is None else f'the loss is {loss:.4g}'
+        checkpoint = runner.message_hub.get_info('last_ckpt')
+        record = dict(**self._first_bad, start_loss=self._start_loss(), checkpoint=checkpoint)
+        loss, what = record['loss'], []
+        if loss is not None:
+            what.append(f'the loss is {loss:.4g}')
         if loss is not None and math.isfinite(loss):
-            what += f', more than {self.factor:g} times the {start:.4g} of the start'
-        if layer is not None:
-            what += f'; the first norm layer with an output that is not finite is {layer}'
-        message = (f'the run diverged at step {step}: {what}{"; " if what else ""}{why}. '
-                   + (f'The last checkpoint is {checkpoint}. ' if checkpoint else 'No checkpoint was saved. ') + ADVICE)
-        record = dict(step=step, loss=_finite(loss), start_loss=_finite(start), layer=layer, checkpoint=checkpoint,
-                      message=message)
+            what[0] += f', more than {self.factor:g} times the {record["start_loss"]:.4g} of the start'
+        if record['layer'] is not None:
+            what.append(f'the first norm layer with an output that is not finite is {record["layer"]}')
+        record['message'] = (
+            f'the run diverged at step {record["step"]}: {"; ".join([*what, why])}. '
+            + (f'The last checkpoint is {checkpoint}. ' if checkpoint else 'No checkpoint was saved. ') + ADVICE)
+        if loss is not None and not math.isfinite(loss):
+            record['loss'] = None  # JSON has no NaN
         write_text(Path(runner.work_dir, RECORD), json.dumps(record, indent=1))
-        return message
-
-
-def _info(runner, key: str):
-    hub = runner.message_hub
-    return hub.get_info(key) if key in hub.runtime_info else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None  # JSON has no NaN
+        return record['message']

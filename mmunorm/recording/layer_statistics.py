@@ -43,7 +43,7 @@ class LayerStatisticsHook(Hook):
 
     What did not run is NaN. `tools/analysis/depth.py` draws the numbers. Gradients do not contain the loss scale of
     mixed precision, and are of one iteration where several are accumulated. With activation checkpointing the first of
-    the two forward passes counts. In a distributed run, the numbers are those of the first process.
+    the two forward passes counts. In a distributed run, the first process records.
 
     Args:
         first (int): record each of so many steps at the start. Defaults to 100.

@@ -121,7 +121,7 @@ def _put_rows(path: Path, start: int, rows: np.ndarray) -> None:
     content = npy.header_data_from_array_1_0(rows)
     content['shape'] = (start + len(rows),)
     header = io.BytesIO()
-    npy.write_array_header_1_0(header, content)  # numpy leaves room, so that its length is that of any other count
+    npy.write_array_header_1_0(header, content)  # numpy leaves room: it is as long for any other count
     with path.open('r+b') as file:
         file.seek(header.tell() + start * rows.itemsize)
         file.write(rows.tobytes())

@@ -49,8 +49,8 @@ class NormStatisticsHook(Hook):
     - the outlier steps so far;
     - now and then, the running variances and the means of the inputs.
 
-    The statistics are those of the step itself, before the norm averages or filters them. In a distributed run,
-    they are those of the first process. :class:`.norm_record.NormRecord` reads them.
+    The statistics are of the step itself, before the norm averages or filters them. In a distributed run, they are the
+    first process's. :class:`.norm_record.NormRecord` reads them.
 
     The gradients do not contain the loss scale of mixed precision. They do contain the division by the steps of a
     gradient accumulation. A statistic is NaN where there is none: the gradient of a frozen layer, and everything of

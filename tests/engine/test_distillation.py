@@ -15,8 +15,6 @@ from mmunorm.utils import PreflightError
 from .. import tiny_runs
 from ..fusion.models import mmdet_swin
 
-TRAIN = tiny_runs.load_tool('train')
-
 
 def test_the_distance_of_logits():
     student, teacher = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
@@ -130,13 +128,3 @@ def test_what_is_refused(tmp_path):
         DistillationHook('a.pth').before_train(Runner(Config(), model))
     with pytest.raises(PreflightError, match='Linear has no backbone to compare'):
         DistillationHook('a.pth').before_train(Runner(cfg, torch.nn.Linear(1, 1)))
-
-
-@pytest.mark.usefixtures('in_a_folder')
-def test_a_teacher_that_is_missing_is_one_line(tmp_path, capsys):
-    config = tiny_runs.write_classifier(tmp_path)
-    config.write_text(config.read_text() + "custom_hooks = [dict(type='DistillationHook', checkpoint='gone.pth')]")
-    with pytest.raises(SystemExit) as stop:
-        tiny_runs.call(TRAIN, config, '--work-dir', 'w')
-    assert stop.value.code == 2
-    assert 'gone.pth' in capsys.readouterr().err.splitlines()[-1]

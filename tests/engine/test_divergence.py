@@ -52,10 +52,9 @@ def go(hook, runner, losses):
         runner.iter += 1
 
 
-@pytest.mark.parametrize('interval', [1, 3, 100])
-@pytest.mark.parametrize(('loss', 'text'), [
-    (math.nan, 'the loss is nan; the first norm layer with an output that is not finite is middle'),
-    (math.inf, 'the loss is inf'), (6.1, 'more than 3 times the 2 of the start')])
+@pytest.mark.parametrize(('loss', 'text', 'interval'), [
+    (math.nan, 'the loss is nan; the first norm layer with an output that is not finite is middle', 3),
+    (math.inf, 'the loss is inf', 100), (6.1, 'more than 3 times the 2 of the start', 1)])
 def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
     hook = DivergenceHook(patience=3, factor=3.0, interval=interval)
     hook.before_train(runner)
@@ -70,31 +69,17 @@ def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
 
 
 def test_a_run_that_recovers_goes_on(runner, tmp_path):
-    """As under a loss scale, which skips a step that overflows."""
+    """As under a loss scale, which skips a step that overflows. Without `factor`, any finite loss is good."""
     hook = DivergenceHook(patience=3, interval=2)
     hook.before_train(runner)
-    go(hook, runner, [2.0] * 3 + [math.nan, 9.0, 1.0] * 20 + [math.nan] * 2)
+    go(hook, runner, [2.0] * 3 + [math.nan, 1e6, 1.0] * 20 + [math.nan] * 2)
     hook.after_train_epoch(runner)
     hook.after_train(runner)
     assert not (tmp_path / RECORD).exists()
 
 
-def test_an_explosion_counts_if_asked_for(runner):
-    hook = DivergenceHook(patience=3, interval=1)
-    hook.before_train(runner)
-    go(hook, runner, [0.1] * 10 + [1e6] * 10)
-    assert not runner.errors
-
-
-def test_an_explosion_among_the_first_steps(runner):
-    hook = DivergenceHook(patience=10, factor=3.0)
-    hook.before_train(runner)
-    with pytest.raises(DivergenceError, match='step 5: the loss is 1e.06, more than 3 times the 2.3'):
-        go(hook, runner, [2.3] * 4 + [1e6] * 40)
-
-
-@pytest.mark.parametrize('when', ['step', 'epoch', 'validation'])
-@pytest.mark.parametrize('broken', ['last.weight', 'middle.running_var'])
+@pytest.mark.parametrize('when, broken', [
+    ('step', 'last.weight'), ('epoch', 'middle.running_var'), ('validation', 'last.weight')])
 def test_what_is_not_finite_is_never_saved(runner, when, broken):
     """Though the loss of the step that broke it was good, and patience is left."""
     runner.hooks = [CheckpointHook(interval=5, by_epoch=when != 'step')]
@@ -110,15 +95,6 @@ def test_what_is_not_finite_is_never_saved(runner, when, broken):
         assert when != 'step'
         (hook.after_train_epoch if when == 'epoch' else hook.before_val_epoch)(runner)
     assert json.loads(Path(runner.work_dir, RECORD).read_text())['loss'] is None
-
-
-@pytest.mark.parametrize('outputs', [None, dict(log_vars=1)])
-def test_a_model_that_returns_no_loss_is_not_watched(runner, outputs):
-    hook = DivergenceHook(patience=1, interval=1)
-    hook.before_train(runner)
-    runner.model(torch.full((2, 4), math.nan))
-    hook.after_train_iter(runner, 0, outputs=outputs)
-    assert not runner.errors
 
 
 def test_a_compiled_model_is_one_graph(runner):
@@ -155,14 +131,10 @@ def test_wrong_arguments(arguments, text):
         DivergenceHook(**arguments)
 
 
-@pytest.mark.parametrize('patience', [2, None])
-def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsys, patience):
-    """Also where the config does not name the hook."""
+def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsys):
+    """Though its config does not name the hook."""
     tiny_runs.skip_config_formatting(monkeypatch)
     config = tiny_runs.write_classifier(tmp_path)
-    if patience is not None:
-        hook = f"custom_hooks = [dict(type='DivergenceHook', patience={patience})]\n"
-        config.write_text(config.read_text() + hook)
     work_dir = tmp_path / 'work'
     with pytest.raises(SystemExit) as stop:
         # The first step's update throws the weights out of float32.

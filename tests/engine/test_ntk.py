@@ -36,7 +36,7 @@ def test_trains_as_a_parametrized_model_does(tmp_path):
 
 
 def test_checkpoints_are_plain_and_resume(tmp_path):
-    # Adam would make steps of what rounding leaves of a gradient that is zero, that of the keys' biases.
+    # Adam would make steps of what rounding leaves of a gradient that is zero, such as the one of the keys' biases.
     settings = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01, momentum=0.9)))
     whole = train(tmp_path / 'whole', 12, **settings)
     middle = tmp_path / 'whole' / 'iter_6.pth'

@@ -1,6 +1,4 @@
 """A run with a loss scale that changes and overflows ends as one in float32."""
-import copy
-
 import pytest
 import torch
 from mmengine.model import BaseModel
@@ -23,20 +21,6 @@ NORMS = {
 }
 
 
-class Half(torch.autograd.Function):
-    """Nothing forward; backward the gradient goes through float16, where it may overflow."""
-
-    @staticmethod
-    def forward(ctx, x, overflows, exact):
-        ctx.overflows, ctx.exact = overflows, exact
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, dy):
-        rounded = dy if ctx.exact else dy.half().to(dy.dtype)
-        return rounded * torch.inf if ctx.overflows else rounded, None, None
-
-
 def make_model(norm):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), NORMS[norm](), nn.ReLU(), nn.Linear(6, 6), NORMS[norm](),
@@ -49,18 +33,19 @@ def batch(step):
     return x, torch.stack([x[:, 0] * x[:, 1], x.sum(1)], 1)
 
 
-def scaled_run(norm, exact, told=True):
-    """The model, the steps that were skipped, and the scales."""
+def scaled_run(norm):
+    """The model, the steps that were skipped, and the scales. Some gradients overflow."""
     model = make_model(norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = CPUGradScaler(init_scale=2.**20, growth_interval=5)
     skipped, scales = [], []
     for step in range(STEPS):
         x, target = batch(step)
-        y = Half.apply(model(x), exact and step % 17 == 5, exact)
+        y = model(x)
+        if step % 17 == 5:
+            y.register_hook(lambda dy: dy * torch.inf)
         optimizer.zero_grad()
-        if told:
-            set_loss_scale(model, scaler)
+        set_loss_scale(model, scaler)
         scaler.scale((y - target).square().mean()).backward()
         scales.append(scaler.get_scale())
         scaler.step(optimizer)
@@ -87,41 +72,11 @@ def plain_run(norm, skipped):
 @pytest.mark.parametrize('norm', NORMS)
 def test_the_scale_leaves_no_trace(norm):
     """Scales are powers of two, and cancel without rounding."""
-    model, skipped, scales = scaled_run(norm, exact=True)
+    model, skipped, scales = scaled_run(norm)
     assert skipped == [5, 22, 39, 56, 73, 90, 107] and len(set(scales)) > 3
     expected = plain_run(norm, skipped).state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.parametrize('norm', NORMS)
-def test_like_float32_but_for_rounding(norm):
-    model, skipped, scales = scaled_run(norm, exact=False)
-    assert len(skipped) > 8 and len(set(scales)) > 3  # float16 itself overflowed
-    expected = plain_run(norm, skipped).state_dict()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=2e-2, atol=2e-3, msg=name)
-
-
-def test_a_loop_that_does_not_tell_recovers():
-    """Once the scale stays as it is, the averages forget what they recorded in other units."""
-    model, skipped, scales = scaled_run('UN', exact=True, told=False)
-    assert len(skipped) > 3 and len(set(scales)) > 3
-    scale = 8 * scales[-1]
-    told = copy.deepcopy(model)
-    set_loss_scale(told, torch.tensor(scale))
-    for norm in (told[1], told[4]):
-        norm.psi.zero_()
-        norm.gradient_record.zero_()
-    errors = []
-    for step in range(STEPS, STEPS + 200):
-        x, target = batch(step)
-        for each in (model, told):
-            each.zero_grad()
-            (each(x) - target).square().mean().mul(scale).backward()
-        ours, theirs = model[0].weight.grad, told[0].weight.grad
-        errors.append(((ours - theirs).norm() / theirs.norm()).item())
-    assert errors[0] > 1e-2 and max(errors[-5:]) < 1e-5
 
 
 def test_a_factor_and_none():

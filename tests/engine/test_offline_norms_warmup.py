@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import nn
@@ -44,78 +45,40 @@ def run(work_dir, max_iters, norm=None, samples=8, batch_size=2, sampler='Defaul
 
 
 @pytest.fixture
-def warnings(caplog):
-    """What the hook warns of; mmengine's loggers do not propagate, hence the handler."""
+def warnings(monkeypatch):
+    """What the hook warns of; mmengine's loggers do not propagate."""
     found = []
-
-    class Handler(logging.Handler):
-
-        def emit(self, record):
-            if record.levelno == logging.WARNING and NAMED.search(record.getMessage()):
-                found.append(record.getMessage())
-
-    from mmengine.logging import MMLogger
-    original = MMLogger.callHandlers
-
-    def call_handlers(self, record):
-        Handler().emit(record)
-        return original(self, record)
-
-    MMLogger.callHandlers = call_handlers
-    yield found
-    MMLogger.callHandlers = original
+    monkeypatch.setattr(MMLogger, 'callHandlers', lambda self, record: found.append(record.getMessage()) if
+                        record.levelno == logging.WARNING and NAMED.search(record.getMessage()) else None)
+    return found
 
 
-def test_warns_once_of_a_run_that_ends_in_warmup(tmp_path, warnings):
-    run(tmp_path / 'short', 10)
-    assert len(warnings) == 1
-    assert '10 training steps' in warnings[0] and 'warmup_iters=10' in warnings[0]
+@pytest.mark.parametrize('norm, steps, text', [
+    (lambda: UN(4, warmup_iters=10), 10, '10 training steps .*warmup_iters=10'),
+    (lambda: UN(4, warmup_iters=10), 11, None), (lambda: MABN(4, warmup_iters=9), 4, 'MABN never .*warmup_iters=9'),
+    (lambda: PRepBN(4, steps=8), 5, '8 more training steps, and the run has 5'), (lambda: PRepBN(4, steps=5), 5, None),
+    (lambda: TokenBN(4), 4, None), (lambda: nn.LayerNorm(4), 4, None)])
+def test_warns_once_of_a_run_that_ends_in_warmup(tmp_path, warnings, norm, steps, text):
+    run(tmp_path, steps, norm())
+    assert len(warnings) == (text is not None) and all(re.search(text, warning) for warning in warnings)
 
 
-def test_warns_of_other_norms_by_their_names(tmp_path, warnings):
-    run(tmp_path / 'mabn', 4, MABN(4, warmup_iters=9))
-    assert len(warnings) == 1 and 'MABN never' in warnings[0] and 'warmup_iters=9' in warnings[0]
-    run(tmp_path / 'bn', 4, TokenBN(4))
-    assert len(warnings) == 1
-
-
-def test_warns_of_a_run_that_ends_before_prepbn_lets_go_of_layer_norm(tmp_path, warnings):
-    run(tmp_path / 'long', 5, PRepBN(4, steps=5))
-    assert not warnings
-    checkpoint = str(tmp_path / 'short' / 'iter_5.pth')
-    run(tmp_path / 'short', 5, PRepBN(4, steps=8))
-    assert len(warnings) == 1 and '8 more training steps, and the run has 5' in warnings[0]
-    norm = run(tmp_path / 'resumed', 8, PRepBN(4, steps=8), load_from=checkpoint, resume=True)
-    assert len(warnings) == 1 and not norm.fold_obstacle
-
-
-@pytest.mark.parametrize('norm', [MABN, PN])
-def test_the_warmup_of_other_norms_starts_with_the_run_too(tmp_path, norm):
-    run(tmp_path / 'first', 15, norm(4, warmup_iters=2))
+@pytest.mark.parametrize('norm', [UN, MABN, PN])
+def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path, norm):
+    first = run(tmp_path / 'first', 15, norm(4, warmup_iters=2))
     checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
     tuned = run(tmp_path / 'tuned', 5, norm(4, warmup_iters=2), load_from=checkpoint)
-    assert tuned.num_batches_tracked == 5
-
-
-def test_quiet_when_the_run_is_long_enough(tmp_path, warnings):
-    norm = run(tmp_path / 'long', 11)
-    assert norm.num_batches_tracked == 11
-    assert not warnings
-
-
-def test_quiet_without_un(tmp_path, warnings):
-    run(tmp_path / 'ln', 5, nn.LayerNorm(4))
-    assert not warnings
-
-
-def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path):
-    first = run(tmp_path / 'first', 15)
-    checkpoint = str(tmp_path / 'first' / 'iter_15.pth')
-    tuned = run(tmp_path / 'tuned', 5, load_from=checkpoint)
     assert first.num_batches_tracked == 15 and tuned.num_batches_tracked == 5
     assert not torch.equal(tuned.running_var, torch.ones(4))
-    resumed = run(tmp_path / 'resumed', 20, load_from=checkpoint, resume=True)
+    resumed = run(tmp_path / 'resumed', 20, norm(4, warmup_iters=2), load_from=checkpoint, resume=True)
     assert resumed.num_batches_tracked == 20
+
+
+def test_a_resumed_run_lets_prepbn_end_its_steps(tmp_path, warnings):
+    run(tmp_path / 'first', 5, PRepBN(4, steps=5))
+    resumed = run(tmp_path / 'resumed', 8, PRepBN(4, steps=8), load_from=str(tmp_path / 'first' / 'iter_5.pth'),
+                  resume=True)
+    assert not warnings and not resumed.fold_obstacle
 
 
 class Averaged(UN):
@@ -162,9 +125,8 @@ def test_frozen_means_that_no_weights_bring_are_refused(tmp_path):
                            resume=True).running_mean, mean)
 
 
-@pytest.mark.parametrize('hooks', [[], [dict(type='RepeatableHook')]])
-def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, hooks):
-    few = dict(samples=18, batch_size=17, custom_hooks=hooks)
+def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings):
+    few = dict(samples=18, batch_size=17, custom_hooks=[dict(type='RepeatableHook')])  # it wraps the sampler
     run(tmp_path / 'few', 1, UN(4, warmup_iters=0), **few)
     assert len(warnings) == 1 and 'last of the 2 batches of an epoch has 1 of 17 samples' in warnings[0]
     run(tmp_path / 'dropped', 1, UN(4, warmup_iters=0), drop_last=True, **few)

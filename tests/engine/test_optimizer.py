@@ -1,10 +1,9 @@
 import pytest
-import torch
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 import mmunorm  # noqa: F401
-from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
+from mmunorm.norms import MABN, UN, DyT, NoNorm, PRepBN
 
 from ..residuals.models import vit
 
@@ -23,20 +22,14 @@ class Block(nn.Module):
 PARAMWISE = [
     dict(norm_decay_mult=0.),
     dict(norm_decay_mult=0., bias_decay_mult=0.5, bias_lr_mult=2.),
-    dict(flat_decay_mult=0.),
-    dict(bias_decay_mult=0.),
-    dict(custom_keys={'norm': dict(decay_mult=0.)}),
-    dict(custom_keys={'norm1': dict(decay_mult=0.3, lr_mult=0.1)}, norm_decay_mult=0.),
-    None,
+    dict(custom_keys={'norm1': dict(decay_mult=0.3, lr_mult=0.1)}, flat_decay_mult=0.),
+    {},
 ]
 
 
 def settings_by_name(model, paramwise_cfg):
-    wrapper = build_optim_wrapper(
-        model,
-        dict(
-            optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05),
-            **({} if paramwise_cfg is None else dict(paramwise_cfg=paramwise_cfg))))
+    wrapper = build_optim_wrapper(model, dict(
+        optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05), paramwise_cfg=paramwise_cfg))
     names = {id(p): name for name, p in model.named_parameters()}
     return {
         names[id(p)]: (group['lr'], group['weight_decay'])
@@ -54,8 +47,7 @@ def test_un_gets_what_layer_norm_gets(paramwise_cfg):
         assert expected['fc.weight'] == (0.1, 0.05)
 
 
-@pytest.mark.parametrize('norm', [
-    MABN, PN, TokenBN, RepBN, lambda c: PRepBN(c, steps=5), RMSN, DyT, lambda c: NoNorm(c, affine=True)])
+@pytest.mark.parametrize('norm', [MABN, lambda c: PRepBN(c, steps=5), DyT, lambda c: NoNorm(c, affine=True)])
 def test_no_parameter_of_any_norm_decays(norm):
     model = Block(norm)
     settings = settings_by_name(model, dict(norm_decay_mult=0., bias_lr_mult=2.))
@@ -65,8 +57,7 @@ def test_no_parameter_of_any_norm_decays(norm):
         assert setting == ((0.2 if linear and name.endswith('bias') else 0.1), 0.05 if linear else 0.)
 
 
-@pytest.mark.parametrize('paramwise_cfg', [dict(norm_decay_mult=0.), dict(flat_decay_mult=0.)], ids=str)
-def test_layer_decay_of_mmpretrain(paramwise_cfg):
+def test_layer_decay_of_mmpretrain():
     from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as CONSTRUCTORS
 
     def settings(norm):
@@ -75,7 +66,7 @@ def test_layer_decay_of_mmpretrain(paramwise_cfg):
         constructor = CONSTRUCTORS.build(dict(
             type='LearningRateDecayOptimWrapperConstructor',
             optim_wrapper_cfg=dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05)),
-            paramwise_cfg=dict(paramwise_cfg, layer_decay_rate=0.5)))
+            paramwise_cfg=dict(norm_decay_mult=0., layer_decay_rate=0.5)))
         return {group['param_name']: (group['lr'], group['weight_decay'])
                 for group in constructor(model).optimizer.param_groups}
 
@@ -83,7 +74,7 @@ def test_layer_decay_of_mmpretrain(paramwise_cfg):
     assert settings(UN)['ln2.weight'] == (0.1, 0.) and settings(UN)['norm1.bias'] == (0.05, 0.)
 
 
-@pytest.mark.parametrize('scheme', ['LayerScale', 'SkipInit', 'Admin', 'NormFormer', 'DLCL'])
+@pytest.mark.parametrize('scheme', ['LayerScale', 'NormFormer', 'DLCL'])
 def test_no_factor_of_a_residual_connection_decays(scheme):
     model = vit(scheme, norm='UN')
     settings = settings_by_name(model, dict(norm_decay_mult=0.))
@@ -91,13 +82,6 @@ def test_no_factor_of_a_residual_connection_decays(scheme):
     factors = [name for name in settings if 'residual' in name or '.scale.' in name]
     assert factors and {settings[name] for name in factors} == {(0.1, 0.)}
     assert settings['layers.0.attn.qkv.weight'] == (0.1, 0.05)
-
-
-def test_frozen_parameters_stay_out():
-    model = Block(UN)
-    model.ln2.weight.requires_grad = False
-    settings = settings_by_name(model, dict(norm_decay_mult=0.))
-    assert 'ln2.weight' not in settings and 'ln2.bias' in settings
 
 
 def test_from_every_scope():
@@ -109,13 +93,3 @@ def test_from_every_scope():
         with OPTIM_WRAPPER_CONSTRUCTORS.switch_scope_and_registry(scope) as registry:
             cls = registry.get('DefaultOptimWrapperConstructor')
         assert cls.__module__ == 'mmunorm.engine.optimizer'
-
-
-def test_training_moves_gamma_only_by_its_gradient():
-    """Decay alone would halve gamma here."""
-    model = nn.Sequential(UN(4), nn.Linear(4, 1))
-    wrapper = build_optim_wrapper(
-        model,
-        dict(optimizer=dict(type='SGD', lr=0.1, weight_decay=5.), paramwise_cfg=dict(norm_decay_mult=0.)))
-    wrapper.update_params((model(torch.randn(6, 4)) * 0).sum())
-    assert torch.equal(model[0].weight, torch.ones(4))
