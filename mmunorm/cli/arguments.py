@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mmengine.config import Config, DictAction
 from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm, keep_means
 from ..config.unpickling import restricted
+from ..config.walk import walk
 from ..utils import LocalError, PreflightError, RunError, describe, one_line, print_held_back, quiet_console
 from .preflight import check_norms
 
@@ -151,7 +152,10 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         raise PreflightError(f'cannot read the config {path}: {describe(error)}') from error
     if 'model' not in cfg:
         raise PreflightError(f'the config {path} has no `model`.')
-    _drop_own_scope(cfg.values())
+    for _, part in walk(list(cfg.values())):
+        # mmengine gives this scope to all that a `_base_` of `mmunorm::` names, and mmunorm has no registries.
+        if isinstance(part, dict) and part.get('_scope_') == 'mmunorm':
+            del part['_scope_']
     if 'pretrained' in cfg and pretrained_path(cfg) is not None:
         # If a config sets the variable anew, the init_cfg that it inherits still has the old value.
         set_pretrained(cfg, cfg.pretrained)
@@ -164,17 +168,6 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         keep_means(cfg, options)
     check_norms(cfg)
     return cfg
-
-
-def _drop_own_scope(value) -> None:
-    """Removes the scope that mmengine gives to all that a `_base_` of `mmunorm::` names: mmunorm has no registries."""
-    if isinstance(value, dict):
-        if value.get('_scope_') == 'mmunorm':
-            del value['_scope_']
-        value = value.values()
-    if not isinstance(value, str) and isinstance(value, Iterable):
-        for inner in value:
-            _drop_own_scope(inner)
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:

@@ -14,6 +14,7 @@ from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path
+from ..config.walk import walk
 from ..norms import Norm
 from ..utils import PreflightError, describe
 
@@ -89,7 +90,9 @@ def check_norms(cfg: Config) -> None:
         PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
     """
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-        for key, norm_cfg in _norm_cfgs(cfg.model, 'model'):
+        for key, norm_cfg in walk(cfg.model, 'model'):
+            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, dict) and isinstance(norm_cfg.get('type'), str)):
+                continue
             norm = registry.get(norm_cfg['type'])
             if norm is None:
                 known = sorted(name for name, cls in MODELS.module_dict.items()
@@ -103,17 +106,6 @@ def check_norms(cfg: Config) -> None:
                     norm(1, **arguments)
                 except (TypeError, ValueError) as error:
                     raise PreflightError(f'{key}: {error}.') from error
-
-
-def _norm_cfgs(value, key: str) -> Iterator[tuple[str, dict]]:
-    if isinstance(value, dict):
-        if key.endswith('norm_cfg') and isinstance(value.get('type'), str):
-            yield key, value
-        for name, inner in value.items():
-            yield from _norm_cfgs(inner, f'{key}.{name}')
-    elif isinstance(value, (list, tuple)):
-        for i, inner in enumerate(value):
-            yield from _norm_cfgs(inner, f'{key}.{i}')
 
 
 def check_pretrained(cfg: Config, config_path: str) -> None:
@@ -161,8 +153,8 @@ def class_name(described) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
 
 
-def _is_local(path, cfg: dict) -> bool:
-    return bool(path) and isinstance(path, str) and '://' not in path and not cfg.get('backend_args')
+def _is_local(path: str, part: dict) -> bool:
+    return bool(path) and '://' not in path and not part.get('backend_args')
 
 
 def _problems(part: dict) -> dict[str, str]:

@@ -11,6 +11,7 @@ from mmengine.config import Config
 
 from ..analysis.curves import read_scalars
 from ..config.presets import slug
+from ..config.walk import walk
 from ..engine.divergence import RECORD
 from ..utils import write_text
 
@@ -93,14 +94,6 @@ def config_text(cfg: Config) -> str:
 
 def differing_keys(one: Mapping, other: Mapping) -> list[str]:
     """The dotted names of the settings in which two configs differ."""
-    one, other = dict(_leaves(one)), dict(_leaves(other))
+    one, other = ({key: value for key, value in walk(cfg) if not (isinstance(value, (Mapping, list, tuple)) and value)}
+                  for cfg in (one, other))
     return sorted(key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...))
-
-
-def _leaves(value, key: str = ''):
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for name, inner in items:
-        if isinstance(inner, (Mapping, list, tuple)) and inner:
-            yield from _leaves(inner, f'{key}{name}.')
-        else:
-            yield f'{key}{name}', inner

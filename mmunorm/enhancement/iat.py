@@ -6,7 +6,7 @@ import math
 import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
@@ -23,13 +23,7 @@ TOLERANCE = 1e-3  # by which values may leave [0, 1]: what rounding and interpol
 
 
 class LightNorm2d(nn.Module):
-    """The paper's light norm: a matrix over channels, then a scale and a shift for each. It has no statistics.
-
-    Takes and returns `(N, C, H, W)`.
-
-    Args:
-        num_features (int): channels C.
-    """
+    """The paper's light norm of `(N, C, H, W)`: a matrix over channels, then a scale and a shift. No statistics."""
 
     def __init__(self, num_features: int):
         super().__init__()
@@ -39,7 +33,6 @@ class LightNorm2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As one 1x1 convolution."""
         kernel = (self.weight[:, None] * self.matrix)[..., None, None]
         return nn.functional.conv2d(x, kernel, self.bias)
 
@@ -49,12 +42,7 @@ class LightNorm2d(nn.Module):
 
 
 class ChannelScale2d(nn.Module):
-    """A learned factor for each channel of `(N, C, H, W)`, which folds into the convolution in front of it.
-
-    Args:
-        num_features (int): channels C.
-        start (float): the factors at first.
-    """
+    """A learned factor for each channel of `(N, C, H, W)`, which folds into the convolution before it."""
 
     def __init__(self, num_features: int, start: float):
         super().__init__()
@@ -62,7 +50,6 @@ class ChannelScale2d(nn.Module):
         self.weight = nn.Parameter(torch.full((num_features, ), start))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`, scaled."""
         return x * self.weight[:, None, None]
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -74,9 +61,7 @@ class ChannelScale2d(nn.Module):
 class LocalBlock(nn.Module):
     """A block of the local branch: positions, depthwise attention, MLP; each added to its input.
 
-    Args:
-        channels (int): C of `(N, C, H, W)`.
-        drop_path (float): share of samples in training for which the second and third part are left out.
+    In training, `drop_path` is the share of samples whose attention, or MLP, is left out.
     """
 
     def __init__(self, channels: int, drop_path: float):
@@ -127,11 +112,7 @@ class LocalBranch(nn.Module):
 
 
 class QueryAttention(nn.Module):
-    """Attention of learned queries to tokens.
-
-    Args:
-        channels (int): C of the tokens `(N, L, C)`.
-    """
+    """Attention of learned queries to tokens `(N, L, C)`."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -141,7 +122,7 @@ class QueryAttention(nn.Module):
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, is_padding: Tensor | None = None) -> Tensor:
-        """`(N, L, C)` to `(N, 10, C)`; `is_padding` `(N, L)` bool, True where a token is not looked at."""
+        """`(N, L, C)` to `(N, 10, C)`; `is_padding` `(N, L)` bool, True for tokens to ignore."""
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(-3, -2) for part in (self.queries, self.k(x), self.v(x)))
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
         if is_padding is not None:
@@ -150,12 +131,7 @@ class QueryAttention(nn.Module):
 
 
 class GlobalBranch(nn.Module):
-    """The gamma and the colour matrix of a picture.
-
-    Args:
-        norm_cfg (dict): config of both norms over tokens.
-        learn_gamma_base (bool): whether what is added to the predicted gamma is trained.
-    """
+    """The gamma and the colour matrix of a picture. Arguments as for :class:`IAT`."""
 
     def __init__(self, norm_cfg: dict, learn_gamma_base: bool):
         super().__init__()
@@ -185,15 +161,13 @@ class GlobalBranch(nn.Module):
         inside = inside_of(x, sizes)
         x = x + self.position(blank(x, inside))
         is_padding = None if inside is None else ~inside.flatten(1)
-        x = self.attn(_normalize(self.norm1, x.flatten(2).transpose(1, 2), is_padding), is_padding)
+        tokens = x.flatten(2).transpose(1, 2)
+        # Our norms keep padding out of their statistics.
+        hides_padding = is_padding is not None and isinstance(self.norm1, Norm)
+        x = self.attn(self.norm1(tokens, is_padding) if hides_padding else self.norm1(tokens), is_padding)
         x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
         gamma = self.gamma(x[:, 0])[:, 0] + self.gamma_base
         return gamma, self.colour(x[:, 1:]).unflatten(1, (3, 3))[..., 0] + self.colour_base
-
-
-def _normalize(norm: nn.Module, x: Tensor, is_padding: Tensor | None) -> Tensor:
-    """A norm of tokens; ours keep padding out of their statistics."""
-    return norm(x, is_padding) if is_padding is not None and isinstance(norm, Norm) else norm(x)
 
 
 def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
@@ -206,7 +180,7 @@ def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
 
 
 def blank(x: Tensor, inside: Tensor | None) -> Tensor:
-    """`x` with 0 beside its pictures, as a convolution pads them; `inside` is what :func:`inside_of` gives."""
+    """`x` with 0 outside its pictures, as a convolution pads them; `inside` comes from :func:`inside_of`."""
     return x if inside is None else torch.where(inside, x, 0.)
 
 
@@ -215,13 +189,13 @@ class IAT(BaseModule):
     """Illumination Adaptive Transformer (arXiv 2205.14871): `(M (x * mul + add)) ** gamma`.
 
     The local branch gives `mul` and `add` for each pixel, the global one the colour matrix M and gamma for each
-    picture. With LayerNorm it has 91,154 parameters. Where the norms of `norm_cfg` fold, `mmunorm.fuse_norms` leaves
-    no norm: the light norms and BatchNorms fold too.
+    picture. With LayerNorm it has 91,154 parameters. If the norms of `norm_cfg` fold, `mmunorm.fuse_norms` leaves no
+    norm: the light norms and BatchNorms fold too.
 
     Args:
         norm_cfg (dict): config of the two norms of the global branch. Defaults to `dict(type='UN')`.
-        learn_gamma_base (bool): whether what is added to the predicted gamma, 1 at first, is trained: True for low
-            light, False for exposure correction. Defaults to True.
+        learn_gamma_base (bool): whether the number added to the predicted gamma, 1 at first, is trained: True for
+            low light, False for exposure correction. Defaults to True.
         init_cfg (dict, optional): weights to start from, such as `dict(type='Pretrained', checkpoint=PATH,
             prefix='backbone.')` of a trained :class:`ImageEnhancer`. Defaults to None.
 
@@ -236,14 +210,10 @@ class IAT(BaseModule):
         self.global_branch = GlobalBranch(norm_cfg, learn_gamma_base)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
+                trunc_normal_init(module, std=0.02)
             elif isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
-                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-            else:
-                continue
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+                normal_init(module, std=math.sqrt(2 / fan_out))
         nn.init.zeros_(self.global_branch.attn.v.weight)
 
     def forward(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
@@ -251,16 +221,16 @@ class IAT(BaseModule):
 
         Args:
             x: RGB `(N, 3, H, W)` in [0, 1], floating.
-            sizes: height and width of each picture, `(N, 2)`, if they are smaller than `x`, at its upper left. The
-                result is that of the picture alone; beside it stands nothing of use. In training, the statistics of
-                BatchNorm have what is beside it in them. Defaults to None.
+            sizes: height and width of each picture, `(N, 2)`, if pictures are smaller than `x`, at its upper left.
+                Each is enhanced as if it were alone; pixels outside it mean nothing. In training, BatchNorm's
+                statistics include those. Defaults to None.
 
         Returns:
-            RGB of the same shape in [0, 1]; float32, or the dtype of `x` where the parameters have that too.
+            RGB of the same shape in [0, 1]; float32, or the dtype of `x` if the parameters have it too.
 
         Raises:
-            ValueError: `x` has another shape, no pixel, or values that are not in [0, 1]. Values are not looked at
-                in a compiled or exported graph.
+            ValueError: `x` has another shape, no pixel, or values that are not in [0, 1]. A compiled or exported
+                graph does not check values.
             TypeError: `x` is not floating.
         """
         self._check_input(x)
@@ -274,7 +244,7 @@ class IAT(BaseModule):
             return y.clamp(DARKEST, 1.) ** gamma[:, None, None, None]
 
     def light(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Gamma `(N,)` and the colour matrix `(N, 3, 3)` for pictures as :meth:`forward` takes them."""
+        """Gamma `(N,)` and the colour matrix `(N, 3, 3)` of pictures as :meth:`forward` takes them."""
         self._check_input(x)
         return self.global_branch(x)
 
@@ -290,5 +260,5 @@ class IAT(BaseModule):
             return
         low, high = (value.item() for value in x.detach().aminmax())
         if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
-            raise ValueError(f'IAT: x must be RGB in [0, 1], got values from {low:g} to {high:g}: pictures of 0 to 255 '
-                             'are divided by 255, and not normalized')
+            raise ValueError(f'IAT: x must be RGB in [0, 1], got values from {low:g} to {high:g}: divide pictures of 0 '
+                             'to 255 by 255, and do not normalize them')

@@ -1,11 +1,11 @@
-"""Image-to-image models: a network of pictures, its loss, and what mmengine's Runner asks of them."""
+"""A model that enhances pictures: the network, its loss, and its data preprocessor."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseDataPreprocessor, BaseModel
+from mmengine.model import BaseDataPreprocessor, BaseModel, stack_batch
 from mmengine.registry import MODELS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -22,9 +22,7 @@ def enhance_each(enhancer: nn.Module, pictures: Sequence[Tensor]) -> list[Tensor
         list[Tensor]: of the same shapes.
     """
     shapes = [picture.shape[1:] for picture in pictures]
-    height, width = (max(sides) for sides in zip(*shapes, strict=True))
-    batch = torch.stack([F.pad(picture, (0, width - w, 0, height - h))
-                         for picture, (h, w) in zip(pictures, shapes, strict=True)])
+    batch = stack_batch(list(pictures))
     if len(set(shapes)) == 1:
         return list(enhancer(batch))
     enhanced = enhancer(batch, torch.tensor(shapes, device=batch.device))
@@ -33,10 +31,10 @@ def enhance_each(enhancer: nn.Module, pictures: Sequence[Tensor]) -> list[Tensor
 
 @MODELS.register_module()
 class PairDataPreprocessor(BaseDataPreprocessor):
-    """Pictures uint8 BGR `(3, h, w)` of any sizes, and their targets, to float32 RGB in [0, 1]."""
+    """Turns pictures, uint8 BGR `(3, h, w)` of any sizes, and their targets into float32 RGB in [0, 1]."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """`inputs`, a list of pictures, and `data_samples` with their `target`, to the same in RGB [0, 1]."""
+        """Takes and returns `inputs`, a list of pictures, and `data_samples`, which may have a `target`."""
         data = self.cast_data(data)
         samples = data.get('data_samples')
         for sample in samples or ():
@@ -51,7 +49,7 @@ def _rgb(picture: Tensor) -> Tensor:
 
 @MODELS.register_module()
 class ImageEnhancer(BaseModel):
-    """Makes a better picture of a picture; trained with L1 on pairs, as in arXiv 2205.14871.
+    """Enhances pictures; trained with L1 on pairs, as in arXiv 2205.14871.
 
     Args:
         backbone (dict): config of the network, such as `dict(type='IAT', norm_cfg=dict(type='UN'))`.
@@ -70,8 +68,8 @@ class ImageEnhancer(BaseModel):
         Args:
             inputs: RGB `(3, h, w)` in [0, 1].
             data_samples: each with its `target` of the same shape, for 'loss'. Defaults to None.
-            mode: 'tensor' gives the enhanced pictures; 'loss' the mean L1 distance to the targets, in a dict;
-                'predict' the data samples with `before` and `pred`, the picture and the enhanced one.
+            mode: 'tensor' returns the enhanced pictures; 'loss' the mean L1 distance to the targets, in a dict;
+                'predict' the data samples with the picture as `before` and the enhanced one as `pred`.
 
         Raises:
             ValueError: there is no such mode.

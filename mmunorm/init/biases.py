@@ -7,7 +7,7 @@ from torch import nn
 def remove_biases(model: nn.Module) -> nn.Module:
     """Removes the bias of every linear layer and convolution of a model, in place.
 
-    Norms keep theirs: one without is `dict(type='RMSN')`. `fuse_norms` makes the biases that it needs.
+    Norms keep theirs: `dict(type='RMSN')` has none. `fuse_norms` makes the biases that it needs.
 
     Args:
         model (nn.Module): any model.

@@ -1,4 +1,4 @@
-"""Weights and activations that keep the second moment E[x^2] of what passes through them (Su, kexue 8620)."""
+"""Weights and activations that keep the second moment E[x^2] of their input (Su, kexue 8620)."""
 from __future__ import annotations
 
 import math
@@ -55,13 +55,13 @@ def keep_second_moment_(weight: Tensor,
                         mode: str = 'fan_in') -> Tensor:
     """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place.
 
-    With 'fan_in', an input with E[x^2] = 1 that goes through the activation and then the layer keeps it. For ReLU that
-    is He's initialization; 'fan_avg' without an activation is Xavier's. In a chain of layers with GELU or SiLU, 1 is
-    no stable value: more grows, less shrinks, by a few percent a layer.
+    With 'fan_in', the activation and then the layer keep E[x^2] = 1. For ReLU that is He's initialization; 'fan_avg'
+    without an activation is Xavier's. In a chain of layers with GELU or SiLU, 1 is not stable: more grows and less
+    shrinks, by a few percent a layer.
 
     Args:
         weight: `(out, in, ...)`, any floating dtype.
-        activation: name of the activation in front of the layer, one of ReLU, GELU, SiLU, SELU and Tanh, or None.
+        activation: name of the activation before the layer, one of ReLU, GELU, SiLU, SELU and Tanh, or None.
         distribution: as in :func:`mmunorm.init.sample_`.
         mode: 'fan_in', 'fan_out', or 'fan_avg', the mean of both.
 
@@ -69,7 +69,7 @@ def keep_second_moment_(weight: Tensor,
         `weight`.
 
     Raises:
-        ValueError: an argument is none of its choices, or `weight` has less than two dimensions.
+        ValueError: an argument is not one of its choices, or `weight` has less than two dimensions.
     """
     if mode not in MODES:
         raise ValueError(f'mode must be one of {", ".join(map(repr, MODES))}, got {mode!r}')
@@ -84,7 +84,7 @@ class SecondMomentInit(BaseInit):
 
     Args:
         activation, distribution, mode: as in :func:`keep_second_moment_`.
-        bias (float): what biases start with. Defaults to 0.
+        bias (float): the initial biases. Defaults to 0.
         layer (str | Sequence[str], optional): names of the classes of layers to initialize.
     """
 
@@ -133,7 +133,7 @@ class ScaledActivation(nn.Module):
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape and floating dtype, which the output has too."""
+        """Takes and returns any shape and floating dtype."""
         return self.gain * self.activation(x)
 
     def extra_repr(self) -> str:

@@ -6,32 +6,26 @@ from torch.nn.utils import parametrize
 
 
 class NTKScale(nn.Module):
-    """`W / sqrt(fan_in)`, torch's way to say it.
-
-    Args:
-        fan_in (int): inputs of the layer.
-    """
+    """`W / sqrt(fan_in)`, as a parametrization of torch: from W, which an optimizer sees, to the layer's weight."""
 
     def __init__(self, fan_in: int):
         super().__init__()
         self.root = fan_in**0.5
 
     def forward(self, weight: Tensor) -> Tensor:
-        """From W, which an optimizer sees, to the weight that the layer uses."""
         return weight / self.root
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """From the weight that the layer uses to W."""
         return weight * self.root
 
 
 def ntk_parametrize(model: nn.Module) -> nn.Module:
     """Gives each `nn.Linear` of a model the form `y = W x / sqrt(fan_in) + b`, in place.
 
-    The layers compute what they did. What changes are the steps of optimizers that divide by the size of a gradient,
-    such as Adam: they move W by their rate, and so the layer by `1 / sqrt(fan_in)` of it. Initial weights of
-    variance `1 / fan_in` become `W ~ N(0, 1)`. In a `state_dict`, `weight` is `parametrizations.weight.original`.
-    Call it when the initial weights have been drawn, and before an optimizer is made.
+    The layers compute the same. Only steps of optimizers that divide by the size of a gradient, such as Adam, change:
+    they move W by their rate, so the layer's weight by `1 / sqrt(fan_in)` of it. Initial weights of variance
+    `1 / fan_in` become `W ~ N(0, 1)`. In a `state_dict`, `weight` is `parametrizations.weight.original`. Call it after
+    the initial weights are drawn and before an optimizer is made.
 
     Args:
         model (nn.Module): with plain linear layers.
@@ -54,20 +48,18 @@ def ntk_parametrize(model: nn.Module) -> nn.Module:
 
 
 def undo_ntk(model: nn.Module) -> nn.Module:
-    """Gives the linear layers of :func:`ntk_parametrize` plain weights again, in place; answers `model`."""
+    """Gives the linear layers of :func:`ntk_parametrize` plain weights again, in place; returns `model`."""
     for _, layer in ntk_layers(model):
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model
 
 
 def ntk_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Names and layers of a model whose weight is in the NTK parametrization and in no other."""
+    """Names and layers of a model whose weight is in the NTK parametrization, and in no other."""
     return [(name, module) for name, module in model.named_modules() if is_ntk(module)]
 
 
 def is_ntk(layer: nn.Module) -> bool:
-    """Whether all that is parametrized in a layer is its weight, by :class:`NTKScale`."""
-    if not parametrize.is_parametrized(layer):
-        return False
-    return [(name, [type(part) for part in parts]) for name, parts in layer.parametrizations.items()
-            ] == [('weight', [NTKScale])]
+    """Whether a layer's only parametrization is :class:`NTKScale` of its weight."""
+    return parametrize.is_parametrized(layer) and {
+        name: [*map(type, parts)] for name, parts in layer.parametrizations.items()} == dict(weight=[NTKScale])

@@ -1,10 +1,10 @@
-"""Distributions of initial weights, each with the deviation that is asked for (Su, kexue 8620)."""
+"""Distributions of initial weights, each with a given deviation (Su, kexue 8620)."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# The deviation of a standard normal variable that is kept in [-2, 2].
+# The deviation of a standard normal variable without its values beyond [-2, 2].
 TRUNCATED_DEVIATION = 0.8796256610342398
 
 
@@ -15,8 +15,8 @@ def sample_(weight: Tensor, std: float, distribution: str = 'normal') -> Tensor:
     Args:
         weight: any shape, any floating dtype.
         std: the deviation.
-        distribution: 'normal'; 'uniform', on `[-sqrt(3) std, sqrt(3) std]`; or 'truncated', a normal one without
-            what lies beyond two of its own deviations, which is `std / 0.8796` wide so that `std` is what is left.
+        distribution: 'normal'; 'uniform', on `[-sqrt(3) std, sqrt(3) std]`; or 'truncated', a normal one of deviation
+            `std / 0.8796`, cut at two of these, which leaves `std`.
 
     Returns:
         `weight`.

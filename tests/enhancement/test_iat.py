@@ -144,8 +144,8 @@ def test_dtypes():
 
 
 @pytest.mark.parametrize('x, error, text', [
-    (torch.rand(1, 3, 4, 4) * 255, ValueError, r'in \[0, 1\], got values from .* divided by 255'),
-    (torch.randn(1, 3, 4, 4), ValueError, 'not normalized'),
+    (torch.rand(1, 3, 4, 4) * 255, ValueError, r'in \[0, 1\], got values from .* to 255 by 255'),
+    (torch.randn(1, 3, 4, 4), ValueError, 'do not normalize'),
     (torch.full((1, 3, 4, 4), float('nan')), ValueError, 'got values from nan to nan'),
     (torch.zeros(1, 3, 4, 4, dtype=torch.uint8), TypeError, 'got torch.uint8'),
     (torch.rand(1, 1, 4, 4), ValueError, r'got shape \(1, 1, 4, 4\)'),

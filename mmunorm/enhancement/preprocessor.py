@@ -1,4 +1,4 @@
-"""An enhancer in front of any detector or classifier, frozen or trained with the task's loss (arXiv 2205.14871)."""
+"""An enhancer before any detector or classifier, frozen or trained with the task's loss (arXiv 2205.14871)."""
 from __future__ import annotations
 
 import copy
@@ -13,16 +13,16 @@ from .model import enhance_each
 
 
 class EnhancingPreprocessor(BaseDataPreprocessor):
-    """Enhances pictures, then does what the data preprocessor of a model does.
+    """Enhances pictures, then hands them to the data preprocessor of a model, whose attributes it also has.
 
-    Pictures come to a data preprocessor as they were read, so that the enhancer gets RGB in [0, 1] and nothing that is
-    padded, whatever the normalization is. All else is the inner preprocessor's, its attributes too.
+    A data preprocessor gets pictures as they were read, so the enhancer gets RGB in [0, 1] without padding, whatever
+    the normalization is.
 
     Args:
         inner (nn.Module): the data preprocessor of a detector or a classifier.
         enhancer (nn.Module): takes RGB `(N, 3, H, W)` in [0, 1], and `sizes`, as :class:`IAT`.
         frozen (bool): whether the enhancer stays in eval mode and gets no gradient.
-        takes_rgb (bool): whether pictures come in RGB, not in BGR, as mmcv reads them.
+        takes_rgb (bool): whether pictures come in RGB. mmcv reads them in BGR.
     """
 
     def __init__(self, inner: nn.Module, enhancer: nn.Module, frozen: bool, takes_rgb: bool):
@@ -43,14 +43,14 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
         self.enhancer.init_weights()
 
     def train(self, mode: bool = True) -> EnhancingPreprocessor:
-        """As of any module, but a frozen enhancer stays in eval mode."""
+        """Sets the mode of all parts, except that a frozen enhancer stays in eval mode."""
         super().train(mode)
         if self.frozen:
             self.enhancer.eval()
         return self
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """A batch of the data loader, with pictures `(3, h, w)` of 0 to 255, to what `inner` makes of enhanced ones.
+        """Returns what `inner` makes of a data loader's batch whose pictures, `(3, h, w)` of 0 to 255, are enhanced.
 
         Raises:
             TypeError: `inputs` are neither pictures of three channels nor a batch of them.
@@ -60,47 +60,40 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
             raise TypeError(f'{type(self).__name__}: inputs must be pictures (3, h, w), got '
                             f'{[tuple(getattr(each, "shape", ())) or type(each).__name__ for each in pictures]}')
         with torch.no_grad() if self.frozen else nullcontext():
-            rgb = enhance_each(self.enhancer, [self._to_rgb(picture, 0) for picture in pictures])
-        enhanced = [self._from_rgb(picture, 0) for picture in rgb]
+            rgb = enhance_each(self.enhancer, [self._to_rgb(picture) for picture in pictures])
+        enhanced = [self._from_rgb(picture) for picture in rgb]
         enhanced = torch.stack(enhanced) if isinstance(pictures, Tensor) else enhanced
         return self.inner({**data, 'inputs': enhanced}, training)
 
     def enhance(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Pictures `(N, 3, H, W)` of 0 to 255, in the order of channels that they are read in, to the same.
+        """Enhances pictures `(N, 3, H, W)` of 0 to 255 in the channel order of `takes_rgb`; `sizes` as for IAT."""
+        images = self._to_rgb(images)
+        return self._from_rgb(self.enhancer(images) if sizes is None else self.enhancer(images, sizes))
 
-        Args:
-            images: a batch.
-            sizes: as :class:`IAT` takes them. Defaults to None.
-        """
-        images = self._to_rgb(images, 1)
-        return self._from_rgb(self.enhancer(images) if sizes is None else self.enhancer(images, sizes), 1)
+    def _to_rgb(self, images: Tensor) -> Tensor:
+        images = images.float().clamp(0., 255.) / 255  # distortions in training leave 0 to 255
+        return images if self.takes_rgb else images.flip(-3)
 
-    def _to_rgb(self, images: Tensor, channels: int) -> Tensor:
-        # Distortions in training leave 0 to 255.
-        images = images.float().clamp(0., 255.) / 255
-        return images if self.takes_rgb else images.flip(channels)
-
-    def _from_rgb(self, images: Tensor, channels: int) -> Tensor:
+    def _from_rgb(self, images: Tensor) -> Tensor:
         images = images.float() * 255
-        return images if self.takes_rgb else images.flip(channels)
+        return images if self.takes_rgb else images.flip(-3)
 
 
 @MODELS.register_module(name='EnhancedModel')
 def enhanced_model(task_model: str, enhancer: dict, freeze_enhancer: bool = False, takes_rgb: bool = False,
                    **cfg) -> nn.Module:
-    """Builds a detector of mmdet or a classifier of mmpretrain with an enhancer in front of it.
+    """Builds a detector of mmdet or a classifier of mmpretrain with an enhancer before it.
 
-    Two lines make it of any config: `model=dict(type='EnhancedModel', task_model='MaskRCNN',
-    enhancer=dict(type='IAT', init_cfg=...))`. The model is of the class `task_model`, with the names of its parameters,
-    and the enhancer is a part of its data preprocessor: `data_preprocessor.enhancer`.
+    Two lines change any config: `model=dict(type='EnhancedModel', task_model='MaskRCNN', enhancer=dict(type='IAT',
+    init_cfg=...))`. The model is of the class `task_model` and keeps the names of its parameters. The enhancer is
+    `data_preprocessor.enhancer`.
 
     Args:
         task_model (str): the model's own type, such as 'MaskRCNN'.
         enhancer (dict): config of the enhancer.
         freeze_enhancer (bool): whether the enhancer stays as it is. Otherwise the task's loss trains it. Defaults to
             False.
-        takes_rgb (bool): whether the data set hands over pictures in RGB, as CIFAR does, not in BGR, as mmcv reads
-            them. Defaults to False.
+        takes_rgb (bool): whether the data set gives RGB, as CIFAR does. mmcv reads BGR. Defaults to False.
         **cfg: the model's other settings, unchanged.
 
     Returns:
