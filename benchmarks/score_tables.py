@@ -69,7 +69,7 @@ FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
 TABLES = {
     'main': dict(
         labels=['on digits'], where={**PLAIN, **AVX512},
-        rows=same('LN', 'BN', 'RepBN', 'UN', 'UN+'),
+        rows=norms({'LN': 'LN', **FOLDING}),
         columns={'Swin, top-1': mean(TOP1, 'count', experiment='swin', steps=752),
                  'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752),
                  'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn')}),
