@@ -23,15 +23,17 @@ class Exported:
         size: bytes on the disk.
         norms: number of norms left in the model.
         difference: to torch, for pictures of noise.
+        lines: what the format says about the file.
     """
     path: Path
     size: int
     norms: int
     difference: Differences
+    lines: list[str]
 
 
 def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool = False, int8: str | None = None,
-                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> Exported:
+                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> Exported:
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
 
     Args:
@@ -42,6 +44,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
         int8 (str, optional): the kind of INT8, one of `chosen.int8_kinds`.
         samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs that the ranges of INT8 are taken from, such as
             :class:`Samples`.
+        **options: of `chosen.options`.
 
     Raises:
         PreflightError: torch cannot export the model.
@@ -50,8 +53,9 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         # All files are made and tried in here: a failure leaves those of an earlier export as they are.
         part = Path(folder, path.name)
-        chosen.export(model, part, half, int8, samples)
+        chosen.export(model, part, half, int8, samples, **options)
         found = differences(Runner(chosen.open(part))(*(each.numpy() for each in model.inputs)), model.expected)
+        lines = chosen.report(part)
         for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
             made.replace(path.parent / made.name)
-    return Exported(path, chosen.size(path, model), model.norms, found)
+    return Exported(path, chosen.size(path, model), model.norms, found, lines)

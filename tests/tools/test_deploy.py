@@ -6,6 +6,7 @@ import cv2
 import pytest
 import torch
 
+from mmunorm.deploy import FORMATS
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
@@ -84,9 +85,9 @@ def test_what_is_refused(classifier, tmp_path, capsys):
 
 def test_where_the_file_goes():
     for text, expected in ((None, 'runs/epoch_8.xml'), ('runs/v1.2', 'runs/v1.2.xml'), ('runs/v1.xml', 'runs/v1.xml')):
-        assert EXPORT.out_file(text, Path('runs/epoch_8.pth'), '.xml', False) == Path(expected)
-    assert EXPORT.out_file(None, Path('a.pth'), '.onnx', True) == Path('a_int8.onnx')
+        assert EXPORT.out_file(text, Path('runs/epoch_8.pth'), FORMATS['openvino'], None) == Path(expected)
+    assert EXPORT.out_file(None, Path('a.pth'), FORMATS['onnx'], 'static') == Path('a_int8.onnx')
     with pytest.raises(PreflightError, match='a.onnx has the suffix of another format: this one has .xml'):
-        EXPORT.out_file('a.onnx', Path('b.pth'), '.xml', False)
+        EXPORT.out_file('a.onnx', Path('b.pth'), FORMATS['openvino'], None)
     with pytest.raises(PreflightError, match='overwrite the checkpoint m.bin'):
-        EXPORT.out_file('m', Path('m.bin'), '.xml', False)
+        EXPORT.out_file('m', Path('m.bin'), FORMATS['openvino'], None)

@@ -33,7 +33,8 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--half', action='store_true', help='weights in float16')
-    parser.add_argument('--int8', action='store_true', help='linear layers and convolutions in INT8')
+    parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
+                        help='in INT8; the table below has the kinds, the usual one first')
     parser.add_argument('--num-samples', type=positive, default=300,
                         help='training pictures for the ranges of INT8 (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
@@ -44,19 +45,33 @@ def parse_args(argv=None):
                         'square, for landscape and portrait pictures)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
+    for each in FORMATS.values():
+        group = parser.add_argument_group(f'--format {each.name}') if each.options else None
+        for name, how in each.options.items():
+            group.add_argument(f'--{name}', **how)
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
         parser.error('--batch does not go with --dynamic: the file takes any number of pictures')
-    if args.int8 and (args.half or args.dynamic):
+    if args.int8 is not None and (args.half or args.dynamic):
         parser.error(f'--{"half" if args.half else "dynamic"} does not go with --int8')
     return args
 
 
-def out_file(text, checkpoint, suffix, int8):
-    """Where the file goes."""
+def options_of(args, chosen):
+    """The options of the format that were given."""
+    given = {name for each in FORMATS.values() for name in each.options if getattr(args, name) is not None}
+    if others := sorted(given - set(chosen.options)):
+        raise PreflightError(f'--{others[0]} does not go with --format {chosen.name}.')
+    return {name: getattr(args, name) for name in given}
+
+
+def out_file(text, checkpoint, chosen, int8):
+    """Where the file goes; the kind of INT8 is in its name where the format has several."""
+    suffix = chosen.suffixes[0]
     if text is None:
-        out = checkpoint.with_name(f'{checkpoint.stem}{"_int8" if int8 else ""}{suffix}')
+        kind = f'_int8{f"_{int8}" if len(chosen.int8_kinds) > 1 else ""}' if int8 else ''
+        out = checkpoint.with_name(f'{checkpoint.stem}{kind}{suffix}')
     elif (given := Path(text)).suffix in {each.suffixes[0] for each in FORMATS.values()} - {suffix}:
         raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
@@ -69,24 +84,26 @@ def out_file(text, checkpoint, suffix, int8):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    chosen = find_format(args.format, args.int8)
+    chosen = find_format(args.format, args.int8 is not None)
+    int8 = chosen.int8_kind(args.int8)
+    options = options_of(args, chosen)
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    out = out_file(args.out, Path(args.checkpoint), chosen.suffixes[0], args.int8)
+    out = out_file(args.out, Path(args.checkpoint), chosen, int8)
     out_folder(out.parent)
-    if args.int8:
+    needs_samples = int8 and int8 not in chosen.uncalibrated
+    if needs_samples:
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, args.checkpoint, args.shape)
-    int8, samples = None, ()
-    if args.int8:
-        int8 = chosen.int8_kinds[0]
+    samples = ()
+    if needs_samples:
         samples = Samples(training_pictures(cfg, args.num_samples), meta, args.batch or 1)
     for reason, names in groupby(fuse_norms(model).kept, lambda fold: f'({fold.kind}): {fold.where}'):
         names = [fold.norm for fold in names]
         warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
     start = time.perf_counter()
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
-    made = export_file(exportable, chosen, out, args.half, int8, samples)
+    made = export_file(exportable, chosen, out, args.half, int8, samples, **options)
     print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
     batch, _, height, width = exportable.meta['shape']
     size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
@@ -94,6 +111,7 @@ def main(argv=None):
     print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')
     print(f'compared with torch: {made.difference}')
+    print(*made.lines, sep='\n', end='\n' if made.lines else '')
     print(f'use it: python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR')
     return made
 

@@ -21,9 +21,9 @@ FORMS: dict[str, tuple[Format, Form]] = dict(sorted(
 
 def table() -> str:
     """The formats as text, for `--help`."""
-    rows = [('format', 'suffix', 'runs in'), *((each.name, each.suffixes[0], each.runtime)
-                                               for each in FORMATS.values())]
-    return '\n'.join(f'{name:8}  {suffix:6}  {runtime}' for name, suffix, runtime in rows)
+    rows = [('format', 'suffix', 'runs in', '--int8'),
+            *((each.name, each.suffixes[0], each.runtime, ', '.join(each.int8_kinds)) for each in FORMATS.values())]
+    return '\n'.join(f'{name:10}  {suffix:7}  {runtime:18}  {kinds}'.rstrip() for name, suffix, runtime, kinds in rows)
 
 
 def find_format(name: str, int8: bool = False) -> Format:

@@ -57,7 +57,11 @@ class Format(ABC):
         packages (tuple[str, ...]): what the export needs.
         run_packages (tuple[str, ...]): what running a file needs.
         int8_kinds (tuple[str, ...]): the kinds of INT8, the usual one first.
+        uncalibrated (tuple[str, ...]): those of them that need no training pictures.
         int8_packages (tuple[str, ...]): what the export needs besides for INT8.
+        install (str): the command that gets its packages.
+        options (dict[str, dict]): what tools/deploy/export.py takes for it alone, by name: arguments of
+            `argparse`'s `add_argument`. `export` gets those that are given, as keyword arguments.
         forms (dict[str, Form]): its rows in a benchmark, by name. That of the plain file has the format's name.
     """
     name: str
@@ -66,7 +70,10 @@ class Format(ABC):
     packages: tuple[str, ...] = ()
     run_packages: tuple[str, ...] = ()
     int8_kinds: tuple[str, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
     int8_packages: tuple[str, ...] = ()
+    install: str = "pip install -e '.[deploy]'"
+    options: dict[str, dict] = {}
     forms: dict[str, Form]
 
     def check(self, int8: bool = False) -> None:
@@ -75,13 +82,23 @@ class Format(ABC):
         Raises:
             PreflightError: a package is missing, or torch is too old.
         """
-        need(*self.packages, *(self.int8_packages if int8 else ()))
+        need(*self.packages, *(self.int8_packages if int8 else ()), install=self.install)
         if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
 
+    def int8_kind(self, kind: str | None) -> str | None:
+        """The kind of INT8 that was asked for; '' is the usual one, None is floating point.
+
+        Raises:
+            PreflightError: the format has no such kind.
+        """
+        if kind and kind not in self.int8_kinds:
+            raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
+        return self.int8_kinds[0] if kind == '' else kind
+
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
         """Writes a model as files with this stem.
 
         Args:
@@ -90,9 +107,10 @@ class Format(ABC):
             half (bool): weights in float16. Defaults to False.
             int8 (str, optional): one of `int8_kinds`.
             samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs that the ranges of INT8 are taken from.
+            **options: of `options`.
 
         Raises:
-            PreflightError: torch cannot export the model.
+            PreflightError: torch cannot export the model, or the format cannot hold it.
         """
 
     @abstractmethod
@@ -117,7 +135,7 @@ class Format(ABC):
         for other in self.files(path):
             if not other.is_file():
                 raise PreflightError(f'{path} needs its weights beside it, and there is no {other}.')
-        need(*self.run_packages)
+        need(*self.run_packages, install=self.install)
         try:
             session = self.load(path, threads, **how)
         except PreflightError:
@@ -128,6 +146,10 @@ class Format(ABC):
             raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
         return session
 
+    def report(self, path: Path) -> list[str]:
+        """What tools/deploy/export.py prints about a new file besides its size: lines."""
+        return []
+
     def files(self, path: Path) -> list[Path]:
         """All files of an exported model, by the path of the one that is opened."""
         return [path.with_suffix(suffix) for suffix in self.suffixes]
@@ -137,12 +159,12 @@ class Format(ABC):
         return sum(file.stat().st_size for file in self.files(path))
 
 
-def need(*packages: str) -> None:
-    """Checks that packages are installed.
+def need(*packages: str, install: str = Format.install) -> None:
+    """Checks that packages are installed; `install` is the command that gets them.
 
     Raises:
         PreflightError: one is not; the message says how to get it.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise PreflightError(f"missing: {', '.join(missing)}; get it with pip install -e '.[deploy]'")
+        raise PreflightError(f"missing: {', '.join(missing)}; get it with {install}")
