@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance translate test)
-OPENCV := requirements/opencv.txt
+WITHOUT_DEPENDENCIES := $(patsubst %,requirements/%.txt,opencv edge)
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
@@ -33,14 +33,14 @@ install: $(STAMP)
 # Two packages that are needed bring one OpenCV each, into one folder; the ordinary one wants libGL, which
 # servers lack. The package comes last and without its dependencies: they are pinned. pip compiles on one core; all cores
 # do it afterwards, and what does not compile in other packages is never imported.
-$(STAMP): setup.py $(REQUIREMENTS) $(OPENCV)
+$(STAMP): setup.py $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else \
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
 	@echo 'Installing into $(VENV), 6 GB: a few minutes.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS))
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(OPENCV)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps $(addprefix -r ,$(WITHOUT_DEPENDENCIES))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null 2>&1 || true
 	@touch $@

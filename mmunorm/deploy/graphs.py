@@ -52,7 +52,11 @@ class ClassifierGraph(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Probabilities of the classes, of pictures with values from 0 to 255."""
-        return self.classifier.head(self.classifier.extract_feat(self.pixels(images))).softmax(1)
+        return self.logits(images).softmax(1)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What :meth:`forward` takes the softmax of."""
+        return self.classifier.head(self.classifier.extract_feat(self.pixels(images)))
 
 
 class DetectorGraph(nn.Module):

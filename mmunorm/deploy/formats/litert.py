@@ -1,0 +1,237 @@
+"""LiteRT's files, `.tflite`: a phone's CPU, and chips that have nothing but integers."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...utils import PreflightError
+from ..export import Exportable, exporting
+from ..graphs import ClassifierGraph
+from ..pixels import fold_pixels
+from .base import KEY, Form, Format, Session
+
+NAME = 'classify'  # of a classifier's signature
+PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
+
+
+class LiteRtSession(Session):
+    """Takes float32 pictures `(N, 3, H, W)` as every session, and gives the file what its input's type asks for."""
+
+    def __init__(self, path: Path, threads: int | None):
+        from ai_edge_litert.interpreter import Interpreter
+        self.meta = read_meta(path)
+        self._interpreter = Interpreter(str(path), num_threads=threads)
+        self._interpreter.allocate_tensors()
+        self._classify = self._interpreter.get_signature_runner(NAME)
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        images, = arrays
+        detail, = self._classify.get_input_details().values()
+        logits = self._classify(images=to_type(images.transpose(0, 2, 3, 1), detail))['logits']
+        logits = from_type(logits, self._classify.get_output_details()['logits'])
+        scores = np.exp(logits - logits.max(1, keepdims=True))
+        return [scores / scores.sum(1, keepdims=True)]
+
+
+class LiteRt(Format):
+    name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
+    packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
+    int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
+    int8_packages = ('ai_edge_quantizer', )
+    install = 'pip install --no-deps -r requirements/edge.txt'
+    forms = {'litert': Form(runtime), 'litert-dynamic': Form(f'{runtime} INT8, dynamic range', 'dynamic'),
+             'litert-products': Form(f'{runtime} INT8, products alone', 'products'),
+             'litert-full': Form(f'{runtime} INT8, integers only', 'full'),
+             'litert-full16': Form(f'{runtime} INT8, 16-bit activations', 'full16')}
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+        if model.open_shapes:
+            raise PreflightError('--dynamic does not go with --format litert: its files have one size.')
+        with silent():
+            write_float(model, path)
+            if half or int8:
+                quantize(path, 'half' if half else int8, samples)
+        write_meta(path, model.meta)
+
+    def load(self, path: Path, threads: int | None) -> LiteRtSession:
+        return LiteRtSession(path, threads)
+
+    def report(self, path: Path) -> list[str]:
+        operators = operators_of(path)
+        parts, outside = delegated(path)
+        return [f'operators: {operators.total()}, most often {listed(operators)}',
+                f"XNNPACK's parts on this CPU: {parts}; operators outside of them: "
+                f'{outside.total()}{f", {listed(outside)}" if outside else ""}']
+
+
+class _Classify(nn.Module):
+    """A classifier as the file has it: a picture's bytes in their own order, and no softmax."""
+
+    def __init__(self, graph: ClassifierGraph):
+        super().__init__()
+        self.whole = graph  # `graph` is what torch.fx calls its own
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """`(N, H, W, 3)` float32, 0 to 255, to `logits` `(N, classes)`."""
+        return dict(logits=self.whole.logits(images.permute(0, 3, 1, 2)))
+
+
+def write_float(model: Exportable, path: Path) -> None:
+    """Writes a classifier in floating point; its input is `(N, H, W, 3)`, 0 to 255, its output logits.
+
+    Raises:
+        PreflightError: torch or LiteRT's converter cannot export it.
+    """
+    import litert_torch
+    if not isinstance(model.graph, ClassifierGraph):
+        raise PreflightError('--format litert takes classifiers.')
+    images, = model.inputs
+    part = _Classify(fold_pixels(model.graph, images)).eval()
+    images = images.permute(0, 2, 3, 1).contiguous()
+    with exporting():
+        program = torch.export.export(part, (), dict(images=images), strict=False).module()
+        litert_torch.signature(NAME, program, sample_kwargs=dict(images=images)).convert().export(str(path))
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Inside, Google's packages print nothing: bars, sizes and hints for their developers."""
+    with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
+            warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        logging.disable(logging.WARNING)
+        stderr = os.dup(2)
+        os.dup2(nothing.fileno(), 2)  # of their C++
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            logging.disable(logging.NOTSET)
+
+
+def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]]) -> None:
+    """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
+
+    Args:
+        path (Path): in floating point.
+        kind (str): 'half', or of `LiteRt.int8_kinds`.
+        samples: batches of pictures `(N, 3, H, W)`: the ranges are from the least to the greatest value.
+
+    Raises:
+        PreflightError: a file in integers only has a tensor in floating point left.
+    """
+    from ai_edge_quantizer import quantizer
+    made = quantizer.Quantizer(str(path), recipe_of(kind))
+    ranges = None
+    if made.need_calibration:
+        ranges = made.calibrate({NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]})
+        # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
+        name, = (name for name in ranges if name.endswith('_images'))
+        ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
+    made.quantize(ranges).export_model(str(path), overwrite=True)
+    if kind.startswith('full') and (left := operators_of(path, in_float=True)):
+        raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
+
+
+def recipe_of(kind: str) -> list[dict]:
+    """The quantizer's settings for a kind of file."""
+    from ai_edge_quantizer import recipe
+    from ai_edge_quantizer.recipe_manager import RecipeManager
+    if kind == 'dynamic':
+        return recipe.dynamic_wi8_afp32()
+    if kind in ('full', 'full16'):
+        return recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16()
+    manager = RecipeManager()
+    if kind == 'half':
+        manager.add_weight_only_config('.*', '*', 16, algorithm_key='float_casting')
+    else:
+        for operator in PRODUCTS:
+            manager.add_static_config('.*', operator, 8, 8)
+    return manager.get_quantization_recipe()
+
+
+def to_type(array: np.ndarray, detail: dict) -> np.ndarray:
+    """An array as the type of a tensor of the file."""
+    scale, zero = detail['quantization']
+    if np.issubdtype(detail['dtype'], np.integer):
+        bounds = np.iinfo(detail['dtype'])
+        array = np.clip(np.round(array / scale) + zero, bounds.min, bounds.max)
+    return array.astype(detail['dtype'])
+
+
+def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
+    """What a tensor of the file stands for, float32."""
+    scale, zero = detail['quantization']
+    return (array.astype(np.float32) - zero) * np.float32(scale) if scale else array
+
+
+def read_meta(path: Path) -> dict | None:
+    """What a file says about itself."""
+    from ai_edge_litert import schema_py_generated as schema
+    model = schema.Model.GetRootAs(path.read_bytes())
+    for i in range(model.MetadataLength()):
+        if model.Metadata(i).Name() == KEY.encode():
+            return json.loads(model.Buffers(model.Metadata(i).Buffer()).DataAsNumpy().tobytes())
+    return None
+
+
+def write_meta(path: Path, meta: dict) -> None:
+    """Adds to a file what it is to say about itself."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+    model = flatbuffer_utils.read_model(path)
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    entry.name, entry.buffer = KEY, len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*(model.metadata or []), entry]
+    flatbuffer_utils.write_model(model, path)
+
+
+def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
+    """How often each operator is in a file, or those alone that read or write floating point."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+    model = flatbuffer_utils.read_model(path)
+    floats = {getattr(schema.TensorType, name) for name in ('FLOAT16', 'FLOAT32', 'FLOAT64')}
+    return Counter(
+        flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
+        for graph in model.subgraphs for operator in graph.operators
+        if not in_float or any(index >= 0 and graph.tensors[index].type in floats
+                               for index in (*operator.inputs, *operator.outputs)))
+
+
+def delegated(path: Path) -> tuple[int, Counter[str]]:
+    """Into how many parts XNNPACK takes a file on this CPU, and the operators that it leaves out."""
+    from ai_edge_litert.interpreter import Interpreter
+    interpreter = Interpreter(str(path))
+    interpreter.allocate_tensors()
+    operators = interpreter._get_ops_details()  # the file's own and, after them, one for each part
+    parts = [each for each in operators if each['op_name'] == 'DELEGATE']
+    own = operators[:len(operators) - len(parts)]
+    maker = {tensor: index for index, operator in enumerate(own) for tensor in operator['outputs']}
+    outside = dict(enumerate(own))
+    for part in parts:
+        borders, tensors = set(part['inputs']), list(part['outputs'])
+        while tensors:
+            index = maker.get(tensor := tensors.pop())
+            if tensor not in borders and outside.pop(index, None):
+                tensors.extend(own[index]['inputs'])
+    return len(parts), Counter(operator['op_name'] for operator in outside.values())
+
+
+def listed(counts: Counter[str]) -> str:
+    """The most frequent names with their numbers."""
+    return ', '.join(f'{name} {number}' for name, number in counts.most_common(6))
