@@ -153,7 +153,7 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
 
 def with_static_windows(model: nn.Module) -> nn.Module:
     """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention."""
-    return _with(copy.deepcopy(model), is_window_attention, StaticWindowMSA)
+    return replace_modules(copy.deepcopy(model), is_window_attention, StaticWindowMSA)
 
 
 def with_dynamic_windows(model: nn.Module) -> nn.Module:
@@ -161,8 +161,8 @@ def with_dynamic_windows(model: nn.Module) -> nn.Module:
 
     A :class:`DynamicWindowMSA` replaces each shifted window attention. Paddings go: such pictures need none.
     """
-    model = _with(copy.deepcopy(model), is_window_attention, DynamicWindowMSA)
-    return _with(model, _is_padding, lambda padding: nn.Identity())
+    model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA)
+    return replace_modules(model, _is_padding, lambda padding: nn.Identity())
 
 
 def side_multiple(backbone: nn.Module) -> int | None:
@@ -183,7 +183,9 @@ def _is_padding(module: nn.Module) -> bool:
     return type(module).__name__ == 'AdaptivePadding'
 
 
-def _with(model: nn.Module, is_old: Callable[[nn.Module], bool], new: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
+                    new: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Replaces the modules of a kind, in place, and returns the model."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if is_old(child):

@@ -36,9 +36,37 @@ def test_pixels_are_normalized_by_the_first_layer(make, size, is_folded, flips):
 for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
     pytest.importorskip(package)
 
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.formats.litert import operators_of
 
 LITERT = FORMATS['litert']
+
+
+@pytest.mark.parametrize('make, size, number', [
+    (models.swin_classifier, (37, 45), 2), (models.swin_classifier, (32, 32), 1), (models.vit_classifier, (32, 32), 2),
+    (models.t2t_classifier, (32, 32), 2)])
+def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number):
+    model = normalizing(make())
+    fuse_norms(model)
+    graph, images = graph_of(model), torch.rand(number, 3, *size) * 255
+    with torch.no_grad():
+        edge = with_edge_layers(graph)
+        torch.testing.assert_close(edge(images), graph(images), rtol=0, atol=1e-6)
+        values = [node.meta.get('val') for node in torch.export.export(edge, (images, ), strict=False).graph.nodes]
+    assert max(value.dim() for value in values if isinstance(value, torch.Tensor)) == 4
+
+
+def test_cut_windows_do_not_spread_the_range(swin, exportable, tmp_path):
+    """-100 between windows would leave the scores a step of 0.4."""
+    made = export(exportable, tmp_path / 'm.tflite', 'full')
+    interpreter = Interpreter(
+        str(made.path), experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    interpreter.allocate_tensors()
+    steps = [interpreter._get_tensor_details(operator['inputs'][0], 0)['quantization'][0]
+             for operator in interpreter._get_ops_details() if operator['op_name'] == 'SOFTMAX']
+    assert len(steps) == 3 and max(steps) < 0.1
 
 
 def export(exportable, path, int8=None, **how):

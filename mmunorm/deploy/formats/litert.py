@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...utils import PreflightError
+from ..edge import with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph
 from ..pixels import fold_pixels
@@ -99,7 +100,7 @@ def write_float(model: Exportable, path: Path) -> None:
     if not isinstance(model.graph, ClassifierGraph):
         raise PreflightError('--format litert takes classifiers.')
     images, = model.inputs
-    part = _Classify(fold_pixels(model.graph, images)).eval()
+    part = _Classify(fold_pixels(with_edge_layers(model.stock), images))
     images = images.permute(0, 2, 3, 1).contiguous()
     with exporting():
         program = torch.export.export(part, (), dict(images=images), strict=False).module()
@@ -142,46 +143,78 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]]) -
         # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
-        for name in right_factors(path):
-            largest = np.maximum(-ranges[name]['min'], ranges[name]['max'])
-            ranges[name].update(min=-largest * 128 / 127, max=largest)
+        fit_attention(path, ranges)
+        made = quantizer.Quantizer(str(path), recipe_of(kind))
     made.quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, in_float=True)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
 
 
-def right_factors(path: Path) -> set[str]:
-    """The second factors of products of two activations, such as keys and values, back to the layers that make them.
+def fit_attention(path: Path, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+    """Changes a file in floating point, and the ranges `min` and `max` that its tensors were seen in, for attention.
 
-    Their zero must be a zero in integers: else XNNPACK leaves the product to LiteRT's reference kernel, which took 40 %
-    of a Swin-T's time.
+    - The second factor of a product of two activations (keys, values) gets a symmetric range, back to the layer that
+      makes it: XNNPACK leaves the product to LiteRT's reference kernel if a zero is no zero in integers, which took
+      40 % of a Swin-T's time.
+    - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -100:
+      `exp(-8)` is nothing in 8 bits, and a range that begins at -100 leaves the scores steps of 0.4.
     """
     from ai_edge_litert.tools import flatbuffer_utils
-    model, names = flatbuffer_utils.read_model(path), set()
+    model = flatbuffer_utils.read_model(path)
     for graph in model.subgraphs:
-        kinds = {output: (flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex), operator.inputs[0])
-                 for operator in graph.operators for output in operator.outputs}
-        tensors = [operator.inputs[1] for operator in graph.operators
-                   if flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex) == 'BATCH_MATMUL']
-        while tensors:
-            tensor = tensors.pop()
-            names.add(graph.tensors[tensor].name.decode())
-            kind, source = kinds.get(tensor, (None, None))
-            if kind in SAME_RANGE:
-                tensors.append(source)
-    return names
+        _fit_attention(model, graph, ranges)
+    flatbuffer_utils.write_model(model, path)
+
+
+def _fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+    maker = {output: operator for operator in graph.operators for output in operator.outputs}
+
+    def kind(operator):
+        return operator and kind_of(model, operator)
+
+    def back(tensor):
+        """The tensor, and those that have the same values before it."""
+        tensors = [tensor]
+        while kind(maker.get(tensor)) in SAME_RANGE:
+            tensors.append(tensor := maker[tensor].inputs[0])
+        return tensors
+
+    def seen(tensor):
+        return ranges.get(graph.tensors[tensor].name.decode())
+
+    for operator in graph.operators:
+        if kind(operator) == 'BATCH_MATMUL':
+            for each in filter(None, map(seen, back(operator.inputs[1]))):
+                largest = np.maximum(-each['min'], each['max'])
+                each.update(min=-largest * 128 / 127, max=largest)
+        elif kind(operator) == 'SOFTMAX':
+            tensors = back(operator.inputs[0])
+            added = maker.get(tensors[-1])
+            if kind(added) != 'ADD' or not (scores := seen(added.inputs[0])):
+                continue
+            buffer = model.buffers[graph.tensors[added.inputs[1]].buffer]
+            constant = np.frombuffer(bytes(buffer.data if buffer.data is not None else b''), np.float32).copy()
+            is_cut = constant < -50
+            if is_cut.any():
+                least = scores['min'].min() + constant[~is_cut].min() - 8
+                constant[is_cut] = least - scores['max'].max()
+                buffer.data = constant.view(np.uint8)
+                for each in filter(None, map(seen, tensors)):
+                    each.update(min=np.full_like(each['min'], least))
 
 
 def recipe_of(kind: str) -> list[dict]:
     """The quantizer's settings for a kind of file."""
     from ai_edge_quantizer import recipe
     from ai_edge_quantizer.recipe_manager import RecipeManager
-    if kind == 'dynamic':
-        return recipe.dynamic_wi8_afp32()
     if kind in ('full', 'full16'):
         return recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16()
     manager = RecipeManager()
-    if kind == 'half':
+    if kind == 'dynamic':
+        manager.add_dynamic_config('.*', '*', 8)
+        # Of zeros and ones; XNNPACK takes it in float alone.
+        manager.add_quantization_config('.*', 'DEPTHWISE_CONV_2D', algorithm_key='no_quantize')
+    elif kind == 'half':
         manager.add_weight_only_config('.*', '*', 16, algorithm_key='float_casting')
     else:
         for operator in PRODUCTS:
@@ -227,6 +260,12 @@ def write_meta(path: Path, meta: dict) -> None:
     flatbuffer_utils.write_model(model, path)
 
 
+def kind_of(model, operator) -> str:
+    """The name of an operator, such as 'ADD'."""
+    from ai_edge_litert.tools import flatbuffer_utils
+    return flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
+
+
 def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
     """How often each operator is in a file, or those alone that read or write floating point."""
     from ai_edge_litert import schema_py_generated as schema
@@ -234,7 +273,7 @@ def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
     model = flatbuffer_utils.read_model(path)
     floats = {getattr(schema.TensorType, name) for name in ('FLOAT16', 'FLOAT32', 'FLOAT64')}
     return Counter(
-        flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
+        kind_of(model, operator)
         for graph in model.subgraphs for operator in graph.operators
         if not in_float or any(index >= 0 and graph.tensors[index].type in floats
                                for index in (*operator.inputs, *operator.outputs)))

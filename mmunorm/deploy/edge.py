@@ -1,0 +1,119 @@
+"""A model's layers as chips take them: no more than four dimensions, constants in place of what a size decides.
+
+Each layer here computes what the stock one does.
+"""
+from __future__ import annotations
+
+import copy
+
+import torch
+from mmpretrain.models.utils import MultiheadAttention
+from torch import Tensor, nn
+
+from .windows import StaticWindowMSA, is_window_attention, replace_modules
+
+
+def with_edge_layers(graph: nn.Module) -> nn.Module:
+    """A copy of a graph of :func:`mmunorm.deploy.graphs.graph_of` with the layers of this module.
+
+    Run it once before it is exported: constants that a size decides are made then.
+    """
+    graph = copy.deepcopy(graph)
+    for is_old, new in ((is_window_attention, EdgeWindowMSA),
+                        (lambda module: type(module) is MultiheadAttention, EdgeAttention),
+                        (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
+        replace_modules(graph, is_old, new)
+    return graph.eval().requires_grad_(False)
+
+
+class EdgeWindowMSA(StaticWindowMSA):
+    """A shifted window attention whose query, key and value have each a layer, and in INT8 a range, of their own."""
+
+    def __init__(self, stock: nn.Module):
+        super().__init__(stock)
+        self.query, self.key, self.value = split_rows(self.qkv)
+        self.query = scaled(self.query, self.scale)
+        self.cut: Tensor | None = None
+
+    def _attend(self, x: Tensor, rows: int, columns: int, cut: Tensor | None) -> Tensor:
+        batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
+        if cut is not None:
+            if not torch.compiler.is_compiling():
+                self.cut = cut.repeat(batch, 1, 1)[:, None]
+            cut = self.cut
+        x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
+        x = x.reshape(batch * rows * columns, window**2, channels)
+        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                   for layer in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-2, -1) + self.bias
+        if cut is not None:  # not within the bias, whose range would be -100 to 0
+            scores = scores + cut
+        x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
+        return x.reshape(batch, rows * window, columns * window, channels)
+
+
+class EdgeAttention(nn.Module):
+    """mmpretrain's attention over all tokens, with three layers in place of one that is cut into five dimensions.
+
+    Args:
+        stock (MultiheadAttention): its other layers are shared.
+    """
+
+    def __init__(self, stock: MultiheadAttention):
+        super().__init__()
+        self.query, self.key, self.value = split_rows(stock.qkv)
+        self.stock = stock
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, N, C)` to the same shape, or with other channels as the stock layer."""
+        stock = self.stock
+        q, k, v = (layer(x).unflatten(-1, (stock.num_heads, -1)).transpose(1, 2)
+                   for layer in (self.query, self.key, self.value))
+        x = stock.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = stock.gamma1(stock.proj(x))
+        return v.squeeze(1) + x if stock.v_shortcut else x
+
+
+class EdgeUnfold(nn.Module):
+    """`nn.Unfold` as a convolution of each channel alone, with weights of zero and one: exact, and no gather.
+
+    The attributes are those of `nn.Unfold`, which patch mergings read.
+    """
+
+    def __init__(self, stock: nn.Unfold):
+        super().__init__()
+        self.kernel_size, self.stride, self.padding, self.dilation = (
+            (each, each) if isinstance(each, int) else each
+            for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
+        self.weight: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, C, H, W)` to `(B, C * kernel, L)`."""
+        channels, (height, width) = x.shape[1], self.kernel_size
+        if not torch.compiler.is_compiling():
+            self.weight = torch.eye(height * width).view(-1, 1, height, width).repeat(channels, 1, 1, 1)
+        x = nn.functional.conv2d(x, self.weight, None, self.stride, self.padding, self.dilation, channels)
+        return x.flatten(2)
+
+
+def split_rows(layer: nn.Linear, number: int = 3) -> list[nn.Linear]:
+    """Linear layers that make one third each of what a layer makes."""
+    parts = []
+    for i in range(number):
+        rows = slice(i * layer.out_features // number, (i + 1) * layer.out_features // number)
+        part = copy.deepcopy(layer)
+        part.out_features = layer.out_features // number
+        part.weight = nn.Parameter(layer.weight[rows].clone(), requires_grad=False)
+        if layer.bias is not None:
+            part.bias = nn.Parameter(layer.bias[rows].clone(), requires_grad=False)
+        parts.append(part)
+    return parts
+
+
+@torch.no_grad()
+def scaled(layer: nn.Linear, scale: float) -> nn.Linear:
+    """The layer, its output multiplied by a number, in place."""
+    for parameter in layer.parameters():
+        parameter.mul_(scale)
+    return layer
