@@ -20,10 +20,12 @@ from mmunorm.cli.arguments import command, load_config, positive, set_dataloader
 from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
+from mmunorm.utils import PreflightError
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +33,8 @@ ROOT = Path(__file__).parent.parent
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
+    parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in FORMS.items() if form.int8],
+                        metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
     parser.add_argument('--num-samples', type=positive, default=300, help='training pictures for the ranges')
     parser.add_argument('--num-pictures', type=positive, default=500, help='test pictures for the signal to noise')
     parser.add_argument('--batch', type=positive, default=1)
@@ -57,10 +61,14 @@ def measure(config, checkpoint, args, folder):
                       training_pictures(cfg, args.num_samples))
     arrays = batch_of(test_pictures(cfg, args.num_pictures), meta)
     sessions = {'float': TorchSession(subject.exportable.stock, subject.exportable.meta)}
-    for label, name in (('OpenVINO INT8', 'openvino-int8'), ('ONNX Runtime INT8', 'onnx-int8')):
-        sessions[label] = subject.made(name)[0]()
     exact = None
-    for form, session in sessions.items():
+    for form in ('float', *args.formats):
+        try:
+            session = sessions.get(form) or subject.made(form)[0]()
+        except PreflightError as error:  # LayerNorm has no kernel in every form
+            yield dict(form=FORMS[form][1].label, metrics={}, error=str(error))
+            continue
+        form = form if form in sessions else FORMS[form][1].label
         runner = Runner(session)
         row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
         if not runner.is_detector:
@@ -98,6 +106,7 @@ def main(argv=None):
                           file=file)
         for rows in zip(*seeds, strict=True):
             metrics = ', '.join(f'{key} {cell([row["metrics"][key] for row in rows])}' for key in rows[0]['metrics'])
+            metrics = metrics or rows[0]['error']
             snr = cell([row['snr'] for row in rows]) if 'snr' in rows[0] else ''
             lines.append(f'| {name} | {rows[0]["form"]} | {metrics} | {snr} |')
     print('\n'.join(lines))
