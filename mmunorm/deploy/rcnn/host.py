@@ -1,0 +1,198 @@
+"""What a Faster or Mask R-CNN does between and after the parts that a chip runs: in numpy, and nothing else.
+
+Every function does for one picture what its namesake of :mod:`.detector` does for a batch. Boxes that are dropped are
+gone here, until the end. Copied elsewhere, this file runs without the package.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+LARGEST_LOG_RATIO = np.float32(abs(np.log(16 / 1000)))  # of the sides of two boxes, in mmdet's coder
+TINY = np.float32(1e-6)  # where a side may be 0
+
+
+class Host:
+    """A detector whose network runs elsewhere.
+
+    Args:
+        settings (dict): what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
+        run (Callable): `run(part, array)` runs a part, `features`, `heads` or `masks`, on its input, float32 with the
+            channels last, and returns its outputs by name, float32. Of `heads` and `masks` any number of regions.
+    """
+
+    def __init__(self, settings: dict, run: Callable[[str, np.ndarray], dict[str, np.ndarray]]):
+        self.settings, self.run = settings, run
+
+    def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+        """Detects the objects in each picture of a batch.
+
+        Args:
+            images (np.ndarray): `(N, 3, H, W)` float32, 0 to 255, pictures with anything to their right and below.
+            sizes (np.ndarray): `(N, 2)` float32, height and width of the pictures themselves.
+
+        Returns:
+            list[np.ndarray]: `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a Mask R-CNN, `masks`
+            `(N, K, h, w)` float32, as :class:`mmunorm.deploy.rcnn.detector.RCNN` returns them.
+        """
+        features = self.run('features', self.pad(images, sizes))
+        batch = [self.detect({name: each[index] for name, each in features.items()}, size)
+                 for index, size in enumerate(sizes)]
+        return [np.stack(each) for each in zip(*batch, strict=True)]
+
+    def pad(self, images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Pictures with the mean pixel beside them, which the normalization turns into mmdet's zeros; channels last."""
+        padded = np.empty((len(images), *images.shape[2:], 3), np.float32)
+        padded[:] = self.settings['pad']
+        for own, image, (height, width) in zip(padded, images, sizes.astype(int), strict=True):
+            own[:height, :width] = image[:, :height, :width].transpose(1, 2, 0)
+        return padded
+
+    def detect(self, features: dict[str, np.ndarray], size: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The outputs of one picture, from those of `features`."""
+        heads, masks = self.settings['heads'], self.settings['masks']
+        proposals = propose(features, size, self.settings)
+        maps = [features[f'map{level}'] for level in range(len(features)) if f'map{level}' in features]
+        dets, labels = np.zeros((heads['most'], 5), np.float32), np.zeros(heads['most'], np.int64)
+        found = self.run('heads', pool(maps, proposals, heads['pool']))
+        boxes, scores, classes = suppress_classes(proposals, found['logits'], found['deltas'], size, heads)
+        dets[:len(boxes), :4], dets[:len(boxes), 4], labels[:len(boxes)] = boxes, scores, classes
+        if masks is None:
+            return dets, labels
+        drawn = self.run('masks', pool(maps, boxes, masks['pool']))['logits']
+        drawn = drawn[np.arange(len(boxes)), :, :, 0 if masks['any_class'] else classes]
+        probability = np.zeros((heads['most'], *drawn.shape[1:]), np.float32)
+        probability[:len(boxes)] = sigmoid(drawn)
+        return dets, labels, probability
+
+
+def propose(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> np.ndarray:
+    """Boxes `(P, 4)` that may have an object, the best first."""
+    cfg, boxes, scores = settings['proposals'], [], []
+    for level, anchors in enumerate(settings['anchors']):
+        score, delta = features[f'score{level}'], features[f'delta{level}'].reshape(-1, 4)
+        prior = priors(anchors, *score.shape[:2])
+        score = sigmoid(score.flatten())
+        if 0 < cfg['before'] < len(score):
+            best = largest(score, cfg['before'])
+            score, delta, prior = score[best], delta[best], prior[best]
+        own = decode(prior, delta[:, None], size, cfg['coder'])[:, 0]
+        score = np.where((own[:, 2:] - own[:, :2] > cfg['least']).all(1) | (cfg['least'] < 0), score, 0)
+        kept = nms(own, score, cfg['iou'])
+        boxes.append(own[kept])
+        scores.append(score[kept])
+    return np.concatenate(boxes)[largest(np.concatenate(scores), cfg['most'])]
+
+
+def priors(anchors: dict, height: int, width: int) -> np.ndarray:
+    """The anchors `(height * width * A, 4)` of a map: `AnchorGenerator.single_level_grid_priors`."""
+    step_x, step_y = anchors['stride']
+    y, x = np.mgrid[:height, :width].astype(np.float32) * np.float32([[[step_y]], [[step_x]]])
+    return (np.stack([x, y, x, y], -1)[:, :, None] + np.float32(anchors['boxes'])).reshape(-1, 4)
+
+
+def suppress_classes(proposals: np.ndarray, logits: np.ndarray, deltas: np.ndarray, size: np.ndarray,
+                     cfg: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes `(n, 4)`, scores and classes `(n, )` of the objects, the best first; each class by itself."""
+    logits = np.exp(logits - logits.max(1, keepdims=True))
+    scores = (logits / logits.sum(1, keepdims=True))[:, :-1]
+    deltas = deltas.reshape(len(deltas), deltas.shape[1] // 4, 4)
+    boxes = decode(proposals, deltas, size, cfg['coder'])
+    boxes = np.broadcast_to(boxes, (*scores.shape, 4))
+    scores = np.where(scores > cfg['score'], scores, 0)
+    kept = [nms(boxes[:, index], scores[:, index], cfg['iou']) for index in range(cfg['classes'])]
+    classes = np.repeat(np.arange(cfg['classes']), [len(each) for each in kept])
+    rows = np.concatenate(kept)
+    best = largest(scores[rows, classes], cfg['most'])
+    rows, classes = rows[best], classes[best]
+    return boxes[rows, classes], scores[rows, classes], classes
+
+
+def decode(boxes: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict) -> np.ndarray:
+    """Boxes `(P, 4)` moved by `(P, n, 4)`, to such, inside of a picture: `DeltaXYWHBBoxCoder.decode`."""
+    deltas = deltas * np.float32(coder['stds']) + np.float32(coder['means'])
+    corner, sides = boxes[:, None, :2], boxes[:, None, 2:] - boxes[:, None, :2]
+    move, grow = sides * deltas[..., :2], np.minimum(deltas[..., 2:], LARGEST_LOG_RATIO)
+    if coder['furthest'] is None:
+        grow = np.maximum(grow, -LARGEST_LOG_RATIO)
+    else:
+        move = np.clip(move, -coder['furthest'], coder['furthest'])
+    center, half = corner + sides / 2 + move, sides * np.exp(grow) / 2
+    moved = np.concatenate([center - half, center + half], -1)
+    if coder['clip']:
+        height, width = size
+        moved = np.clip(moved, 0, np.float32([width, height, width, height]))
+    return moved
+
+
+def nms(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarray:
+    """Indices of the boxes `(n, 4)` that greedy suppression keeps, the best first; one that scores 0 is none."""
+    order = largest(scores, len(scores))
+    boxes = boxes[order]
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    kept = []
+    left = np.arange(len(boxes))
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(first)
+        sides = np.minimum(boxes[first, 2:], boxes[left, 2:]) - np.maximum(boxes[first, :2], boxes[left, :2])
+        common = np.maximum(sides, 0).prod(1)
+        overlap = common / np.maximum(area[first] + area[left] - common, TINY)
+        left = left[overlap.astype(float) <= iou_threshold]
+    return order[kept]
+
+
+def largest(scores: np.ndarray, most: int) -> np.ndarray:
+    """Indices of at most so many of the scores above 0, the largest first."""
+    order = np.argsort(-scores, kind='stable')[:most]
+    return order[scores[order] > 0]
+
+
+def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
+    """The features `(P, h, w, C)` in boxes `(P, 4)`, each from the level for its size: `SingleRoIExtractor`.
+
+    RoIAlign's samples lie on a grid, so that a region is two small matrix products: down its columns, along its rows.
+    """
+    sides = boxes[:, 2:] - boxes[:, :2]
+    scale = np.sqrt(sides.prod(1)) / np.float32(cfg['finest']) + TINY
+    levels = sum((scale >= 2**level for level in range(1, len(cfg['scales']))), np.zeros(len(boxes), int))
+    pooled = np.empty((len(boxes), *cfg['size'], maps[0].shape[-1]), np.float32)
+    half = np.float32(0.5 if cfg['aligned'] else 0)
+    for level, factor in enumerate(cfg['scales']):
+        feature, own = maps[level], np.flatnonzero(levels == level)
+        start = boxes[own, :2] * np.float32(factor) - half
+        sides = boxes[own, 2:] * np.float32(factor) - half - start
+        if not cfg['aligned']:
+            sides = np.maximum(sides, 1)
+        bins = sides / np.float32(cfg['size'][::-1])
+        samples = np.full(bins.shape, cfg['samples']) if cfg['samples'] > 0 else np.ceil(bins).astype(int)
+        for index, (x, y), (wide, high), (across, down) in zip(own, start, bins, samples, strict=True):
+            top, rows = weights(y, high, cfg['size'][0], down, feature.shape[0])
+            left, columns = weights(x, wide, cfg['size'][1], across, feature.shape[1])
+            part = feature[top:top + rows.shape[1], left:left + columns.shape[1]]
+            part = rows @ part.reshape(len(part), -1)
+            np.matmul(columns, part.reshape(len(rows), columns.shape[1], -1), out=pooled[index])
+    return pooled
+
+
+def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, length: int) -> tuple[int, np.ndarray]:
+    """How much each cell of a map gives to each bin along one side of a region: RoIAlign's means of its samples.
+
+    Returns:
+        The first cell that gives something, and `(bins, cells)` float32.
+    """
+    if not samples:  # an empty region
+        return 0, np.zeros((bins, 1), np.float32)
+    position = start + bin_size * ((np.arange(bins * samples, dtype=np.float32) + np.float32(0.5)) / samples)
+    inside = (position >= -1) & (position <= length)
+    position = np.clip(position, 0, length - 1)
+    first, last = int(position[0]), int(np.ceil(position[-1]))
+    share = 1 - np.abs(position[:, None] - np.arange(first, last + 1))
+    share = np.maximum(share, 0) * inside[:, None] / samples
+    return first, share.reshape(bins, samples, -1).sum(1).astype(np.float32)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Of float32, without overflow."""
+    return (0.5 * np.tanh(0.5 * x) + 0.5).astype(np.float32)
