@@ -1,4 +1,4 @@
-"""A whole Mask R-CNN in ONNX Runtime and OpenVINO, all from one export, and the tools that use its files."""
+"""A whole Mask R-CNN in each runtime, all from one export, and the tools that use its files."""
 import cv2
 import mmcv
 import numpy as np
@@ -15,6 +15,7 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
 
 from mmunorm.cli.pictures import drawing_scale
 from mmunorm.deploy import FORMATS, Runner, describe_model, export_file, prepare_export
+from mmunorm.deploy.pictures import Samples
 
 from .detectors import rcnn
 
@@ -39,8 +40,10 @@ def exportable(config):
     return prepare_export(model, meta, 2)
 
 
-@pytest.fixture(scope='module', params=['onnx', 'openvino'])
+@pytest.fixture(scope='module', params=['onnx', 'openvino', 'litert'])
 def report(request, exportable, tmp_path_factory):
+    for package in FORMATS[request.param].packages:
+        pytest.importorskip(package)
     return export_file(exportable, FORMATS[request.param],
                        tmp_path_factory.mktemp(request.param) / f'm{FORMATS[request.param].suffixes[0]}')
 
@@ -65,6 +68,21 @@ def test_pictures_of_any_size_in_one_batch(report):
     assert all((array[2] == 0).all() for array in out.values())
     found = runner.detect(images[0].permute(1, 2, 0).numpy().astype('uint8')[:40])
     assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
+
+
+@pytest.mark.parametrize('heads, dtype', [('int8', np.int8), ('float', np.float32)])
+def test_integers_only(exportable, tmp_path, heads, dtype):
+    """Of LiteRT; what reads regions may stay in floating point."""
+    chosen = FORMATS['litert']
+    for package in chosen.packages + chosen.int8_packages:
+        pytest.importorskip(package)
+    images, = exportable.inputs[:1]
+    samples = Samples([*images.byte(), *images.flip(3).byte()], exportable.meta, 2)
+    made = export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples, heads=heads)
+    session = chosen.open(made.path)
+    assert [session.input_of(part)[1]['dtype'] for part in ('features', 'heads', 'masks')] == [np.int8, dtype, dtype]
+    assert made.difference.partners > 0.5 * made.difference.expected
+    assert made.difference.typical['masks'] < 0.05
 
 
 def test_the_tools(config, report, tmp_path, capsys):

@@ -80,7 +80,7 @@ def test_int8(swin, exportable, tmp_path, kind, least):
     assert signal_to_noise(swin, made.path) > least
     if kind.startswith('full'):
         assert not operators_of(made.path, in_float=True)
-        detail, = Runner(made.path)._session._classify.get_input_details().values()
+        _, detail = Runner(made.path)._session.input_of('classify')
         assert detail['quantization'] == ((1.0, -128) if kind == 'full' else pytest.approx((255 / 32767, 0)))
     assert [line.split(':')[0] for line in made.lines] == ['operators', "XNNPACK's parts on this CPU"]
 
@@ -99,6 +99,11 @@ def test_other_classifiers(tmp_path, make):
     fuse_norms(model, strict=True)
     made = export(prepare_export(model, meta_of(model, (32, 32))), tmp_path / 'm.tflite')
     assert made.norms == 0 and made.difference.largest['scores'] < 2e-6
+
+
+def test_heads_are_those_of_a_detector(exportable, tmp_path):
+    with pytest.raises(PreflightError, match='--heads goes with --int8 and a detector'):
+        export(exportable, tmp_path / 'm.tflite', 'full', heads='float')
 
 
 def test_a_size_that_is_open_is_refused(tmp_path):

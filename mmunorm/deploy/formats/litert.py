@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 from ...utils import PreflightError
 from ..edge import with_edge_layers
 from ..export import Exportable, exporting
-from ..graphs import ClassifierGraph
+from ..graphs import ClassifierGraph, DetectorGraph
 from ..pixels import fold_pixels
+from ..rcnn.host import Host
 from .base import KEY, Form, Format, Session
 
 NAME = 'classify'  # of a classifier's signature
+# Tensors of the signatures that read a detector's regions.
+IN_HEADS = r'^(heads|masks)_|rcnn\.parts\.(Heads|Masks)'
 # What they write has the range of what they read.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
@@ -35,15 +39,37 @@ class LiteRtSession(Session):
         self.meta = read_meta(path)
         self._interpreter = Interpreter(str(path), num_threads=threads)
         self._interpreter.allocate_tensors()
-        self._classify = self._interpreter.get_signature_runner(NAME)
+        self._parts = {name: self._interpreter.get_signature_runner(name)
+                       for name in self._interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         images, = arrays
-        detail, = self._classify.get_input_details().values()
-        logits = self._classify(images=to_type(images.transpose(0, 2, 3, 1), detail))['logits']
-        logits = from_type(logits, self._classify.get_output_details()['logits'])
+        logits = self.call(NAME, images.transpose(0, 2, 3, 1))['logits']
         scores = np.exp(logits - logits.max(1, keepdims=True))
         return [scores / scores.sum(1, keepdims=True)]
+
+    def input_of(self, part: str) -> tuple[str, dict]:
+        """Name and details of what a signature takes."""
+        item, = self._parts[part].get_input_details().items()
+        return item
+
+    def call(self, part: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of a signature by name, for any number of pictures or regions; all are float32."""
+        (name, taken), given = self.input_of(part), self._parts[part].get_output_details()
+        outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in given.items()}
+        for start in range(0, len(array), taken['shape'][0]):
+            own = array[start:start + taken['shape'][0]]
+            out = self._parts[part](**{name: to_type(filled(own, taken['shape'][0]), taken)})
+            for key, detail in given.items():
+                outs[key].append(from_type(out[key][:len(own)], detail))
+        return {key: np.concatenate(each) for key, each in outs.items()}
+
+
+class DetectorSession(LiteRtSession):
+    """The file's signatures, and the rest of the detector in numpy."""
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return Host(self.meta['rcnn'], self.call)(*arrays)
 
 
 class LiteRt(Format):
@@ -56,19 +82,29 @@ class LiteRt(Format):
              'litert-products': Form(f'{runtime} INT8, products alone', 'products'),
              'litert-full': Form(f'{runtime} INT8, integers only', 'full'),
              'litert-full16': Form(f'{runtime} INT8, 16-bit activations', 'full16')}
+    options = dict(heads=dict(choices=('int8', 'float'), help="in an INT8 file of a detector, what computes a region's "
+                                                              'class, box and mask (default: int8)'))
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Sequence[tuple[np.ndarray, ...]] = (), heads: str | None = None) -> None:
         if model.open_shapes:
             raise PreflightError('--dynamic does not go with --format litert: its files have one size.')
+        is_detector = isinstance(model.graph, DetectorGraph)
+        if heads and not (is_detector and int8):
+            raise PreflightError('--heads goes with --int8 and a detector.')
+        meta = model.meta
+        if is_detector:
+            from ..rcnn.parts import settings_of
+            meta = meta | dict(rcnn=settings_of(model.graph))
         with silent():
             write_float(model, path)
             if half or int8:
-                quantize(path, 'half' if half else int8, samples)
-        write_meta(path, model.meta)
+                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), heads == 'float')
+        write_meta(path, meta)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        return LiteRtSession(path, threads)
+        is_detector = (read_meta(path) or {}).get('task') == 'detector'
+        return (DetectorSession if is_detector else LiteRtSession)(path, threads)
 
     def report(self, path: Path) -> list[str]:
         operators = operators_of(path)
@@ -91,20 +127,41 @@ class _Classify(nn.Module):
 
 
 def write_float(model: Exportable, path: Path) -> None:
-    """Writes a classifier in floating point; its input is `(N, H, W, 3)`, 0 to 255, its output logits.
+    """Writes a model in floating point: a classifier as one signature, from `images` `(N, H, W, 3)`, 0 to 255, to
+    `logits`; a detector as those of :func:`mmunorm.deploy.rcnn.parts.parts_of`.
 
     Raises:
         PreflightError: torch or LiteRT's converter cannot export it.
     """
     import litert_torch
-    if not isinstance(model.graph, ClassifierGraph):
-        raise PreflightError('--format litert takes classifiers.')
-    images, = model.inputs
-    part = _Classify(fold_pixels(with_edge_layers(model.stock), images))
-    images = images.permute(0, 2, 3, 1).contiguous()
+    images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
+    graph = with_edge_layers(model.stock)
+    if isinstance(graph, ClassifierGraph):
+        parts = {NAME: (_Classify(fold_pixels(graph, model.inputs[0])), dict(images=images))}
+    else:
+        from ..rcnn.parts import parts_of
+        parts = parts_of(graph, images)
+    made = litert_torch
     with exporting():
-        program = torch.export.export(part, (), dict(images=images), strict=False).module()
-        litert_torch.signature(NAME, program, sample_kwargs=dict(images=images)).convert().export(str(path))
+        for name, (part, sample) in parts.items():
+            program = torch.export.export(part.eval(), (), sample, strict=False).module()
+            made = made.signature(name, program, sample_kwargs=sample)
+        made.convert().export(str(path))
+    mend_nearest(path)
+
+
+def mend_nearest(path: Path) -> None:
+    """Makes nearest-neighbour upsampling that of torch, cell `floor(i * old / new)`, where an FPN's sizes are odd.
+
+    litert-torch has it read from the middle of pixels, which is the same where the new size is a multiple alone.
+    """
+    from ai_edge_litert.tools import flatbuffer_utils
+    model = flatbuffer_utils.read_model(path)
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            if kind_of(model, operator) == 'RESIZE_NEAREST_NEIGHBOR':
+                operator.builtinOptions.halfPixelCenters = False
+    flatbuffer_utils.write_model(model, path)
 
 
 @contextmanager
@@ -124,30 +181,64 @@ def silent() -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]]) -> None:
+def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
+             heads_in_float: bool = False) -> None:
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
 
     Args:
         path (Path): in floating point.
         kind (str): 'half', or of `LiteRt.int8_kinds`.
-        samples: batches of pictures `(N, 3, H, W)`: the ranges are from the least to the greatest value.
+        samples: batches of the model's inputs: the ranges are from the least to the greatest value.
+        rcnn (dict, optional): of a detector, what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
+        heads_in_float (bool): leave what reads its regions in floating point. Defaults to False.
 
     Raises:
         PreflightError: a file in integers only has a tensor in floating point left.
     """
     from ai_edge_quantizer import quantizer
-    made = quantizer.Quantizer(str(path), recipe_of(kind))
+    made = quantizer.Quantizer(str(path), recipe_of(kind, heads_in_float))
     ranges = None
     if made.need_calibration:
-        ranges = made.calibrate({NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]})
+        ranges = made.calibrate(calibration_data(path, samples, rcnn, not heads_in_float))
         # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
         fit_attention(path, ranges)
-        made = quantizer.Quantizer(str(path), recipe_of(kind))
+        made = quantizer.Quantizer(str(path), recipe_of(kind, heads_in_float))
     made.quantize(ranges).export_model(str(path), overwrite=True)
-    if kind.startswith('full') and (left := operators_of(path, in_float=True)):
+    if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
+
+
+def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
+                     rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
+    """What each signature of a file in floating point reads of some pictures; `regions` asks also for those of `heads`
+    and `masks`.
+
+    They are the best ones of the first hundred batches: they are large, and all in memory.
+    """
+    if rcnn is None:
+        return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
+    session = LiteRtSession(path, None)
+    host = Host(rcnn, lambda part, array: read(part, array) or session.call(part, array))
+    data = {}
+
+    def read(part: str, array: np.ndarray) -> None:
+        name, detail = session.input_of(part)
+        number = detail['shape'][0]
+        data.setdefault(part, []).append({name: filled(array[:number], number)})
+
+    for index, (images, sizes) in enumerate(samples):
+        if regions and index < 100:
+            host(images, sizes)
+        else:
+            read('features', host.pad(images, sizes))
+    return data
+
+
+def filled(array: np.ndarray, number: int) -> np.ndarray:
+    """An array with zeros behind it, so that its first dimension has this size."""
+    return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
 
 
 def fit_attention(path: Path, ranges: dict[str, dict[str, np.ndarray]]) -> None:
@@ -203,14 +294,14 @@ def _fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> No
                     each.update(min=np.full_like(each['min'], least))
 
 
-def recipe_of(kind: str) -> list[dict]:
+def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
     """The quantizer's settings for a kind of file."""
     from ai_edge_quantizer import recipe
     from ai_edge_quantizer.recipe_manager import RecipeManager
-    if kind in ('full', 'full16'):
-        return recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16()
     manager = RecipeManager()
-    if kind == 'dynamic':
+    if kind in ('full', 'full16'):
+        manager.load_quantization_recipe(recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16())
+    elif kind == 'dynamic':
         manager.add_dynamic_config('.*', '*', 8)
         # Of zeros and ones; XNNPACK takes it in float alone.
         manager.add_quantization_config('.*', 'DEPTHWISE_CONV_2D', algorithm_key='no_quantize')
@@ -219,6 +310,8 @@ def recipe_of(kind: str) -> list[dict]:
     else:
         for operator in PRODUCTS:
             manager.add_static_config('.*', operator, 8, 8)
+    if heads_in_float:
+        manager.add_quantization_config(IN_HEADS, '*', algorithm_key='no_quantize')
     return manager.get_quantization_recipe()
 
 
@@ -266,8 +359,11 @@ def kind_of(model, operator) -> str:
     return flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
 
 
-def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
-    """How often each operator is in a file, or those alone that read or write floating point."""
+def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> Counter[str]:
+    """How often each operator is in a file, or those alone that read or write floating point.
+
+    Those that write a tensor whose name has the pattern `but` are left out.
+    """
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
     model = flatbuffer_utils.read_model(path)
@@ -275,8 +371,9 @@ def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
     return Counter(
         kind_of(model, operator)
         for graph in model.subgraphs for operator in graph.operators
-        if not in_float or any(index >= 0 and graph.tensors[index].type in floats
-                               for index in (*operator.inputs, *operator.outputs)))
+        if not (but and re.search(but, graph.tensors[operator.outputs[0]].name.decode()))
+        and (not in_float or any(index >= 0 and graph.tensors[index].type in floats
+                                 for index in (*operator.inputs, *operator.outputs))))
 
 
 def delegated(path: Path) -> tuple[int, Counter[str]]:
