@@ -129,17 +129,19 @@ def decode(boxes: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict)
 def nms(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarray:
     """Indices of the boxes `(n, 4)` that greedy suppression keeps, the best first; one that scores 0 is none."""
     order = largest(scores, len(scores))
-    boxes = boxes[order]
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    kept = []
-    left = np.arange(len(boxes))
-    while len(left):
-        first, left = left[0], left[1:]
-        kept.append(first)
-        sides = np.minimum(boxes[first, 2:], boxes[left, 2:]) - np.maximum(boxes[first, :2], boxes[left, :2])
-        common = np.maximum(sides, 0).prod(1)
-        overlap = common / np.maximum(area[first] + area[left] - common, TINY)
-        left = left[overlap.astype(float) <= iou_threshold]
+    left, top, right, bottom = boxes[order].T.copy()
+    area = (right - left) * (bottom - top)
+    kept, dropped = [], np.zeros(len(order), bool)
+    for i in range(len(order)):
+        if dropped[i]:
+            continue
+        kept.append(i)
+        rest = slice(i + 1, None)
+        width = np.minimum(right[i], right[rest]) - np.maximum(left[i], left[rest])
+        height = np.minimum(bottom[i], bottom[rest]) - np.maximum(top[i], top[rest])
+        common = np.maximum(width, 0) * np.maximum(height, 0)
+        overlap = common / np.maximum(area[i] + area[rest] - common, TINY)
+        dropped[rest] |= overlap.astype(float) > iou_threshold
     return order[kept]
 
 
@@ -152,7 +154,7 @@ def largest(scores: np.ndarray, most: int) -> np.ndarray:
 def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
     """The features `(P, h, w, C)` in boxes `(P, 4)`, each from the level for its size: `SingleRoIExtractor`.
 
-    RoIAlign's samples lie on a grid, so that a region is two small matrix products: down its columns, along its rows.
+    RoIAlign's samples lie on a grid, so that a region is two small matrix products: along its rows, down its columns.
     """
     sides = boxes[:, 2:] - boxes[:, :2]
     scale = np.sqrt(sides.prod(1)) / np.float32(cfg['finest']) + TINY
@@ -171,8 +173,8 @@ def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
             top, rows = weights(y, high, cfg['size'][0], down, feature.shape[0])
             left, columns = weights(x, wide, cfg['size'][1], across, feature.shape[1])
             part = feature[top:top + rows.shape[1], left:left + columns.shape[1]]
-            part = rows @ part.reshape(len(part), -1)
-            np.matmul(columns, part.reshape(len(rows), columns.shape[1], -1), out=pooled[index])
+            part = np.matmul(columns, part).reshape(len(part), -1)
+            np.matmul(rows, part, out=pooled[index].reshape(len(rows), -1))
     return pooled
 
 
