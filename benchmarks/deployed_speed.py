@@ -1,9 +1,9 @@
-"""Compares Swin-T with LN and with UN in torch and in the runtimes, in float and in INT8; random weights.
+"""Compares networks with LN and with UN, folded, in torch and in the runtimes, in float and in INT8; random weights.
 
     python benchmarks/deployed_speed.py
 
-The rows are those of tools/deploy/benchmark.py, without metrics, and it writes them anew. UN's statistics are those of
-what its norms read.
+The rows are those of tools/deploy/benchmark.py, without metrics. Those of a network and a number of threads that were
+measured before are replaced. UN's statistics are those of what its norms read.
 """
 import argparse
 import json
@@ -14,30 +14,35 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 
 # isort: split
 import torch
+from matplotlib.figure import Figure
 
+from mmunorm.benchmark.report import draw_bars, markdown_table, quartiles, speed_beside
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.config.models import build_model
-from mmunorm.deploy.benchmark import markdown, measure_formats
+from mmunorm.deploy.benchmark import measure_formats
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.subjects import Subject
 from mmunorm.norms import OfflineNorm
+from mmunorm.utils import whole_file, write_text
 
 ROOT = Path(__file__).parent.parent
+NETWORKS = {'Swin-T': 'swin_t_un_imagenet', 'DeiT-S': 'deep/deit_s_un_imagenet',
+            'T2T-ViT-14': 't2t_vit_14_un_imagenet'}
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--configs', nargs='+', help='the first is the baseline (default: Swin-T with LN and with UN)',
-                        default=[ROOT / f'configs/swin_t_{norm}_imagenet.py' for norm in ('ln', 'un')])
+    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=list(NETWORKS), metavar='NETWORK')
     parser.add_argument('--formats', nargs='+', choices=list(FORMS), metavar='FORMAT',
-                        default=['torch', 'onnx', 'onnx-int8', 'openvino', 'openvino-int8'])
+                        default=[name for name in FORMS if name not in ('compiled', 'openvino-bf16')])
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
-    parser.add_argument('--threads', type=positive, default=torch.get_num_threads())
+    parser.add_argument('--threads', type=positive, nargs='+', default=[1, 2])
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
+    parser.add_argument('--picture', type=Path, default=ROOT / 'docs/images/deployed_speed.png')
     return parser.parse_args(argv)
 
 
@@ -59,30 +64,83 @@ def take_statistics(model, arrays):
         handle.remove()
 
 
+def subject_of(config, norm, args, folder):
+    """A network with one norm, and its pictures."""
+    cfg = load_config(str(ROOT / f'configs/{config}.py'), norm=norm)
+    torch.manual_seed(0)
+    model = build_model(cfg).eval()
+    meta = describe_model(model, cfg, {})
+    pictures = noise(meta['shape'][2:], 20)
+    take_statistics(model, [torch.stack(pictures[:4]).float().numpy()])
+    return Subject(norm, model, meta, args.batch, folder / norm, max(args.threads), pictures)
+
+
+def table(rows):
+    """One network and one number of threads: a row a form."""
+    by_form = {}
+    for row in rows:
+        by_form.setdefault(row['label'], {})[row['model']] = row
+    lines = []
+    for label, pair in by_form.items():
+        cells = [label]
+        for norm in ('LN', 'UN'):
+            row = pair[norm]
+            cells.append(row['error'] or f'{row["latency_ms"]["median"]:.4g} '
+                         f'[{row["latency_ms"]["low"]:.4g}, {row["latency_ms"]["high"]:.4g}]')
+        cells.append(speed_beside(pair['UN']['to_baseline']) if 'to_baseline' in pair['UN'] else '')
+        cells.append(f'{pair["UN"]["size"] / 1e6:.3g}' if 'size' in pair['UN'] else '')
+        lines.append(cells)
+    return markdown_table(['form', 'LN, ms', 'UN folded, ms', 'LN / UN', 'UN, MB'], lines)
+
+
+def chart(rows):
+    """Milliseconds a picture by form, a panel a network, with the fewest threads."""
+    rows = [row for row in rows if row['error'] is None and row['threads'] == min(row['threads'] for row in rows)]
+    names = list(dict.fromkeys(row['network'] for row in rows))
+    figure = Figure(figsize=(11, 3.4 * len(names)), layout='constrained')
+    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
+        series = {}
+        for row in rows:
+            if row['network'] == name:
+                label = row['label'].replace(' INT8', '\nINT8').replace(', ', ',\n')
+                series.setdefault(row['model'], {})[label] = row['latency_ms']
+        draw_bars(axes, series, 'ms a picture, less is better')
+        axes.tick_params(axis='x', labelsize=7)
+        axes.set_title(f'{name}, threads: {rows[0]["threads"]}, {rows[0]["environment"]["cpu"]}', fontsize=10)
+    return figure
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
-    torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        subjects = []
-        for config in args.configs:
-            cfg = load_config(config)
-            torch.manual_seed(0)
-            model = build_model(cfg).eval()
-            meta = describe_model(model, cfg, {})
-            pictures = noise(meta['shape'][2:], 20)
-            take_statistics(model, [torch.stack(pictures[:4]).float().numpy()])
-            subjects.append(Subject(Path(config).stem, model, meta, args.batch, Path(folder, str(len(subjects))),
-                                    args.threads, pictures))
-        arrays = batch_of(pictures[:args.batch], meta)
-        result = measure_formats(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
-    print(markdown(result))
+    rows = []
+    for network in args.networks:
+        with tempfile.TemporaryDirectory() as folder:
+            subjects = [subject_of(NETWORKS[network], norm, args, Path(folder)) for norm in ('LN', 'UN')]
+            for threads in args.threads:
+                torch.set_num_threads(threads)
+                for subject in subjects:
+                    subject.threads = threads
+                arrays = batch_of(subjects[0].pictures[:args.batch], subjects[0].exportable.meta)
+                result = measure_formats(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
+                settings = {key: result[key] for key in ('batch', 'shape', 'threads', 'repeat', 'control',
+                                                         'environment')}
+                new = [{**row, 'network': network, **settings} for row in result['rows']]
+                for row in new:
+                    row.pop('seconds', None)
+                rows += new
+                control = quartiles(result['control']['ratio'])
+                print(f'\n{network}, threads: {threads}, control: {control}\n', *table(new), sep='\n', flush=True)
+    out = args.out / 'deployed_speed.jsonl'
+    measured = {(row['network'], row['threads']) for row in rows}
+    if out.exists():
+        old = map(json.loads, out.read_text().splitlines())
+        rows = [row for row in old if (row['network'], row['threads']) not in measured] + rows
     args.out.mkdir(parents=True, exist_ok=True)
-    with open(args.out / 'deployed_speed.jsonl', 'w') as file:
-        for row in result['rows']:
-            measured = {key: value for key, value in row.items() if key != 'seconds'}
-            settings = {key: result[key] for key in ('batch', 'shape', 'threads', 'repeat', 'control', 'environment')}
-            print(json.dumps({**measured, **settings}), file=file)
+    write_text(out, ''.join(json.dumps(row) + '\n' for row in rows))
+    with whole_file(args.picture) as part:
+        chart(rows).savefig(part, dpi=120)
+    print(f'written: {out}\nwritten: {args.picture}')
 
 
 if __name__ == '__main__':

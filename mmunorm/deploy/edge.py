@@ -35,12 +35,20 @@ class EdgeWindowMSA(StaticWindowMSA):
         self.query = scaled(self.query, self.scale)
         self.cut: Tensor | None = None
 
+    def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.cut = super()._cut(x, rows, columns).repeat(len(x), 1, 1)[:, None]
+        return self.cut
+
+    def _roll(self, x: Tensor, shift: int) -> Tensor:
+        # ExecuTorch makes a gather of torch's own, and quantizes its indices.
+        for side in (1, 2):
+            x = torch.cat([x.narrow(side, -shift % x.shape[side], shift % x.shape[side]),
+                           x.narrow(side, 0, -shift % x.shape[side])], side)
+        return x
+
     def _attend(self, x: Tensor, rows: int, columns: int, cut: Tensor | None) -> Tensor:
         batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
-        if cut is not None:
-            if not torch.compiler.is_compiling():
-                self.cut = cut.repeat(batch, 1, 1)[:, None]
-            cut = self.cut
         x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
         x = x.reshape(batch * rows * columns, window**2, channels)
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

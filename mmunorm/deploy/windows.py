@@ -54,12 +54,18 @@ class StaticWindowMSA(nn.Module):
             shift = 0
         x = self._pad(query.unflatten(1, (height, width)))
         if shift:
-            x = x.roll((-shift, -shift), (1, 2))
+            x = self._roll(x, -shift)
         rows, columns = x.shape[1] // window, x.shape[2] // window
-        x = self._attend(x, rows, columns, cut_windows(rows, columns, window, shift).to(x.device) if shift else None)
+        x = self._attend(x, rows, columns, self._cut(x, rows, columns) if shift else None)
         if shift:
-            x = x.roll((shift, shift), (1, 2))
+            x = self._roll(x, shift)
         return x[:, :height, :width].flatten(1, 2)
+
+    def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        return cut_windows(rows, columns, self.window_size, self.shift_size).to(x.device)
+
+    def _roll(self, x: Tensor, shift: int) -> Tensor:
+        return x.roll((shift, shift), (1, 2))
 
     def _pad(self, x: Tensor) -> Tensor:
         """Fills a map `(B, H, W, C)` up at bottom and right to whole windows."""

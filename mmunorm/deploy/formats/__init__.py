@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...utils import PreflightError
 from .base import Form, Format, Session, need
+from .executorch import ExecuTorch
 from .litert import LiteRt
 from .onnx import Onnx
 from .openvino import OpenVino
@@ -13,7 +14,7 @@ from .pytorch import Torch
 
 __all__ = ['FORMATS', 'FORMS', 'Form', 'Format', 'Session', 'find_format', 'need', 'open_file', 'table']
 
-FORMATS: dict[str, Format] = {each.name: each for each in (Onnx(), OpenVino(), LiteRt())}
+FORMATS: dict[str, Format] = {each.name: each for each in (Onnx(), OpenVino(), LiteRt(), ExecuTorch())}
 # What tools/deploy/benchmark.py measures, by the name of the row: the format and its form, INT8 last.
 FORMS: dict[str, tuple[Format, Form]] = dict(sorted(
     ((name, (each, form)) for each in (Torch(), *FORMATS.values()) for name, form in each.forms.items()),

@@ -1,8 +1,13 @@
 """What each runtime owes: how its file is made, opened and run."""
 from __future__ import annotations
 
+import logging
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,6 +97,8 @@ class Format(ABC):
         Raises:
             PreflightError: the format has no such kind.
         """
+        if kind is not None and not self.int8_kinds:
+            raise PreflightError(f'--format {self.name} has no --int8.')
         if kind and kind not in self.int8_kinds:
             raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
@@ -168,3 +175,25 @@ def need(*packages: str, install: str = Format.install) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise PreflightError(f"missing: {', '.join(missing)}; get it with {install}")
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Inside, libraries print nothing: bars, sizes and hints for their developers."""
+    with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
+            warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        logging.disable(logging.WARNING)
+        stderr = os.dup(2)
+        os.dup2(nothing.fileno(), 2)  # of their C++
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            logging.disable(logging.NOTSET)
+
+
+def listed(counts: Counter[str]) -> str:
+    """The most frequent names with their numbers."""
+    return ', '.join(f'{name} {number}' for name, number in counts.most_common(6))

@@ -2,13 +2,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +17,7 @@ from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
 from ..pixels import fold_pixels
 from ..rcnn.host import Host
-from .base import KEY, Form, Format, Session
+from .base import KEY, Form, Format, Session, listed, silent
 
 NAME = 'classify'  # of a classifier's signature
 # Tensors of the signatures that read a detector's regions.
@@ -162,23 +158,6 @@ def mend_nearest(path: Path) -> None:
             if kind_of(model, operator) == 'RESIZE_NEAREST_NEIGHBOR':
                 operator.builtinOptions.halfPixelCenters = False
     flatbuffer_utils.write_model(model, path)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Inside, Google's packages print nothing: bars, sizes and hints for their developers."""
-    with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
-            warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        logging.disable(logging.WARNING)
-        stderr = os.dup(2)
-        os.dup2(nothing.fileno(), 2)  # of their C++
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            logging.disable(logging.NOTSET)
 
 
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
@@ -393,8 +372,3 @@ def delegated(path: Path) -> tuple[int, Counter[str]]:
             if tensor not in borders and outside.pop(index, None):
                 tensors.extend(own[index]['inputs'])
     return len(parts), Counter(operator['op_name'] for operator in outside.values())
-
-
-def listed(counts: Counter[str]) -> str:
-    """The most frequent names with their numbers."""
-    return ', '.join(f'{name} {number}' for name, number in counts.most_common(6))

@@ -1,0 +1,81 @@
+"""ExecuTorch's files, `.pte`, for XNNPACK."""
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...utils import PreflightError
+from ..edge import with_edge_layers
+from ..export import Exportable, exporting
+from ..graphs import ClassifierGraph
+from ..pixels import fold_pixels
+from .base import KEY, Form, Format, Session, listed, silent
+
+
+class ExecuTorchSession(Session):
+
+    def __init__(self, path: Path):
+        from executorch.runtime import Runtime
+        with silent():  # it says which files of this CPU it does not find
+            program = Runtime.get().load_program(path)
+            self.meta = json.loads(program.load_method(KEY).execute([])[0]) if KEY in program.method_names else None
+            self._method = program.load_method('forward')
+        self._program = program  # its memory is the method's
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [out.numpy().copy() for out in self._method.execute(list(map(torch.from_numpy, arrays)))]
+
+
+class ExecuTorch(Format):
+    """In float alone: what PT2E quantizes of a Swin or a DeiT does not load (docs/deployment.md).
+
+    Its Python runtime chooses the number of threads.
+    """
+    name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
+    packages = run_packages = ('executorch', )
+    install = 'pip install --no-deps -r requirements/edge.txt'
+    forms = {'executorch': Form(runtime)}
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+        if half or model.open_shapes:
+            raise PreflightError(f'--{"half" if half else "dynamic"} does not go with --format executorch.')
+        if not isinstance(model.graph, ClassifierGraph):
+            raise PreflightError('--format executorch takes classifiers.')
+        with exporting(), silent():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+            graph = fold_pixels(with_edge_layers(model.stock), *model.inputs)
+            program = torch.export.export(graph, model.inputs, strict=False)
+            edge = to_edge_transform_and_lower(
+                program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
+            path.write_bytes(edge.to_executorch().buffer)
+
+    def load(self, path: Path, threads: int | None) -> ExecuTorchSession:
+        return ExecuTorchSession(path)
+
+    def report(self, path: Path) -> list[str]:
+        parts, outside = operators_of(path)
+        return [f"XNNPACK's parts: {parts}; operators outside of them: "
+                f'{outside.total()}{f", {listed(outside)}" if outside else ""}']
+
+
+def operators_of(path: Path) -> tuple[int, Counter[str]]:
+    """Into how many parts XNNPACK takes a file, and the operators that it leaves out."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+    plan = next(plan for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan
+                if plan.name == 'forward')
+    parts, outside = 0, Counter()
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            call = instruction.instr_args
+            if type(call).__name__ == 'DelegateCall':
+                parts += 1
+            elif type(call).__name__ == 'KernelCall':
+                outside[plan.operators[call.op_index].name.removeprefix('aten::')] += 1
+    return parts, outside
