@@ -65,6 +65,9 @@ TESTED = {'LN, trained on': dict(way='LN, trained on'),
 # What benchmarks/int8.py calls the forms of a model.
 FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
          for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
+LITERT = {model: dict(model=model) for model in ('LN, trained on', 'UN, converted', 'LN', 'BN', 'RepBN')}
+LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'integers only': 'LiteRT INT8, integers only',
+                '16-bit activations': 'LiteRT INT8, 16-bit activations'}
 
 TABLES = {
     'main': dict(
@@ -257,6 +260,14 @@ TABLES = {
     'int8': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'top-1': mean(TOP1), 'signal to noise, dB': dict(metric='snr', digits=1, missing='')}),
+    'int8_litert': dict(
+        labels=['Swin, top-1'], where=dict(experiment='int8_litert'), rows=LITERT,
+        columns={label: mean(TOP1, kind=kind, missing='no kernel')
+                 for label, kind in {'float': 'float', **LITERT_FORMS}.items()}),
+    'int8_litert_noise': dict(
+        labels=['signal to noise, dB'], where=dict(experiment='int8_litert'), rows=LITERT,
+        columns={label: dict(metric='snr', digits=1, missing='no kernel', kind=kind)
+                 for label, kind in LITERT_FORMS.items()}),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
-INT8 = DATA.with_name('int8.jsonl')  # what int8.py appends: the same trainings in 8 bits
+INT8 = ('int8', 'int8_litert')  # what int8.py appends: the same trainings in 8 bits
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
@@ -47,7 +47,8 @@ def read(path):
 
 def load():
     """What the tables are written from."""
-    rows = [dict(row, experiment='int8', options={}) for row in read(INT8)]
+    rows = [dict(row, experiment=name, kind=row['form'], options={}) for name in INT8
+            for row in read(DATA.with_name(f'{name}.jsonl'))]
     for row in rows:
         if (noise := row.get('snr')) is not None:
             row['metrics']['snr'] = noise

@@ -38,7 +38,7 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
         bias = torch.einsum('oihw,i->o', first.weight, normalization.bias)
         first.bias = nn.Parameter(bias if first.bias is None else first.bias + bias, requires_grad=False)
         weight = torch.einsum('oihw,ij->ojhw', first.weight, normalization.weight[..., 0, 0])
-        first.weight = nn.Parameter(weight, requires_grad=False)
+        first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         normalization = nn.Identity()
     graph.pixels = RawPixels(enhancing, normalization)
     return graph

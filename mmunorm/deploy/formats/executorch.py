@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...utils import PreflightError
+from ...utils import PreflightError, describe
 from ..edge import with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph
@@ -52,9 +52,13 @@ class ExecuTorch(Format):
             from executorch.exir import to_edge_transform_and_lower
             graph = fold_pixels(with_edge_layers(model.stock), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
-            edge = to_edge_transform_and_lower(
-                program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
-            path.write_bytes(edge.to_executorch().buffer)
+            try:
+                edge = to_edge_transform_and_lower(
+                    program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
+                content = edge.to_executorch().buffer
+            except Exception as error:  # its passes raise nothing narrower
+                raise PreflightError(f'ExecuTorch cannot lower this model: {describe(error)}') from error
+            path.write_bytes(content)
 
     def load(self, path: Path, threads: int | None) -> ExecuTorchSession:
         return ExecuTorchSession(path)
