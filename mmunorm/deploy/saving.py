@@ -54,7 +54,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
         # All files are made and tried in here: a failure leaves those of an earlier export as they are.
         part = Path(folder, path.name)
         chosen.export(model, part, half, int8, samples, **options)
-        found = differences(Runner(chosen.open(part))(*(each.numpy() for each in model.inputs)), model.expected)
+        found = differences(Runner(chosen.open_new(part))(*(each.numpy() for each in model.inputs)), model.expected)
         lines = chosen.report(part)
         for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
             made.replace(path.parent / made.name)

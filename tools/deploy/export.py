@@ -72,10 +72,10 @@ def out_file(text, checkpoint, chosen, int8):
     if text is None:
         kind = f'_int8{f"_{int8}" if len(chosen.int8_kinds) > 1 else ""}' if int8 else ''
         out = checkpoint.with_name(f'{checkpoint.stem}{kind}{suffix}')
-    elif (given := Path(text)).suffix in {each.suffixes[0] for each in FORMATS.values()} - {suffix}:
+    elif not text.endswith(suffix) and Path(text).suffix in {each.suffixes[0] for each in FORMATS.values()}:
         raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
-        out = given if given.suffix == suffix else given.with_name(given.name + suffix)
+        out = Path(text if text.endswith(suffix) else text + suffix)
     if checkpoint in (out, out.with_suffix('.bin')):
         raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}: name another --out.')
     return out
@@ -112,7 +112,7 @@ def main(argv=None):
     print(f'norms left: {made.norms}')
     print(f'compared with torch: {made.difference}')
     print(*made.lines, sep='\n', end='\n' if made.lines else '')
-    print(f'use it: python tools/deploy/infer.py {made.path} PICTURES --out-dir DIR')
+    print(chosen.usage(made.path))
     return made
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...utils import PreflightError
 from .base import Form, Format, Session, need
+from .ethos_u import EthosU
 from .executorch import ExecuTorch
 from .litert import LiteRt
 from .onnx import Onnx
@@ -14,7 +15,7 @@ from .pytorch import Torch
 
 __all__ = ['FORMATS', 'FORMS', 'Form', 'Format', 'Session', 'find_format', 'need', 'open_file', 'table']
 
-FORMATS: dict[str, Format] = {each.name: each for each in (Onnx(), OpenVino(), LiteRt(), ExecuTorch())}
+FORMATS: dict[str, Format] = {each.name: each for each in (Onnx(), OpenVino(), LiteRt(), EthosU(), ExecuTorch())}
 # What tools/deploy/benchmark.py measures, by the name of the row: the format and its form, INT8 last.
 FORMS: dict[str, tuple[Format, Form]] = dict(sorted(
     ((name, (each, form)) for each in (Torch(), *FORMATS.values()) for name, form in each.forms.items()),
@@ -25,7 +26,7 @@ def table() -> str:
     """The formats as text, for `--help`."""
     rows = [('format', 'suffix', 'runs in', '--int8'),
             *((each.name, each.suffixes[0], each.runtime, ', '.join(each.int8_kinds)) for each in FORMATS.values())]
-    return '\n'.join(f'{name:10}  {suffix:7}  {runtime:18}  {kinds}'.rstrip() for name, suffix, runtime, kinds in rows)
+    return '\n'.join(f'{name:10}  {suffix:12}  {runtime:18}  {kinds}'.rstrip() for name, suffix, runtime, kinds in rows)
 
 
 def find_format(name: str, int8: bool = False) -> Format:
@@ -54,8 +55,8 @@ def open_file(path: str | Path, threads: int | None = None) -> Session:
         PreflightError: as :meth:`Format.open`, or the suffix is unknown.
     """
     path = Path(path)
-    for each in FORMATS.values():
-        if path.suffix == each.suffixes[0]:
+    for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffixes[0])):
+        if path.name.endswith(each.suffixes[0]):
             return each.open(path, threads)
     suffixes = ' or '.join(each.suffixes[0] for each in FORMATS.values())
     raise PreflightError(f'an exported model ends with {suffixes}, got {path}.')

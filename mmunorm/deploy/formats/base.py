@@ -97,8 +97,6 @@ class Format(ABC):
         Raises:
             PreflightError: the format has no such kind.
         """
-        if kind is not None and not self.int8_kinds:
-            raise PreflightError(f'--format {self.name} has no --int8.')
         if kind and kind not in self.int8_kinds:
             raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
@@ -152,6 +150,14 @@ class Format(ABC):
         if not session.meta:
             raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
         return session
+
+    def open_new(self, path: Path) -> Session:
+        """What a file that :meth:`export` has just made is compared with torch by."""
+        return self.open(path)
+
+    def usage(self, path: Path) -> str:
+        """How a file is used: a line."""
+        return f'use it: python tools/deploy/infer.py {path} PICTURES --out-dir DIR'
 
     def report(self, path: Path) -> list[str]:
         """What tools/deploy/export.py prints about a new file besides its size: lines."""

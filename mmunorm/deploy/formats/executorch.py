@@ -32,14 +32,12 @@ class ExecuTorchSession(Session):
 
 
 class ExecuTorch(Format):
-    """In float alone: what PT2E quantizes of a Swin or a DeiT does not load (docs/deployment.md).
-
-    Its Python runtime chooses the number of threads.
-    """
+    """Its Python runtime chooses the number of threads. A Swin in INT8 does not load (docs/deployment.md)."""
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
+    int8_kinds, int8_packages = ('static', ), ('torchao', )
     install = 'pip install --no-deps -r requirements/edge.txt'
-    forms = {'executorch': Form(runtime)}
+    forms = {'executorch': Form(runtime), 'executorch-int8': Form(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
@@ -52,6 +50,8 @@ class ExecuTorch(Format):
             from executorch.exir import to_edge_transform_and_lower
             graph = fold_pixels(with_edge_layers(model.stock), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
+            if int8:
+                program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
             try:
                 edge = to_edge_transform_and_lower(
                     program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
@@ -67,6 +67,26 @@ class ExecuTorch(Format):
         parts, outside = operators_of(path)
         return [f"XNNPACK's parts: {parts}; operators outside of them: "
                 f'{outside.total()}{f", {listed(outside)}" if outside else ""}']
+
+
+def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
+    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor.
+
+    Args:
+        graph: of `torch.export`.
+        samples: batches of inputs that the ranges are taken from.
+    """
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(graph, quantizer)
+    with torch.no_grad():
+        for arrays in samples:
+            prepared(*map(torch.from_numpy, arrays))
+    return convert_pt2e(prepared)
 
 
 def operators_of(path: Path) -> tuple[int, Counter[str]]:

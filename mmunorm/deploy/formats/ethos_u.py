@@ -1,0 +1,99 @@
+"""Files for Arm's Ethos-U: LiteRT's, in integers only, as Arm's compiler Vela makes them for the chip."""
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...utils import PreflightError
+from ..export import Exportable
+from .base import Session, listed
+from .litert import LiteRt
+
+ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256', 'ethos-u65-256', 'ethos-u65-512',
+                'ethos-u85-128', 'ethos-u85-256', 'ethos-u85-512', 'ethos-u85-1024', 'ethos-u85-2048')
+
+
+class EthosU(LiteRt):
+    """A file runs on the chip alone. Beside it lie Vela's estimates, of the whole and of each layer."""
+    name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
+    packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
+    int8_kinds, uncalibrated, forms = ('full', 'full16'), (), {}
+    options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
+                                    help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
+
+    def int8_kind(self, kind: str | None) -> str:
+        """As of every format, but its files are never in floating point."""
+        return super().int8_kind(kind or '')
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> None:
+        integers = self._integers(path)
+        super().export(model, integers, half, int8, samples)
+        compile_file(integers, path, accelerator or 'ethos-u85-512')
+
+    def open_new(self, path: Path) -> Session:
+        """The file in integers that Vela read: this machine cannot run what it wrote."""
+        integers = self._integers(path)
+        session = super().load(integers, None)
+        integers.unlink()
+        return session
+
+    def load(self, path: Path, threads: int | None) -> Session:
+        raise PreflightError('it runs on an Ethos-U alone; for this machine export with --format litert --int8 full.')
+
+    def usage(self, path: Path) -> str:
+        return "use it: with Arm's driver for the chip; it runs nowhere else"
+
+    def report(self, path: Path) -> list[str]:
+        _, summary, layers = self.files(path)
+        summary, = rows_of(summary)
+        on_cpu = Counter(row['NNG Operator'] for row in rows_of(layers) if row['Target'] == 'CPU')
+        return [f"Vela's ESTIMATE for {summary['accelerator_configuration']}, not a measurement: "
+                f"{float(summary['inference_time']) * 1e3:.1f} ms, {int(float(summary['cycles_total'])):,} cycles at "
+                f"{float(summary['core_clock']) / 1e6:.0f} MHz",
+                *(f'memory, {name}: {float(summary[key]):,.0f} KiB' for name, key in (
+                    ('SRAM', 'sram_memory_used'), ('DRAM', 'dram_memory_used'),
+                    ('flash', 'off_chip_flash_memory_used')) if float(summary[key])),
+                f'operators left to the CPU: {on_cpu.total()}{f", {listed(on_cpu)}" if on_cpu else ""}']
+
+    def files(self, path: Path) -> list[Path]:
+        stem = path.name.removesuffix(self.suffixes[0])
+        return [path.with_name(stem + suffix) for suffix in self.suffixes]
+
+    def _integers(self, path: Path) -> Path:
+        return path.with_name(path.name.replace('.vela', '.integers'))
+
+
+def compile_file(source: Path, path: Path, accelerator: str) -> None:
+    """Compiles a `.tflite` file in integers for an accelerator; writes what :meth:`EthosU.files` lists.
+
+    Raises:
+        PreflightError: Vela fails or crashes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # Vela is a program: some networks end it with a segmentation fault.
+        done = subprocess.run(
+            [sys.executable, '-m', 'ethosu.vela', str(source), '--accelerator-config', accelerator,
+             '--output-dir', folder, '--verbose-performance'], capture_output=True, text=True)
+        made = Path(folder, f'{source.stem}_vela.tflite')
+        if done.returncode or not made.exists():
+            said = (done.stderr or done.stdout).strip().splitlines() or ['no message']
+            raise PreflightError(f"Arm's Vela cannot compile this model for {accelerator} (exit {done.returncode}): "
+                                 f'{said[-1]}')
+        summary, = Path(folder).glob('*_summary_*.csv')
+        layers, = Path(folder).glob('*_per-layer.csv')
+        for file, target in zip((made, summary, layers), EthosU().files(path), strict=True):
+            target.write_bytes(file.read_bytes())
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, newline='') as file:
+        return list(csv.DictReader(file))
