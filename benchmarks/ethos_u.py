@@ -1,0 +1,73 @@
+"""What Arm's compiler estimates for networks with LN and with UN, folded, on three Ethos-U; random weights.
+
+    python benchmarks/ethos_u.py
+
+Nothing runs on a chip. The file holds those estimates, the operators that the chip leaves to its CPU, and the share of
+the cycles of each kind of operator.
+"""
+import argparse
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from deployed_speed import NETWORKS, ROOT, subject_of
+
+from mmunorm.benchmark.report import markdown_table
+from mmunorm.cli.arguments import command
+from mmunorm.deploy.formats import FORMATS
+from mmunorm.deploy.formats.ethos_u import compile_file, rows_of
+from mmunorm.deploy.pictures import Samples
+from mmunorm.utils import write_text
+
+ACCELERATORS = ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=['Swin-T', 'DeiT-S'], metavar='NETWORK')
+    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/ethos_u.jsonl')
+    return parser.parse_args(argv)
+
+
+def estimates(network, norm, folder):
+    """One dict an accelerator."""
+    subject = subject_of(NETWORKS[network], norm, argparse.Namespace(batch=1, threads=[1]), folder)
+    source, files = folder / 'm.tflite', FORMATS['ethos-u'].files(folder / 'm.vela.tflite')
+    FORMATS['litert'].export(subject.exportable, source, int8='full',
+                             samples=Samples(subject.pictures, subject.exportable.meta, 1))
+    for accelerator in ACCELERATORS:
+        compile_file(source, files[0], accelerator)
+        summary, = rows_of(files[1])
+        layers, cycles = rows_of(files[2]), Counter()
+        for layer in layers:
+            cycles[layer['Original Operator']] += float(layer['Op Cycles'])
+        yield dict(network=network, norm=norm, accelerator=accelerator, ms=float(summary['inference_time']) * 1e3,
+                   cycles=float(summary['cycles_total']), system=summary['system_config'],
+                   on_cpu=Counter(layer['Original Operator'] for layer in layers if layer['Target'] == 'CPU'),
+                   share={kind: count / cycles.total() for kind, count in cycles.most_common(8)})
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    rows = []
+    for network in args.networks:
+        for norm in ('LN', 'UN'):
+            with tempfile.TemporaryDirectory() as folder:
+                rows += estimates(network, norm, Path(folder))
+    ms = {(row['network'], row['norm'], row['accelerator']): row['ms'] for row in rows}
+    pairs = [(network, accelerator) for network in args.networks for accelerator in ACCELERATORS]
+    print(*markdown_table(
+        ['network', 'accelerator', 'LN, ms', 'UN folded, ms', 'LN / UN'],
+        [[network, accelerator, *(f'{ms[network, norm, accelerator]:.1f}' for norm in ('LN', 'UN')),
+          f'{ms[network, "LN", accelerator] / ms[network, "UN", accelerator]:.2f}']
+         for network, accelerator in pairs]), sep='\n')
+    write_text(args.out, ''.join(json.dumps(row) + '\n' for row in rows))
+
+
+if __name__ == '__main__':
+    main()
