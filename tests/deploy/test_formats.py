@@ -14,7 +14,7 @@ from .conftest import SHAPE, meta_of, normalizing
 
 
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
-                                            ('zzz', "one of onnx, openvino, litert, executorch, got 'zzz'")])
+                                            ('zzz', f"one of {', '.join(FORMATS)}, got 'zzz'")])
 def test_a_mistyped_format_gets_the_nearest(name, expected):
     with pytest.raises(PreflightError) as error:
         find_format(name)
