@@ -64,15 +64,15 @@ def take_statistics(model, arrays):
         handle.remove()
 
 
-def subject_of(config, norm, args, folder):
+def subject_of(network, norm, folder, batch=1, threads=1):
     """A network with one norm, and its pictures."""
-    cfg = load_config(str(ROOT / f'configs/{config}.py'), norm=norm)
+    cfg = load_config(str(ROOT / f'configs/{NETWORKS[network]}.py'), norm=norm)
     torch.manual_seed(0)
     model = build_model(cfg).eval()
     meta = describe_model(model, cfg, {})
     pictures = noise(meta['shape'][2:], 20)
     take_statistics(model, [torch.stack(pictures[:4]).float().numpy()])
-    return Subject(norm, model, meta, args.batch, folder / norm, max(args.threads), pictures)
+    return Subject(norm, model, meta, batch, folder / norm, threads, pictures)
 
 
 def table(rows):
@@ -95,7 +95,8 @@ def table(rows):
 
 def chart(rows):
     """Milliseconds a picture by form, a panel a network, with the fewest threads."""
-    rows = [row for row in rows if row['error'] is None and row['threads'] == min(row['threads'] for row in rows)]
+    threads = min(row['threads'] for row in rows)
+    rows = [row for row in rows if row['error'] is None and row['threads'] == threads]
     names = list(dict.fromkeys(row['network'] for row in rows))
     figure = Figure(figsize=(11, 3.4 * len(names)), layout='constrained')
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
@@ -106,7 +107,7 @@ def chart(rows):
                 series.setdefault(row['model'], {})[label] = row['latency_ms']
         draw_bars(axes, series, 'ms a picture, less is better')
         axes.tick_params(axis='x', labelsize=7)
-        axes.set_title(f'{name}, threads: {rows[0]["threads"]}, {rows[0]["environment"]["cpu"]}', fontsize=10)
+        axes.set_title(f'{name}, threads: {threads}, {rows[0]["environment"]["cpu"]}', fontsize=10)
     return figure
 
 
@@ -116,12 +117,12 @@ def main(argv=None):
     rows = []
     for network in args.networks:
         with tempfile.TemporaryDirectory() as folder:
-            subjects = [subject_of(NETWORKS[network], norm, args, Path(folder)) for norm in ('LN', 'UN')]
+            subjects = [subject_of(network, norm, Path(folder), args.batch) for norm in ('LN', 'UN')]
+            arrays = batch_of(subjects[0].pictures[:args.batch], subjects[0].exportable.meta)
             for threads in args.threads:
                 torch.set_num_threads(threads)
                 for subject in subjects:
                     subject.threads = threads
-                arrays = batch_of(subjects[0].pictures[:args.batch], subjects[0].exportable.meta)
                 result = measure_formats(subjects, args.formats, arrays, lambda *_: {}, args.repeat)
                 settings = {key: result[key] for key in ('batch', 'shape', 'threads', 'repeat', 'control',
                                                          'environment')}

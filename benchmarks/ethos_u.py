@@ -35,7 +35,7 @@ def parse_args(argv=None):
 
 def estimates(network, norm, folder):
     """One dict an accelerator."""
-    subject = subject_of(NETWORKS[network], norm, argparse.Namespace(batch=1, threads=[1]), folder)
+    subject = subject_of(network, norm, folder)
     source, files = folder / 'm.tflite', FORMATS['ethos-u'].files(folder / 'm.vela.tflite')
     FORMATS['litert'].export(subject.exportable, source, int8='full',
                              samples=Samples(subject.pictures, subject.exportable.meta, 1))

@@ -21,7 +21,6 @@ from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictur
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS
-from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
@@ -60,16 +59,13 @@ def measure(config, checkpoint, args, folder):
     subject = Subject('model', model, meta, args.batch, folder / 'files', torch.get_num_threads(),
                       training_pictures(cfg, args.num_samples))
     arrays = batch_of(test_pictures(cfg, args.num_pictures), meta)
-    sessions = {'float': TorchSession(subject.exportable.stock, subject.exportable.meta)}
     exact = None
-    for form in ('float', *args.formats):
+    for name, form in {'torch': 'float', **{name: FORMS[name][1].label for name in args.formats}}.items():
         try:
-            session = sessions.get(form) or subject.made(form)[0]()
+            runner = Runner(subject.made(name)[0]())
         except PreflightError as error:  # LayerNorm has no kernel in every form
-            yield dict(form=FORMS[form][1].label, metrics={}, error=str(error))
+            yield dict(form=form, metrics={}, error=str(error))
             continue
-        form = form if form in sessions else FORMS[form][1].label
-        runner = Runner(session)
         row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
         if not runner.is_detector:
             got = logits(runner, arrays)

@@ -5,25 +5,30 @@ Each layer here computes what the stock one does.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
-from mmpretrain.models.utils import MultiheadAttention
+from mmpretrain.models.utils import MultiheadAttention, to_2tuple
 from torch import Tensor, nn
 
 from .windows import StaticWindowMSA, is_window_attention, replace_modules
 
 
-def with_edge_layers(graph: nn.Module) -> nn.Module:
-    """A copy of a graph of :func:`mmunorm.deploy.graphs.graph_of` with the layers of this module.
+@torch.no_grad()
+def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
+    """A copy of a graph with the layers of this module, for inputs of one size.
 
-    Run it once before it is exported: constants that a size decides are made then.
+    Args:
+        graph (nn.Module): what :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
+        inputs (Sequence[Tensor]): a sample. It runs once, which makes the constants that its size decides.
     """
     graph = copy.deepcopy(graph)
     for is_old, new in ((is_window_attention, EdgeWindowMSA),
                         (lambda module: type(module) is MultiheadAttention, EdgeAttention),
                         (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
         replace_modules(graph, is_old, new)
-    return graph.eval().requires_grad_(False)
+    graph.eval().requires_grad_(False)(*inputs)
+    return graph
 
 
 class EdgeWindowMSA(StaticWindowMSA):
@@ -31,8 +36,9 @@ class EdgeWindowMSA(StaticWindowMSA):
 
     def __init__(self, stock: nn.Module):
         super().__init__(stock)
-        self.query, self.key, self.value = split_rows(self.qkv)
-        self.query = scaled(self.query, self.scale)
+        self.query, self.key, self.value = thirds(self.qkv)
+        for parameter in self.query.parameters():
+            parameter.data *= self.scale
         self.cut: Tensor | None = None
 
     def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
@@ -54,7 +60,7 @@ class EdgeWindowMSA(StaticWindowMSA):
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                    for layer in (self.query, self.key, self.value))
         scores = q @ k.transpose(-2, -1) + self.bias
-        if cut is not None:  # not within the bias, whose range would be -100 to 0
+        if cut is not None:
             scores = scores + cut
         x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
@@ -70,7 +76,7 @@ class EdgeAttention(nn.Module):
 
     def __init__(self, stock: MultiheadAttention):
         super().__init__()
-        self.query, self.key, self.value = split_rows(stock.qkv)
+        self.query, self.key, self.value = thirds(stock.qkv)
         self.stock = stock
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,8 +98,7 @@ class EdgeUnfold(nn.Module):
     def __init__(self, stock: nn.Unfold):
         super().__init__()
         self.kernel_size, self.stride, self.padding, self.dilation = (
-            (each, each) if isinstance(each, int) else each
-            for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
+            to_2tuple(each) for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
         self.weight: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,23 +110,13 @@ class EdgeUnfold(nn.Module):
         return x.flatten(2)
 
 
-def split_rows(layer: nn.Linear, number: int = 3) -> list[nn.Linear]:
-    """Linear layers that make one third each of what a layer makes."""
+def thirds(layer: nn.Linear) -> list[nn.Linear]:
+    """Three linear layers that make a third each of what a layer makes."""
+    weights = layer.weight.chunk(3)
+    biases = [None] * 3 if layer.bias is None else layer.bias.chunk(3)
     parts = []
-    for i in range(number):
-        rows = slice(i * layer.out_features // number, (i + 1) * layer.out_features // number)
-        part = copy.deepcopy(layer)
-        part.out_features = layer.out_features // number
-        part.weight = nn.Parameter(layer.weight[rows].clone(), requires_grad=False)
-        if layer.bias is not None:
-            part.bias = nn.Parameter(layer.bias[rows].clone(), requires_grad=False)
+    for weight, bias in zip(weights, biases, strict=True):
+        part = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+        part.load_state_dict(dict(weight=weight) if bias is None else dict(weight=weight, bias=bias))
         parts.append(part)
     return parts
-
-
-@torch.no_grad()
-def scaled(layer: nn.Linear, scale: float) -> nn.Linear:
-    """The layer, its output multiplied by a number, in place."""
-    for parameter in layer.parameters():
-        parameter.mul_(scale)
-    return layer

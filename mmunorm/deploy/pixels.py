@@ -28,8 +28,8 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
     enhancer has made, gets a convolution of 1 x 1 for its normalization.
 
     Args:
-        graph: what :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
-        images (Tensor): `(N, 3, H, W)` float32, a sample.
+        graph: a graph with `pixels`, such as :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
+        images (Tensor): a sample of its input, float32.
     """
     graph = copy.deepcopy(graph)
     enhancing, normalization = graph.pixels.enhancing, as_convolution(graph.pixels)

@@ -48,7 +48,8 @@ class Subject:
         path = self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'
         if not path.exists():
             chosen.check(form.int8 is not None)
-            needs_samples = form.int8 and form.int8 not in chosen.uncalibrated
-            samples = Samples(self.pictures, self.exportable.meta, self.batch) if needs_samples else ()
+            samples = ()
+            if chosen.needs_pictures(form.int8):
+                samples = Samples(self.pictures, self.exportable.meta, self.batch)
             chosen.export(self.exportable, path, int8=form.int8, samples=samples)
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)

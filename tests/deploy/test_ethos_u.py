@@ -24,6 +24,8 @@ def test_a_swin_without_norms(swin, tmp_path):
     assert made.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in made.lines[0]
     with pytest.raises(PreflightError, match='runs on an Ethos-U alone; .* --format litert --int8 full'):
         Runner(made.path)
+    with pytest.raises(PreflightError, match='--half does not go with --format ethos-u'):
+        export_file(exportable, ETHOS_U, made.path, half=True, int8='full', samples=samples)
     # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.
     with pytest.raises(PreflightError, match='cannot compile this model for ethos-u65-256 .*Conv2D'):
         export_file(exportable, ETHOS_U, made.path, int8='full', samples=samples, accelerator='ethos-u65-256')

@@ -90,13 +90,12 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     out = out_file(args.out, Path(args.checkpoint), chosen, int8)
     out_folder(out.parent)
-    needs_samples = int8 and int8 not in chosen.uncalibrated
-    if needs_samples:
+    if chosen.needs_pictures(int8):
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, args.checkpoint, args.shape)
     samples = ()
-    if needs_samples:
+    if chosen.needs_pictures(int8):
         samples = Samples(training_pictures(cfg, args.num_samples), meta, args.batch or 1)
     for reason, names in groupby(fuse_norms(model).kept, lambda fold: f'({fold.kind}): {fold.where}'):
         names = [fold.norm for fold in names]
@@ -111,8 +110,7 @@ def main(argv=None):
     print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')
     print(f'compared with torch: {made.difference}')
-    print(*made.lines, sep='\n', end='\n' if made.lines else '')
-    print(chosen.usage(made.path))
+    print(*made.lines, chosen.usage(made.path), sep='\n')
     return made
 
 

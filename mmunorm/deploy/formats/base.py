@@ -19,6 +19,8 @@ from ...utils import PreflightError, describe
 from ..export import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
+# What installs the packages of the formats for edge devices.
+EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
 
 
 class Session(ABC):
@@ -100,6 +102,10 @@ class Format(ABC):
         if kind and kind not in self.int8_kinds:
             raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
+
+    def needs_pictures(self, int8: str | None) -> bool:
+        """Whether a kind of INT8 takes its ranges from training pictures."""
+        return int8 is not None and int8 not in self.uncalibrated
 
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
@@ -189,6 +195,7 @@ def silent() -> Iterator[None]:
     with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
             warnings.catch_warnings():
         warnings.simplefilter('ignore')
+        disabled = logging.root.manager.disable
         logging.disable(logging.WARNING)
         stderr = os.dup(2)
         os.dup2(nothing.fileno(), 2)  # of their C++
@@ -197,9 +204,14 @@ def silent() -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            logging.disable(logging.NOTSET)
+            logging.disable(disabled)
 
 
 def listed(counts: Counter[str]) -> str:
     """The most frequent names with their numbers."""
     return ', '.join(f'{name} {number}' for name, number in counts.most_common(6))
+
+
+def counted(counts: Counter[str]) -> str:
+    """The number of all, and :func:`listed`."""
+    return f'{counts.total()}{", " if counts else ""}{listed(counts)}'

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...utils import PreflightError
 from ..export import Exportable
-from .base import Session, listed
+from .base import Session, counted
 from .litert import LiteRt
 
 ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256', 'ethos-u65-256', 'ethos-u65-512',
@@ -34,8 +34,10 @@ class EthosU(LiteRt):
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> None:
+        if half:
+            raise PreflightError('--half does not go with --format ethos-u: the chip computes in integers.')
         integers = self._integers(path)
-        super().export(model, integers, half, int8, samples)
+        super().export(model, integers, int8=int8, samples=samples)
         compile_file(integers, path, accelerator or 'ethos-u85-512')
 
     def open_new(self, path: Path) -> Session:
@@ -61,7 +63,7 @@ class EthosU(LiteRt):
                 *(f'memory, {name}: {float(summary[key]):,.0f} KiB' for name, key in (
                     ('SRAM', 'sram_memory_used'), ('DRAM', 'dram_memory_used'),
                     ('flash', 'off_chip_flash_memory_used')) if float(summary[key])),
-                f'operators left to the CPU: {on_cpu.total()}{f", {listed(on_cpu)}" if on_cpu else ""}']
+                f'operators left to the CPU: {counted(on_cpu)}']
 
     def files(self, path: Path) -> list[Path]:
         stem = path.name.removesuffix(self.suffixes[0])

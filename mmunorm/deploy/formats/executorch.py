@@ -14,7 +14,7 @@ from ..edge import with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph
 from ..pixels import fold_pixels
-from .base import KEY, Form, Format, Session, listed, silent
+from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, silent
 
 
 class ExecuTorchSession(Session):
@@ -36,7 +36,7 @@ class ExecuTorch(Format):
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
-    install = 'pip install --no-deps -r requirements/edge.txt'
+    install = EDGE_INSTALL
     forms = {'executorch': Form(runtime), 'executorch-int8': Form(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
@@ -48,7 +48,7 @@ class ExecuTorch(Format):
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            graph = fold_pixels(with_edge_layers(model.stock), *model.inputs)
+            graph = fold_pixels(with_edge_layers(model.stock, model.inputs), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
@@ -65,8 +65,7 @@ class ExecuTorch(Format):
 
     def report(self, path: Path) -> list[str]:
         parts, outside = operators_of(path)
-        return [f"XNNPACK's parts: {parts}; operators outside of them: "
-                f'{outside.total()}{f", {listed(outside)}" if outside else ""}']
+        return [f"XNNPACK's parts: {parts}; operators outside of them: {counted(outside)}"]
 
 
 def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:

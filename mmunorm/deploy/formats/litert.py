@@ -16,8 +16,8 @@ from ..edge import with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
 from ..pixels import fold_pixels
-from ..rcnn.host import Host
-from .base import KEY, Form, Format, Session, listed, silent
+from ..rcnn.host import Host, softmax
+from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, listed, silent
 
 NAME = 'classify'  # of a classifier's signature
 # Tensors of the signatures that read a detector's regions.
@@ -30,9 +30,9 @@ PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 class LiteRtSession(Session):
     """Takes float32 pictures `(N, 3, H, W)` as every session, and gives the file what its input's type asks for."""
 
-    def __init__(self, path: Path, threads: int | None):
+    def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
         from ai_edge_litert.interpreter import Interpreter
-        self.meta = read_meta(path)
+        self.meta = meta
         self._interpreter = Interpreter(str(path), num_threads=threads)
         self._interpreter.allocate_tensors()
         self._parts = {name: self._interpreter.get_signature_runner(name)
@@ -40,9 +40,7 @@ class LiteRtSession(Session):
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         images, = arrays
-        logits = self.call(NAME, images.transpose(0, 2, 3, 1))['logits']
-        scores = np.exp(logits - logits.max(1, keepdims=True))
-        return [scores / scores.sum(1, keepdims=True)]
+        return [softmax(self.call(NAME, images.transpose(0, 2, 3, 1))['logits'])]
 
     def input_of(self, part: str) -> tuple[str, dict]:
         """Name and details of what a signature takes."""
@@ -73,7 +71,7 @@ class LiteRt(Format):
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
     int8_packages = ('ai_edge_quantizer', )
-    install = 'pip install --no-deps -r requirements/edge.txt'
+    install = EDGE_INSTALL
     forms = {'litert': Form(runtime), 'litert-dynamic': Form(f'{runtime} INT8, dynamic range', 'dynamic'),
              'litert-products': Form(f'{runtime} INT8, products alone', 'products'),
              'litert-full': Form(f'{runtime} INT8, integers only', 'full'),
@@ -84,7 +82,7 @@ class LiteRt(Format):
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), heads: str | None = None) -> None:
         if model.open_shapes:
-            raise PreflightError('--dynamic does not go with --format litert: its files have one size.')
+            raise PreflightError(f'--dynamic does not go with --format {self.name}: its files have one size.')
         is_detector = isinstance(model.graph, DetectorGraph)
         if heads and not (is_detector and int8):
             raise PreflightError('--heads goes with --int8 and a detector.')
@@ -99,15 +97,15 @@ class LiteRt(Format):
         write_meta(path, meta)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        is_detector = (read_meta(path) or {}).get('task') == 'detector'
-        return (DetectorSession if is_detector else LiteRtSession)(path, threads)
+        meta = read_meta(path)
+        is_detector = meta is not None and meta['task'] == 'detector'
+        return (DetectorSession if is_detector else LiteRtSession)(path, threads, meta)
 
     def report(self, path: Path) -> list[str]:
         operators = operators_of(path)
         parts, outside = delegated(path)
         return [f'operators: {operators.total()}, most often {listed(operators)}',
-                f"XNNPACK's parts on this CPU: {parts}; operators outside of them: "
-                f'{outside.total()}{f", {listed(outside)}" if outside else ""}']
+                f"XNNPACK's parts on this CPU: {parts}; operators outside of them: {counted(outside)}"]
 
 
 class _Classify(nn.Module):
@@ -131,7 +129,7 @@ def write_float(model: Exportable, path: Path) -> None:
     """
     import litert_torch
     images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
-    graph = with_edge_layers(model.stock)
+    graph = with_edge_layers(model.stock, model.inputs)
     if isinstance(graph, ClassifierGraph):
         parts = {NAME: (_Classify(fold_pixels(graph, model.inputs[0])), dict(images=images))}
     else:
@@ -175,15 +173,15 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         PreflightError: a file in integers only has a tensor in floating point left.
     """
     from ai_edge_quantizer import quantizer
-    made = quantizer.Quantizer(str(path), recipe_of(kind, heads_in_float))
-    ranges = None
+    recipe, ranges = recipe_of(kind, heads_in_float), None
+    made = quantizer.Quantizer(str(path), recipe)
     if made.need_calibration:
         ranges = made.calibrate(calibration_data(path, samples, rcnn, not heads_in_float))
         # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
         fit_attention(path, ranges)
-        made = quantizer.Quantizer(str(path), recipe_of(kind, heads_in_float))
+        made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
     made.quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
@@ -198,7 +196,7 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
     """
     if rcnn is None:
         return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
-    session = LiteRtSession(path, None)
+    session = LiteRtSession(path)
     host = Host(rcnn, lambda part, array: read(part, array) or session.call(part, array))
     data = {}
 
@@ -216,7 +214,7 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
 
 
 def filled(array: np.ndarray, number: int) -> np.ndarray:
-    """An array with zeros behind it, so that its first dimension has this size."""
+    """An array with zeros after it, so that its first dimension has this size."""
     return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
 
 

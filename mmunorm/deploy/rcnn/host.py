@@ -95,8 +95,7 @@ def priors(anchors: dict, height: int, width: int) -> np.ndarray:
 def suppress_classes(proposals: np.ndarray, logits: np.ndarray, deltas: np.ndarray, size: np.ndarray,
                      cfg: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Boxes `(n, 4)`, scores and classes `(n, )` of the objects, the best first; each class by itself."""
-    logits = np.exp(logits - logits.max(1, keepdims=True))
-    scores = (logits / logits.sum(1, keepdims=True))[:, :-1]
+    scores = softmax(logits)[:, :-1]
     deltas = deltas.reshape(len(deltas), deltas.shape[1] // 4, 4)
     boxes = decode(proposals, deltas, size, cfg['coder'])
     boxes = np.broadcast_to(boxes, (*scores.shape, 4))
@@ -193,6 +192,12 @@ def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, le
     share = 1 - np.abs(position[:, None] - np.arange(first, last + 1))
     share = np.maximum(share, 0) * inside[:, None] / samples
     return first, share.reshape(bins, samples, -1).sum(1).astype(np.float32)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Of the rows of `(n, classes)`."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
