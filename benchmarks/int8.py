@@ -21,6 +21,7 @@ from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictur
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS
+from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
@@ -60,9 +61,11 @@ def measure(config, checkpoint, args, folder):
                       training_pictures(cfg, args.num_samples))
     arrays = batch_of(test_pictures(cfg, args.num_pictures), meta)
     exact = None
-    for name, form in {'torch': 'float', **{name: FORMS[name][1].label for name in args.formats}}.items():
+    openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
+    openers |= {FORMS[name][1].label: lambda name=name: subject.made(name)[0]() for name in args.formats}
+    for form, open_session in openers.items():
         try:
-            runner = Runner(subject.made(name)[0]())
+            runner = Runner(open_session())
         except PreflightError as error:  # LayerNorm has no kernel in every form
             yield dict(form=form, metrics={}, error=str(error))
             continue
