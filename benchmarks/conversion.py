@@ -29,7 +29,6 @@ from mmunorm.analysis.curves import curves_figure, read_scalars
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
-from mmunorm.cli.calibration import test_metrics, training_batches
 from mmunorm.comparison.processes import train_all
 from mmunorm.comparison.runs import ComparedRun
 from mmunorm.config.checkpoints import load_weights
@@ -37,6 +36,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
 from mmunorm.deploy.benchmark import main_metrics
+from mmunorm.engine.calibration import test_metrics, training_batches
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, RunError, write_text

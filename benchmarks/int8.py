@@ -17,7 +17,6 @@ import torch
 
 from mmunorm.benchmark.environment import environment
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
-from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS
@@ -25,6 +24,7 @@ from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
+from mmunorm.engine.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.utils import PreflightError
 
 ROOT = Path(__file__).parent.parent

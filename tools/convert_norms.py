@@ -15,13 +15,13 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.calibration import test_metrics, training_batches
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
+from mmunorm.engine.calibration import test_metrics, training_batches
 from mmunorm.utils import PreflightError
 
 

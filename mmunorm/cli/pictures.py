@@ -1,4 +1,4 @@
-"""Pictures on the command line: finding and reading them, and errors that name the one that cannot be used."""
+"""Pictures on the command line: finding, reading and drawing them."""
 from __future__ import annotations
 
 import os
@@ -8,68 +8,13 @@ from pathlib import Path
 import cv2
 import mmcv
 import numpy as np
-from mmengine.dataset import Compose
-from mmengine.runner import Runner
 from tqdm import tqdm
 
-from ..utils import PICTURE_SUFFIXES, LocalError, PreflightError, whole_file
+from ..engine.pictures import picture_problem
+from ..utils import PICTURE_SUFFIXES, PreflightError, whole_file
 
 # The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
 READABLE_SIDE = 512
-
-
-def name_unusable_pictures(runner: Runner) -> None:
-    """Makes the data sets of a Runner raise a LocalError that names a picture that cannot be read or resized."""
-    build = runner.build_dataloader
-
-    def build_dataloader(*args, **kwargs):
-        loader = build(*args, **kwargs)
-        name_pictures(loader.dataset)
-        return loader
-
-    runner.build_dataloader = build_dataloader  # which every loop calls
-
-
-def name_pictures(dataset) -> None:
-    """Makes a data set, and those inside of it, raise a LocalError that names an unusable picture."""
-    if isinstance(getattr(dataset, 'pipeline', None), Compose):
-        dataset.pipeline = _NamingPipeline(dataset.pipeline)
-    inner = getattr(dataset, 'dataset', None)
-    for wrapped in [*(getattr(dataset, 'datasets', None) or []), *([] if inner is None else [inner])]:
-        name_pictures(wrapped)
-
-
-class _NamingPipeline(Compose):
-    """A pipeline whose errors name the picture."""
-
-    def __init__(self, pipeline: Compose):
-        self.transforms = pipeline.transforms
-
-    def __call__(self, data: dict) -> dict | None:
-        path = data.get('img_path')
-        try:
-            return super().__call__(data)
-        except (AssertionError, OSError, cv2.error) as error:
-            reason = picture_problem(error)
-            if path is None or reason is None:
-                raise
-            height, width = data.get('ori_shape') or (None, None)
-            size = f' of {width} x {height} pixels' if width else ''
-            raise LocalError(f'cannot use the picture {path}{size}: {reason}.') from error
-
-
-def picture_problem(error: Exception) -> str | None:
-    """What an error says about a picture; None if it is about something else."""
-    if isinstance(error, OSError):  # Pillow's has no text of the system's
-        return error.strerror or _DAMAGED
-    if isinstance(error, AssertionError):  # mmcv's, if OpenCV returns no picture
-        return _DAMAGED if 'failed to load image' in str(error) else None
-    if error.func == 'imdecode_':
-        return _DAMAGED
-    return f'OpenCV refuses it ({error.err} in {error.func})'
-
-
-_DAMAGED = 'it is empty, cut off, or no picture'
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:

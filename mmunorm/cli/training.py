@@ -14,11 +14,11 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
+from ..engine.pictures import name_unusable_pictures
 from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line
 from .arguments import warn
-from .pictures import name_unusable_pictures
 from .preflight import class_name
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
+from mmpretrain.models.utils import LayerNorm2d
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -97,6 +98,68 @@ def convert_norms(model: nn.Module,
     except ValueError as error:
         raise ConversionError(f'{error}; `keep` lets it stay') from error
     goals = {norm: _goal(norm_cfg, norm, model) for norm in wanted.values()}
+    return _convert_all(model, batches, names, goals, kept, progress)
+
+
+@torch.no_grad()
+def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) -> ConversionReport:
+    """Fits offline norms to the LayerNorms whose scale and shift they were loaded with, in place.
+
+    A checkpoint of a model with LayerNorm gives offline norms `weight` and `bias` and no statistics
+    (`lacks_statistics`). Each of these norms, and each that has got nothing at all, then gets the map nearest to
+    LayerNorm with this weight and bias, as :func:`convert_norms` finds it. The modules and their parameters stay the
+    same objects, so that an optimizer goes on with them. `eps` of LayerNorm is taken to be the norm's own.
+
+    Args:
+        model (nn.Module): with such norms.
+        batches, progress: as for :func:`convert_norms`.
+
+    Returns:
+        ConversionReport: as :func:`convert_norms` does. A norm that did not run keeps what it was loaded with.
+
+    Raises:
+        ConversionError: a ValueError. No norm lacks statistics, one of them is no affine map, there is no batch, or
+            activations are not finite. Then, and after any other error, `model` is as before.
+    """
+    norms = {name: norm for name, norm in model.named_modules(remove_duplicate=False)
+             if isinstance(norm, OfflineNorm) and (norm.lacks_statistics or norm.is_fresh)}
+    lacking = {norm: norm.lacks_statistics for norm in norms.values()}
+    if not any(lacking.values()):
+        raise ConversionError('model: no norm has the scale of a LayerNorm and no statistics')
+    for name, norm in norms.items():
+        if norm.fold_obstacle:
+            raise ConversionError(f'{name}: {type(norm).__name__} {norm.fold_obstacle}')
+    old = {norm: _layer_norm_of(norm) for norm in norms.values()}
+    names = {name: old[norm] for name, norm in norms.items()}
+    states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
+    for norm in old:
+        norm.eval()
+    put(model, names)
+    try:
+        return _convert_all(model, batches, names, {layer_norm: norm for norm, layer_norm in old.items()}, {}, progress)
+    except BaseException:
+        for norm, state in states.items():
+            norm.load_state_dict(state)
+            norm.lacks_statistics = lacking[norm]
+        raise
+    finally:
+        put(model, norms)
+        for norm, layer_norm in old.items():
+            norm.train(layer_norm.training)
+
+
+def _layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
+    """The LayerNorm that has the scale and shift of an offline norm."""
+    cls = LayerNorm2d if is_channels_first(norm) else nn.LayerNorm
+    new = cls(norm.num_features, eps=norm.eps).to(norm.weight)
+    new.weight.copy_(norm.weight)
+    new.bias.copy_(norm.bias)
+    return new.train(norm.training)
+
+
+def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
+                 kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
+    """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
     places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
     batches = list(batches)
     if not batches:
@@ -104,7 +167,7 @@ def convert_norms(model: nn.Module,
 
     with _eval_mode(model), Replay(model, goals) as replay, tqdm(
             total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
-        changes = leave_fast_path(model, list(wanted))
+        changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
             first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
             before = _measure_all(model, batches, first, replay, bar)

@@ -1,6 +1,8 @@
 """What a conversion measured and did, as text, Markdown and plain data."""
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -71,6 +73,17 @@ class ConversionReport:
         of = f', statistics of {self.samples} samples' if self.samples else ''
         left = f', {len(self.kept)} stay' if self.kept else ''
         return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}'
+
+    def stages(self) -> list[str]:
+        """A line for each stage, the norms' names up to the first number: how many, and their largest error."""
+        stages = defaultdict(list)
+        for norm in self.converted:
+            stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)
+        lines = []
+        for stage, errors in stages.items():
+            number = f'{len(errors)} norm' + 's' * (len(errors) > 1)
+            lines.append(f'{stage}: {number}, error up to {max(errors):.1%}')
+        return lines
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]

@@ -1,11 +1,13 @@
 """What offline norms need from a training loop."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from mmengine.dataset import InfiniteSampler
-from mmengine.dist import all_reduce, get_world_size
+from mmengine.dist import all_reduce, broadcast, broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
@@ -13,17 +15,25 @@ from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
-from ..hooks import saves_after_this_step
+from ..conversion import ConversionError, convert_loaded
+from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms import Norm, OfflineNorm, convert_sync
-from ..utils import PreflightError
+from ..norms.base import check_count
+from ..utils import PreflightError, write_text
+from .calibration import training_batches
+from .repeatable import seed_everything
 
 
 @HOOKS.register_module()
 class OfflineNormHook(Hook):
     """Does what norms need from a training loop; `tools/train.py` adds it.
 
-    - It refuses to train or test with a checkpoint that gave norms their scale but not their statistics, and to train
-      norms with `centered='frozen'` from weights that bring no means.
+    - When a run begins with weights that gave norms their scale but not their statistics, those of a model with
+      LayerNorm, it fits these norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`).
+      The log has a line for each stage of the model, and `conversion.md` in the work directory a table. In a
+      distributed run, the first process fits, and the others get its norms.
+    - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights that bring no
+      means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
       epoch ends with a few samples whose statistics are next to noise.
@@ -33,14 +43,25 @@ class OfflineNormHook(Hook):
       and before a checkpoint is saved, also for EMAHook's averaged model. So validation and checkpoints do not depend
       on the process, and a resumed run goes on like an uninterrupted one. Counters are rounded to whole steps:
       `num_outliers` is what one process has seen on average. Norms that synchronize keep their values.
+
+    Args:
+        convert (bool): False refuses to train from the weights of a model with LayerNorm. Defaults to True.
+        num_samples (int): training pictures to fit norms on. Defaults to 128.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
     _norms: Sequence[Norm] = ()
+
+    def __init__(self, convert: bool = True, num_samples: int = 128):
+        self.convert = convert
+        self.num_samples = check_count('num_samples', num_samples, least=1)
 
     def before_test(self, runner) -> None:
         self._check_statistics(runner)
 
     def before_train(self, runner) -> None:
+        if self.convert and runner.iter == 0 and any(
+                isinstance(norm, OfflineNorm) and norm.lacks_statistics for norm in runner.model.modules()):
+            self._convert(runner)
         self._check_statistics(runner)
         self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         if runner.cfg.get('compile') and not sees_attributes() and any(
@@ -75,14 +96,58 @@ class OfflineNormHook(Hook):
         # EMAHook exchanges the models later, in before_val_epoch.
         self._average(runner)
 
+    def _convert(self, runner) -> None:
+        """Fits the norms that have no statistics, in the first process; all others get them."""
+        runner.logger.info('The weights are of a model with LayerNorm: fitting its norms on training pictures.')
+        model = unwrapped_model(runner)
+        problem = [None]
+        if get_rank() == 0:
+            try:
+                with _uncompiled(model):
+                    report = convert_loaded(model, training_batches(runner.cfg, self.num_samples), progress=True)
+            except (ConversionError, PreflightError) as error:
+                problem = [str(error).rstrip('.')]
+        broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise PreflightError(f'OfflineNormHook cannot fit norms to the LayerNorms of {_weights_of(runner)}: '
+                                 f'{problem[0]}.')
+        for norm in model.modules():
+            if isinstance(norm, OfflineNorm):
+                for value in norm.state_dict().values():
+                    broadcast(value)
+                norm.lacks_statistics = False
+        if get_rank() == 0:
+            for line in report.stages():
+                runner.logger.info(line)
+            table = Path(runner.work_dir) / 'conversion.md'
+            write_text(table, report.markdown())
+            runner.logger.info(f'{report.summary()}: {table}')
+        seed_everything([runner.seed or 0, get_rank()])  # the pictures were drawn with numbers of their own
+
     def _check_statistics(self, runner) -> None:
-        check_statistics(runner.model, runner.cfg.get('load_from') or pretrained_path(runner.cfg))
+        check_statistics(runner.model, _weights_of(runner))
 
     def _average(self, runner) -> None:
         if get_world_size() == 1:
             return
         averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
         average_statistics([runner.model, *averaged])
+
+
+def _weights_of(runner) -> str | None:
+    """The checkpoint that a run starts from."""
+    return runner.cfg.get('load_from') or pretrained_path(runner.cfg)
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, calls of a model that mmengine compiled run its modules, with their hooks."""
+    compiled = vars(model).pop('forward', None)
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            model.forward = compiled
 
 
 def check_means(model: nn.Module) -> None:

@@ -140,6 +140,11 @@ class OfflineNorm(Norm):
         if prefix + 'weight' in state_dict:
             self.lacks_statistics = prefix + 'running_var' not in state_dict
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the running statistics are still those that the norm was built with."""
+        return not self.num_batches_tracked and bool((self.running_var == 1).all())
+
     def affine(self) -> tuple[Tensor, Tensor]:
         """`scale` and `shift` of the norm at inference, `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
 
@@ -163,6 +168,7 @@ class OfflineNorm(Norm):
             mean, square: E[x] and E[x^2] of the tokens that the norm is to read.
         """
         variance = (square - mean.square()).clamp(min=0) if self.centered else square
+        self.lacks_statistics = False
         self.restart_warmup()
         self.running_var.copy_(variance)
         if self.activation_record is not None:

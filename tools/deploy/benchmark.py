@@ -17,13 +17,13 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.calibration import test_metrics, test_pictures, training_pictures
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.benchmark import chart, markdown, measure_formats
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS, need
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.subjects import Subject
+from mmunorm.engine.calibration import test_metrics, test_pictures, training_pictures
 
 
 def parse_args(argv=None):

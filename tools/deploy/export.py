@@ -16,12 +16,12 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
     warn,
 )
-from mmunorm.cli.calibration import training_pictures
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model, prepare_export
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.pictures import Samples
 from mmunorm.deploy.saving import export_file
+from mmunorm.engine.calibration import training_pictures
 from mmunorm.fusion import fuse_norms
 from mmunorm.utils import PreflightError
 

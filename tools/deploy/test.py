@@ -15,9 +15,9 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.calibration import test_metrics
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.runner import Runner
+from mmunorm.engine.calibration import test_metrics
 from mmunorm.utils import write_text
 
 

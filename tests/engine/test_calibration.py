@@ -4,7 +4,7 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import set_dataloader_defaults
-from mmunorm.cli.calibration import training_batches
+from mmunorm.engine.calibration import training_batches
 from mmunorm.utils import LocalError, PreflightError
 
 from .. import tiny_runs

@@ -11,9 +11,9 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..engine.repeatable import seed_everything
 from ..utils import PreflightError
 from .pictures import name_pictures
+from .repeatable import seed_everything
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:

@@ -1,0 +1,115 @@
+"""A run with UN that starts from weights of LayerNorm."""
+import os
+
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS
+
+from mmunorm import convert_norms
+from mmunorm.cli import training
+from mmunorm.cli.arguments import set_dataloader_defaults
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import set_norm
+from mmunorm.conversion import convert_loaded
+from mmunorm.engine.calibration import training_batches
+from mmunorm.norms import OfflineNorm
+
+from .. import processes, tiny_runs
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A config with UN that starts from weights of LayerNorm and learns nothing, and the model with LayerNorm."""
+    path = tiny_runs.write_classifier(tmp_path)
+    cfg = Config.fromfile(path)
+    set_dataloader_defaults(cfg)
+    set_norm(cfg, dict(type='LN'))
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'ln.pth')
+    text = path.read_text().replace('lr=0.1, weight_decay=0.1', 'lr=0.0')
+    path.write_text(f"{text}load_from = '{tmp_path}/ln.pth'\n")
+    return path, cfg, model
+
+
+def norm_weights(state):
+    return {key: value for key, value in state.items() if 'norm' in key and key.endswith(('weight', 'bias'))}
+
+
+def test_norms_are_fitted_once(started, tmp_path, monkeypatch):
+    tiny_runs.skip_config_formatting(monkeypatch)
+    path, cfg, model = started
+    train, work_dir = tiny_runs.load_tool('train'), tmp_path / 'w'
+    tiny_runs.call(train, path, '--work-dir', work_dir)
+    convert_norms(model, training_batches(cfg, 4))
+    checkpoint = torch.load(work_dir / 'epoch_1.pth', weights_only=False)['state_dict']
+    torch.testing.assert_close(norm_weights(checkpoint), norm_weights(model.state_dict()), rtol=0, atol=0)
+    log = next(work_dir.glob('*/*.log')).read_text()
+    assert 'fitting its norms' in log and 'backbone.stages.0: 3 norms, error up to' in log
+    assert (work_dir / 'conversion.md').read_text().startswith('7 of 7 LayerNorms converted, statistics of 4 samples')
+
+    tiny_runs.call(train, path, '--work-dir', work_dir, '--resume', '--cfg-options', 'train_cfg.max_epochs=2')
+    logs = sorted(work_dir.glob('*/*.log'), key=lambda path: path.stat().st_mtime)
+    assert 'fitting' not in logs[-1].read_text() and (work_dir / 'epoch_2.pth').exists()
+
+
+def test_convert_false_refuses(started, tmp_path, monkeypatch, capsys):
+    tiny_runs.skip_config_formatting(monkeypatch)
+    path = started[0]
+    path.write_text(path.read_text() + "custom_hooks = [dict(type='OfflineNormHook', convert=False)]\n")
+    with pytest.raises(SystemExit):
+        tiny_runs.call(tiny_runs.load_tool('train'), path, '--work-dir', tmp_path / 'w')
+    assert 'ln.pth has the scale but not the statistics of backbone' in capsys.readouterr().err
+
+
+def test_what_cannot_be_fitted_is_refused_in_one_line(started, tmp_path, monkeypatch, capsys):
+    tiny_runs.skip_config_formatting(monkeypatch)
+    weights = torch.load(tmp_path / 'ln.pth')
+    weights['state_dict']['backbone.patch_embed.projection.weight'].fill_(float('nan'))
+    torch.save(weights, tmp_path / 'ln.pth')
+    with pytest.raises(SystemExit):
+        tiny_runs.call(tiny_runs.load_tool('train'), started[0], '--work-dir', tmp_path / 'w')
+    error = capsys.readouterr().err
+    assert f'cannot fit norms to the LayerNorms of {tmp_path}/ln.pth: the input of backbone.patch_embed.norm' in error
+    assert 'Traceback' not in error
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmpretrain', 'mmunorm'])
+def test_stock_swins_take_weights_of_layer_norm(tmp_path, scope):
+    settings = dict(embed_dims=8, depths=[1, 1], num_heads=[1, 2]) if scope == 'mmdet' else dict(
+        arch=dict(embed_dims=8, depths=[1, 1], num_heads=[1, 2]), img_size=32)
+    kind = 'UNSwinTransformer' if scope == 'mmunorm' else f'{scope}.SwinTransformer'
+    settings.update(type=kind, window_size=4, out_indices=(0, 1))
+    ln = MODELS.build(dict(settings, norm_cfg=dict(type='LN')))
+    weights = {f'backbone.{key}': value for key, value in ln.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'ln.pth')
+    model = MODELS.build(ConfigDict(settings, norm_cfg=dict(type='UN'), init_cfg=dict(
+        type='Pretrained', checkpoint=str(tmp_path / 'ln.pth'), prefix='backbone.')))
+    model.init_weights()
+    lacking = [norm.lacks_statistics for norm in model.modules() if isinstance(norm, OfflineNorm)]
+    assert lacking and all(lacking)
+    x = torch.randn(4, 3, 32, 32)
+    convert_loaded(model, [x])
+    ln.eval(), model.eval()  # mmpretrain's return nothing
+    for got, wanted in zip(model(x), ln(x), strict=True):
+        assert (got - wanted).square().mean() < 0.3 * wanted.var()
+
+
+def trained_norms(rank, path):
+    os.environ['RANK'] = str(rank)
+    cfg = Config.fromfile(path)
+    set_dataloader_defaults(cfg)
+    cfg.launcher, cfg.work_dir = 'pytorch', str(path.parent / 'w')
+    training.add_hooks(cfg, 'OfflineNormHook')
+    runner = training.build_runner(cfg)
+    runner.train()
+    return norm_weights(runner.model.module.state_dict())
+
+
+@pytest.mark.slow
+def test_all_processes_get_the_norms_of_the_first(started):
+    path, _, model = started
+    first, second = processes.run(trained_norms, path)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert not torch.equal(first['backbone.norm1.weight'], model.state_dict()['backbone.norm1.weight'])
