@@ -21,7 +21,7 @@ setup(
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
     # .mim is where mmengine looks for configs; in the repository it is links to configs/ and tools/.
-    package_data={'mmunorm.analysis': ['*.jinja'],
+    package_data={'mmunorm.analysis': ['*.jinja'], 'mmunorm.cli': ['*.jinja'],
                   'mmunorm': ['.mim/*.yml', '.mim/configs/**/*.py', '.mim/tools/**/*.py', '.mim/tools/*.sh']},
     exclude_package_data={'mmunorm': ['.mim/tools/demo.py']},
     entry_points=dict(console_scripts=['mmunorm = mmunorm.__main__:main']),

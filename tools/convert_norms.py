@@ -1,5 +1,6 @@
 """Turns the LayerNorms of a trained detector or classifier into offline norms, without training."""
 import argparse
+import json
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -22,7 +23,7 @@ from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
 from mmunorm.engine.calibration import test_metrics, training_batches
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, write_text
 
 
 def parse_args(argv=None):
@@ -35,7 +36,8 @@ def parse_args(argv=None):
                         help='training pictures for the statistics (default: 512)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
                         help='LayerNorms to keep: full names from the table, or regular expressions')
-    parser.add_argument('--test', action='store_true', help='print the test metrics before and after')
+    parser.add_argument('--test', action='store_true',
+                        help='print the test metrics before and after; OUT/metrics.json has them, too')
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
@@ -65,6 +67,7 @@ def main(argv=None):
         metrics['after'] = test_metrics(cfg, model, 'testing after')
         for key, before in metrics['before'].items():
             print(f'{key}: {before:.4g} before, {metrics["after"][key]:.4g} after')
+        write_text(out / 'metrics.json', json.dumps(metrics))
     stem = renamed(Path(args.config).stem, 'LN', name)
     new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
     for path in save_converted(model, new, report, out, stem, meta):

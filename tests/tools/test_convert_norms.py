@@ -65,7 +65,8 @@ def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys):
     assert f'accuracy/top1: {metrics["before"]["accuracy/top1"]:.4g} before' in printed.out
 
     names = sorted(path.name for path in (tmp_path / 'out').iterdir())
-    assert names == [f'swin_un_small.{suffix}' for suffix in ('json', 'md', 'pth', 'py')]
+    assert names == ['metrics.json', *(f'swin_un_small.{suffix}' for suffix in ('json', 'md', 'pth', 'py'))]
+    assert json.loads((tmp_path / 'out/metrics.json').read_text()) == metrics
     assert json.loads((tmp_path / 'out/swin_un_small.json').read_text()) == report.as_dict()
     assert '|`backbone.norm1`|' in (tmp_path / 'out/swin_un_small.md').read_text()
     config, checkpoint = 'out/swin_un_small.py', 'out/swin_un_small.pth'

@@ -1,13 +1,8 @@
-import json
-
 import cv2
 import numpy as np
 import pytest
 
 from ..tiny_runs import ROOT, load_tool
-
-METRICS = {**{f'coco/{kind}_{name}': 0.5 for kind in ('bbox', 'segm') for name in ('mAP', 'mAP_50', 'mAP_75')},
-           'coco/segm_mAP': 0.125}
 
 
 @pytest.fixture
@@ -18,21 +13,14 @@ def demo(tmp_path, monkeypatch):
 
     def run(title, *command):
         commands.append(command)
+        folder = tmp_path / command[-1] / 'pictures' if command[0] == 'tools/ship.py' else tmp_path / 'data'
+        folder.mkdir(parents=True, exist_ok=True)
         if command[0] == 'tools/train.py':
             folder = tmp_path / command[command.index('--work-dir') + 1]
             folder.mkdir(parents=True)
             (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
-            (folder / '1/vis_data').mkdir(parents=True)
-            metrics = {**METRICS, 'accuracy/top1': 80}
-            (folder / '1/vis_data/scalars.json').write_text(f'{{"loss": 1}}\n{json.dumps(metrics)}\n')
-        if command[0] in ('tools/test.py', 'tools/deploy/test.py'):
-            folder = tmp_path / command[command.index('--work-dir') + 1] / '20260101_000000'
-            folder.mkdir(parents=True)
-            (folder / 'log.json').write_text(json.dumps({**METRICS, 'accuracy/top1': 81}))
-        if command[0] == 'tools/infer.py':
-            folder = tmp_path / command[command.index('--out-dir') + 1]
-            folder.mkdir(parents=True)
-            for i in range(10):
+        if command[0] == 'tools/ship.py':
+            for i in range(8):
                 cv2.imwrite(str(folder / f'{i}.png'), np.full((20, 20, 3), 25 * i, np.uint8))
 
     monkeypatch.setattr(demo, 'ROOT', tmp_path)
@@ -41,30 +29,17 @@ def demo(tmp_path, monkeypatch):
     return demo
 
 
-def test_steps_and_table(demo, capsys):
+def test_steps(demo, capsys):
     demo.main()
     for command in demo.commands:
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
-    commands = demo.commands
-    # What was trained with LayerNorm is converted, and the teacher of what was converted.
-    layer_norm, converted = commands[2][2], commands[2][commands[2].index('--out') + 1]
-    assert layer_norm == str(demo.ROOT / demo.LAYER_NORM / 'iter_1.pth')
-    assert f'custom_hooks.0.checkpoint={layer_norm}' in commands[3]
-    assert f'load_from={converted}/swin_un_classifier.pth' in commands[3]
-    # What was trained on is tested, and gives the backbone.
-    assert commands[4][2] == str(demo.ROOT / demo.CLASSIFIER / 'iter_1.pth')
-    assert f'pretrained={commands[4][2]}' in commands[5]
-    # What was trained is drawn with, folded and exported; what was saved is tested.
-    assert commands[6][2] == commands[7][2] == commands[9][2] == str(demo.ROOT / demo.DETECTOR / 'iter_1.pth')
-    assert commands[8][2] == commands[7][commands[7].index('--save') + 1]
-    assert commands[10][2] == commands[9][commands[9].index('--out') + 1]
-    printed = capsys.readouterr().out
-    assert 'top-1 80.0 with LayerNorm, 81.0 converted' in printed
-    for model in ('UN      ', 'folded  ', 'OpenVINO'):
-        assert f'| mask | {model} | 0.125 | 0.500 | 0.500 |' in printed
-    assert 'work_dirs/demo/pictures' in printed
-    sheet = cv2.imread(str(demo.ROOT / demo.SHEET))
+    _, classifier, detector, ship = demo.commands
+    folder = demo.ROOT / demo.OUT
+    assert f'pretrained={folder}/classifier/iter_1.pth' in detector
+    assert ship[1:3] == (detector[1], f'{folder}/detector/iter_1.pth')
+    assert 'work_dirs/demo/ship/report.html' in capsys.readouterr().out
+    sheet = cv2.imread(str(folder / 'predictions.png'))
     assert sheet.shape == (46, 90, 3) and sheet[12, 34, 0] == 25 and sheet[34, 78, 0] == 175
 
 

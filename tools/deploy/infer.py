@@ -7,7 +7,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import cv2
 import mmcv
 
-from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.deploy.drawing import draw_class, draw_detections
 from mmunorm.deploy.runner import Runner
@@ -19,6 +19,7 @@ def parse_args(argv=None):
     parser.add_argument('pictures', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
     parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
     return parser.parse_args(argv)
 
 
@@ -38,7 +39,7 @@ def draw(runner, picture, score_thr):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    images = find_images(args.pictures, args.out_dir)
+    images = find_images(args.pictures, args.out_dir, args.limit)
     runner = Runner(args.file)
     out_folder(args.out_dir, '--out-dir')
 

@@ -1,0 +1,170 @@
+"""The stages from a LayerNorm checkpoint to a tested file, each one of the tools."""
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from ..deploy.formats import FORMS
+from ..engine.calibration import training_batches
+from ..utils import PICTURE_SUFFIXES, PreflightError, RunError, write_text
+
+# The share of the training in which statistics are those of the step.
+WARMUP = 0.5
+PICTURES = 8
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command of the chain.
+
+    Attributes:
+        title: for the reader.
+        command: a tool, and its arguments.
+        result: the file or folder that is there when it is done.
+        seconds: roughly how long it takes.
+        prepare: what comes before the command.
+    """
+    title: str
+    command: tuple[str, ...]
+    result: Path
+    seconds: float = 0.
+    prepare: Callable[[], None] | None = None
+
+    def __str__(self) -> str:
+        return f'python {shlex.join(self.command)}'
+
+
+def run_tool(command: tuple[str, ...], cwd: str | os.PathLike | None = None) -> int:
+    """Runs a tool as a user would; returns its exit status."""
+    # Threads that spin long while they wait slow down a machine that has other work, tenfold and more.
+    env = {'GOMP_SPINCOUNT': '20000', **os.environ}
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=env).returncode
+
+
+def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
+    """Runs the stages that are not done yet; returns the seconds that each took, by command.
+
+    `out/ship.json` remembers what is done. An interrupted training goes on.
+
+    Raises:
+        PreflightError: `out` has another chain.
+        RunError: a stage failed.
+    """
+    file = out / 'ship.json'
+    done = json.loads(file.read_text()) if file.exists() else {}
+    if others := [command for command in done if command not in map(str, stages)]:
+        raise PreflightError(f'--out {out} has another chain, with `{others[0]}`: name another folder.')
+    for number, stage in enumerate(stages, 1):
+        print(f'\n=== {number}/{len(stages)} {stage.title}\n$ {stage}', flush=True)
+        if str(stage) in done and stage.result.exists():
+            print('=== is done', flush=True)
+            continue
+        if stage.prepare:
+            stage.prepare()
+        start = time.time()
+        status = run_tool(stage.command)
+        if status:
+            raise RunError(f'the command above ended with status {status}. Once that is mended, the same call of '
+                           f'ship.py goes on from there.')
+        done[str(stage)] = round(time.time() - start, 1)
+        write_text(file, json.dumps(done, indent=1))
+        print(f'=== done in {done[str(stage)]:.0f} s', flush=True)
+    return done
+
+
+def write_recipe(converted: Path, steps: int, path: Path) -> None:
+    """Writes the config of the training that follows a conversion: so many steps, with the teacher.
+
+    The rate rises for a tenth of the steps and then falls along a cosine to a hundredth of the config's own.
+    """
+    cfg = Config.fromfile(converted)
+    rise = max(1, steps // 10)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps)
+    cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=rise)]
+    if rise < steps:
+        cfg.param_scheduler.append(dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=rise,
+                                        end=steps))
+    cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    cfg.log_processor = dict(by_epoch=False)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=max(1, min(1000, steps)))
+    cfg.auto_scale_lr = cfg.get('auto_scale_lr')
+    write_text(path, cfg.pretty_text)
+
+
+def form_of(name: str, int8: str | None) -> str | None:
+    """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
+    return next((row for row, (each, form) in FORMS.items()
+                 if each.name == name and form.int8 == int8 and not form.how), None)
+
+
+def test_folder(cfg: Config) -> Path | None:
+    """The folder of the test pictures; None if the data set has no such folder."""
+    dataset = cfg.test_dataloader.dataset
+    prefix = dataset.get('data_prefix') or ''
+    if isinstance(prefix, dict):
+        prefix = prefix.get('img') or prefix.get('img_path') or ''
+    folder = Path(dataset.get('data_root') or '', prefix)
+    if not dataset.get('data_root') or not any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob('*')):
+        return None
+    return folder
+
+
+@torch.no_grad()
+def seconds_per_picture(cfg: Config, model: nn.Module) -> float:
+    """Seconds of a forward pass, measured on one batch of training pictures."""
+    batch = training_batches(cfg, 1)[0]
+    inputs = model.eval().data_preprocessor(batch, False)
+    model(**inputs, mode='tensor')
+    start = time.perf_counter()
+    model(**inputs, mode='tensor')
+    return (time.perf_counter() - start) / len(batch['inputs'])
+
+
+def newest_metrics(work_dir: Path) -> dict[str, float]:
+    """The metrics that a test tool wrote last under a work directory, without its times."""
+    logs = [path for path in work_dir.glob('*/*.json') if path.stem == path.parent.name]
+    metrics = json.loads(max(logs, key=lambda path: path.name).read_text())
+    return {name: value for name, value in metrics.items() if '/' in name}
+
+
+def write_report(path: Path, title: str, metrics: dict[str, dict], stages: list[Stage], seconds: dict[str, float],
+                 tables: dict[str, str], pictures: list[Path]) -> None:
+    """Writes a page that opens from disk and loads nothing.
+
+    Args:
+        path: of the page.
+        title: its heading.
+        metrics: by model, in the order of the chain.
+        stages: that ran.
+        seconds: of each, by its command.
+        tables: Markdown by heading.
+        pictures: that are shown.
+    """
+    names = [name for name in metrics[next(iter(metrics))] if all(name in each for each in metrics.values())]
+    kinds = {'.png': 'png', '.jpg': 'jpeg', '.jpeg': 'jpeg'}
+    shown = [(kinds[each.suffix.lower()], base64.b64encode(each.read_bytes()).decode(), each.name)
+             for each in pictures if each.suffix.lower() in kinds]
+    template = jinja2.Template(Path(__file__).with_name('ship.html.jinja').read_text(), autoescape=True)
+    write_text(path, template.render(
+        title=title, names=names, metrics=metrics, pictures=shown,
+        stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages],
+        tables={name: _cells(text) for name, text in tables.items()}))
+
+
+def _cells(markdown: str) -> list[list[str]]:
+    """The cells of a Markdown table; lines around it are left out."""
+    rows = [line.strip().strip('|').split('|') for line in markdown.splitlines() if line.startswith('|')]
+    return [[cell.strip(' `') for cell in row] for row in rows if set(''.join(row)) - set('-: ')]

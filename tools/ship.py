@@ -1,0 +1,156 @@
+"""Goes the whole way from a LayerNorm checkpoint to a tested file without norms.
+
+It converts the norms, trains on with the old model as the teacher, folds, exports, tests the file, and measures its
+speed beside the model with LayerNorm. Each stage is one of the tools, printed as the command that it is. The same call
+goes on after an interruption. OUT/report.html has the numbers and pictures.
+"""
+import argparse
+import json
+import os
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.registry import DATASETS, init_default_scope
+
+from mmunorm.cli import shipping
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    set_dataloader_defaults,
+)
+from mmunorm.cli.preflight import check_data
+from mmunorm.cli.shipping import Stage
+from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, count_steps, parse_preset, renamed
+from mmunorm.conversion.checkpoint import load_public
+from mmunorm.deploy.formats import find_format, table
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, epilog=f'formats:\n\n{table()}',
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config file of a classifier or detector with LayerNorm')
+    parser.add_argument('checkpoint', help='its checkpoint; also one of the official Swin, or of timm')
+    parser.add_argument('--format', required=True, help='format of the file; see the table below')
+    parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
+                        help='in INT8; the table below has the kinds, the usual one first')
+    parser.add_argument('--out', type=Path, required=True, help='folder for all results')
+    parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
+    parser.add_argument('--steps', type=int, metavar='N',
+                        help="training steps after the conversion (default: a quarter of the config's); 0 for none")
+    parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
+                        help='training pictures for the statistics (default: 512)')
+    parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
+    add_config_arguments(parser, norm=False)
+    args = parser.parse_args(argv)
+    if args.steps is not None and args.steps < 0:
+        parser.error(f'--steps must be at least 0, got {args.steps}')
+    return args
+
+
+def options_of(args):
+    """`--cfg-options` as they were typed."""
+    options = [f'{key}={value}' for key, value in (args.cfg_options or {}).items()]
+    return ('--cfg-options', *options) if options else ()
+
+
+def plan(args, cfg, chosen, int8, steps, per_picture):
+    """The stages."""
+    out, name = args.out, parse_preset(args.to)[0]
+    tools = os.path.relpath(Path(__file__).resolve().parent)
+    to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
+    stem = renamed(Path(args.config).stem, 'LN', name)
+    recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
+    pictures = len_of(cfg, 'test')
+    a_test = pictures * per_picture
+    stages = [Stage(
+        'Convert the norms, and test before and after',
+        (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
+         '--num-samples', str(args.num_samples), '--test', *options_of(args)),
+        out / 'converted/metrics.json', 4 * args.num_samples * per_picture + 2 * a_test)]
+    if steps:
+        converted, recipe = recipe, out / 'train.py'
+        checkpoint = out / f'trained/iter_{steps}.pth'
+        stages.append(Stage(
+            'Train on, with the model with LayerNorm as the teacher',
+            (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume'),
+            checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_picture + a_test,
+            lambda: shipping.write_recipe(converted, steps, recipe)))
+    file = out / f'model{chosen.suffixes[0]}'
+    kind = () if int8 is None else ('--int8', int8)
+    stages += [
+        Stage('Fold the norms, and test', (f'{tools}/test.py', str(recipe), str(checkpoint), '--fuse', '--work-dir',
+                                           f'{out}/folded'), out / 'folded', a_test),
+        Stage('Export', (f'{tools}/deploy/export.py', str(recipe), str(checkpoint), '--format', args.format, *kind,
+                         '--out', str(file)), file, 60)]
+    form = shipping.form_of(chosen.name, int8)
+    if form is not None:  # a file that runs here
+        stages += [
+            Stage('Test the file', (f'{tools}/deploy/test.py', str(recipe), str(file), '--work-dir', f'{out}/file'),
+                  out / 'file', a_test),
+            Stage('Measure it beside LayerNorm',
+                  (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config,
+                   args.checkpoint, '--formats', 'torch', form, '--out', f'{out}/speed', *options_of(args)),
+                  out / 'speed/formats.json', 4 * a_test + 120)]
+        if (folder := shipping.test_folder(cfg)) is not None:
+            stages.append(Stage(
+                'Draw what the file sees', (f'{tools}/deploy/infer.py', str(file), str(folder), '--limit',
+                                            str(shipping.PICTURES), '--out-dir', f'{out}/pictures'),
+                out / 'pictures', shipping.PICTURES * per_picture + 5))
+    return stages, file
+
+
+def len_of(cfg, split):
+    """The number of pictures of a data set."""
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    return len(DATASETS.build(cfg[f'{split}_dataloader'].dataset))
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    chosen = find_format(args.format, args.int8 is not None)
+    int8 = chosen.int8_kind(args.int8)
+    cfg = load_config(args.config, args.cfg_options)
+    check_checkpoint(args.checkpoint)
+    check_data(cfg, ['train', 'val', 'test'])
+    set_dataloader_defaults(cfg)
+    model = build_model(cfg)
+    load_public(model, args.checkpoint)
+    steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
+    stages, file = plan(args, cfg, chosen, int8, steps, shipping.seconds_per_picture(cfg, model))
+    if args.dry_run:
+        for number, stage in enumerate(stages, 1):
+            minutes = round(stage.seconds / 60)
+            about = f'{minutes} minutes' if minutes > 1 else 'a minute or less'
+            print(f'\n{number}/{len(stages)} {stage.title}, about {about}\n$ {stage}')
+        print(f'\nTraining has {steps} steps. Times are from one forward pass on this machine.')
+        return stages
+    out_folder(args.out)
+    seconds = shipping.run_stages(stages, args.out)
+    before = json.loads((args.out / 'converted/metrics.json').read_text())
+    metrics = {'LayerNorm': before['before'], 'converted, untrained': before['after'],
+               'trained and folded': shipping.newest_metrics(args.out / 'folded')}
+    tables = {}
+    if (args.out / 'file').exists():
+        metrics['the file'] = shipping.newest_metrics(args.out / 'file')
+        tables['Speed'] = (args.out / 'speed/formats.md').read_text()
+    tables['What the conversion lost, norm by norm'] = next((args.out / 'converted').glob('*.md')).read_text()
+    report = args.out / 'report.html'
+    shipping.write_report(report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', metrics, stages, seconds,
+                          tables, sorted((args.out / 'pictures').rglob('*.*')))
+    for name, values in metrics.items():
+        print(f'{name}: ' + ', '.join(f'{key} {value:.4g}' for key, value in values.items()
+                                      if key.endswith(('bbox_mAP', 'segm_mAP', 'top1'))))
+    print(f'written: {file}\nwritten: {report}')
+    return metrics
+
+
+if __name__ == '__main__':
+    main()
