@@ -17,11 +17,11 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.calibration import test_metrics, training_batches
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.checkpoints import check_checkpoint, load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
-from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
+from mmunorm.conversion.checkpoint import converted_config, save_converted
 from mmunorm.utils import PreflightError
 
 
@@ -52,7 +52,7 @@ def main(argv=None):
     set_dataloader_defaults(cfg)
     out = out_folder(args.out)
     model = build_model(cfg)
-    meta = load_public(model, args.checkpoint)
+    meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
     batches = training_batches(cfg, args.num_samples)
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}

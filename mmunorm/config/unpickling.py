@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -93,6 +94,7 @@ def _listed() -> dict[str, object]:
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
         'torch.torch_version.TorchVersion': torch.torch_version.TorchVersion,
+        'yacs.config.CfgNode': OrderedDict,  # the settings in the official Swin's and SLAB's files
     }
     for name in _STATISTICS:
         listed[f'mmengine.logging.history_buffer.HistoryBuffer.{name}'] = getattr(HistoryBuffer, name)
