@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 import timm
 import torch
+from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.config import Config
 from torch import nn
 from torch.nn import functional as F
@@ -15,6 +16,8 @@ from mmunorm.config.checkpoints import load_weights, read_checkpoint
 from mmunorm.config.models import build_model
 from mmunorm.norms import RepBN
 from mmunorm.utils import PreflightError
+
+from ..backbones.models import randomize
 
 SWIN = dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)
 VIT = dict(embed_dim=16, depth=2, num_heads=2, patch_size=8, mlp_ratio=1.5)
@@ -71,10 +74,10 @@ class SlabLinearNorm(nn.Module):
         return self.norm2(x)
 
 
-def slab(kind, norm):
+def slab(kind, norm, **sizes):
     """A model of timm's with SLAB's norms, and its weights in SLAB's names: those of the official Swin and of DeiT."""
-    name, size = {'swin': ('swin_tiny_patch4_window7_224', SWIN), 'vit': ('deit_tiny_patch16_224', VIT)}[kind]
-    model = timm.create_model(name, img_size=32, num_classes=5, **size).eval()
+    name, small = {'swin': ('swin_tiny_patch4_window7_224', SWIN), 'vit': ('deit_tiny_patch16_224', VIT)}[kind]
+    model = timm.create_model(name, **(sizes or dict(img_size=32, num_classes=5, **small)))
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.LayerNorm):
             parent, _, child = path.rpartition('.')
@@ -82,8 +85,8 @@ def slab(kind, norm):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=parameter[0].numel()**-0.5)
-    weights = {re.sub(r'^layers\.1\.downsample', 'layers.0.downsample', name).replace('head.fc.', 'head.'): value
-               for name, value in model.state_dict().items()}
+    weights = {re.sub(r'^layers\.(\d)\.downsample', lambda match: f'layers.{int(match[1]) - 1}.downsample',
+                      name).replace('head.fc.', 'head.'): value for name, value in model.state_dict().items()}
     if kind == 'swin':
         weights.update({'layers.0.blocks.1.attn_mask': torch.zeros(4, 16, 16),
                         'layers.0.blocks.0.attn.relative_position_index': torch.zeros(16, 16, dtype=torch.long)})
@@ -209,6 +212,18 @@ def t2t_logits(w, x, performer):
         x = x + linear(f'blocks.{i}.attn.proj', y)
         x = x + mlp(f'blocks.{i}.mlp', norm(f'blocks.{i}.norm2', x))
     return linear('head', norm('norm', x)[:, 0])
+
+
+def test_mmdet_s_swin_has_our_names():
+    sizes = dict(embed_dims=8, depths=(2, 2), num_heads=(1, 2))
+    stock = MMDET_MODELS.build(dict(type='SwinTransformer', **sizes, window_size=4, strides=(4, 2), out_indices=(0, 1)))
+    ours = MMDET_MODELS.build(dict(type='UNSwinTransformer', arch=sizes, window_size=4, out_indices=(0, 1),
+                                   pad_small_map=True, norm_cfg=dict(type='LN')))
+    assert ours.load_state_dict(randomize(stock).state_dict())
+    pictures = torch.randn(2, 3, 40, 72)
+    stock.eval()  # returns None
+    for output, expected in zip(ours.eval()(pictures), stock(pictures), strict=True):
+        torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.parametrize('performer', [True, False])
