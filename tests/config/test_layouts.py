@@ -8,6 +8,7 @@ import timm
 import torch
 from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.config import Config
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -264,3 +265,15 @@ def test_files_of_openmmlab(form, tmp_path):
     assert load_weights(model, path) == content.get('meta', {})
     weights = source.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_safetensors(tmp_path):
+    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
+    path = tmp_path / 'model.safetensors'
+    save_file(source.state_dict(), path)
+    load_weights(model, str(path))
+    weights = source.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(PreflightError, match='cannot read the checkpoint .*model.safetensors'):
+        load_weights(model, str(path))
