@@ -58,16 +58,21 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
         dict[str, Tensor] | None: None if the names are of no such project.
 
     Raises:
-        PreflightError: SLAB's model is none of ours.
+        PreflightError: SLAB's model is none of ours, or `model` has other norms.
     """
     weights = find_weights(content)
-    if any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights):
+    is_slab = any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights)
+    if is_slab:
         weights = _from_slab(weights)
-    own = model.state_dict()  # mmpretrain's TimmClassifier has timm's names
     if 'tokens_to_token.project.weight' in weights:
         return _rename(weights, *_T2T)
-    if 'patch_embed.proj.weight' not in weights or 'patch_embed.proj.weight' in own:
+    if 'patch_embed.proj.weight' not in weights:
         return None
+    own = model.state_dict()  # not earlier: with FSDP it would wait for the other processes
+    if 'patch_embed.proj.weight' in own:  # mmpretrain's TimmClassifier has timm's names itself
+        return None
+    if is_slab and not any(name.endswith('.eta') for name in own):
+        raise PreflightError("the checkpoint is one of SLAB's, whose norms are RepBN: add --norm RepBN.")
     if 'layers.0.blocks.0.norm1.weight' not in weights:
         return _rename(weights, *_VIT)
     indices = {name: value for name, value in own.items() if name.endswith('relative_position_index')}

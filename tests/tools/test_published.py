@@ -46,12 +46,14 @@ def test_slab_s_file_is_tested_folded_and_saved(published, capsys):
     assert 'missing' not in printed and 'unexpected' not in printed and 'kept:' not in printed
 
 
-def test_slab_s_other_models_are_refused_before_a_test(published, capsys):
+@pytest.mark.parametrize('norm, more, said', [
+    ('RepBN', {'layers.0.blocks.0.attn.dwc.weight': torch.zeros(1)}, 'linear attention (slab_*.pth) are not supported'),
+    ('LN', {}, 'whose norms are RepBN: add --norm RepBN.')])
+def test_what_does_not_fit_slab_s_file_is_told_before_a_test(norm, more, said, published, capsys):
     config, checkpoint = published
     content = torch.load(checkpoint)
-    content['model']['layers.0.blocks.0.attn.dwc.weight'] = torch.zeros(1)
+    content['model'].update(more)
     torch.save(content, checkpoint)
     with pytest.raises(SystemExit) as stop:
-        scores(config, checkpoint, '--norm', 'RepBN')
-    assert stop.value.code == 2
-    assert 'linear attention (slab_*.pth) are not supported' in capsys.readouterr().err
+        scores(config, checkpoint, '--norm', norm)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
