@@ -17,11 +17,11 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.checkpoints import check_checkpoint, load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
-from mmunorm.conversion.checkpoint import converted_config, load_public, save_converted
+from mmunorm.conversion.checkpoint import converted_config, save_converted
 from mmunorm.engine.calibration import test_metrics, training_batches
 from mmunorm.utils import PreflightError, write_text
 
@@ -29,7 +29,7 @@ from mmunorm.utils import PreflightError, write_text
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file of a model with LayerNorm')
-    parser.add_argument('checkpoint', help='its checkpoint; also one of the official Swin, or of timm')
+    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/conversion.md')
     parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
@@ -54,7 +54,7 @@ def main(argv=None):
     set_dataloader_defaults(cfg)
     out = out_folder(args.out)
     model = build_model(cfg)
-    meta = load_public(model, args.checkpoint)
+    meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
     batches = training_batches(cfg, args.num_samples)
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}

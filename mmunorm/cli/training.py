@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
 from ..engine.pictures import name_unusable_pictures
+from ..engine.published import PublishedNamesHook
 from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line
@@ -86,6 +87,7 @@ def build_runner(cfg: Config) -> Runner:
             _distribute_on_cpu(cfg)
     with clear_build_errors():
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner.register_hook(PublishedNamesHook(), priority='VERY_HIGH')  # EMAHook reads the same checkpoint
     name_unusable_pictures(runner)
     return runner
 

@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
 from ..norms import OfflineNorm
 from ..utils import PreflightError, describe
+from .layouts import find_weights, in_mmpretrain_names
 from .unpickling import restricted
 
 
@@ -61,19 +63,21 @@ def read_checkpoint(path: str) -> dict:
 def load_weights(model: nn.Module, checkpoint: str) -> dict:
     """Loads all weights and statistics of a model; returns the checkpoint's `meta`.
 
+    Names of other projects become mmpretrain's: :mod:`.layouts`.
+
     Raises:
         PreflightError: the checkpoint cannot be read, or lacks something that the model has, or has more.
     """
-    meta = read_checkpoint(checkpoint).get('meta', {})
+    content = read_checkpoint(checkpoint)
+    weights = in_mmpretrain_names(content, model) or find_weights(content)
     try:
-        with restricted():
-            load_checkpoint(model, checkpoint, map_location='cpu', strict=True)
+        load_state_dict(model, weights, strict=True)
     except RuntimeError as error:
         check_statistics(model, checkpoint)
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
-    return meta
+    return content.get('meta', {})
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -50,7 +51,10 @@ def is_trusted() -> bool:
 
 
 def _load(file, map_location=None, *args, **kwargs):
-    """`torch.load`, which raises a PreflightError for a file that holds more than data."""
+    """`torch.load`, which raises a PreflightError for a file that holds more than data; it reads safetensors too."""
+    if str(file).endswith('.safetensors'):  # timm's, and weights alone
+        from safetensors.torch import load_file
+        return load_file(file)
     if _trusted:
         return _torch_load(file, map_location, *args, **{**kwargs, 'weights_only': False})
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, 'name', 'that was read')
@@ -93,6 +97,7 @@ def _listed() -> dict[str, object]:
         'numpy.ndarray': np.ndarray,
         'numpy.dtype': np.dtype,
         'torch.torch_version.TorchVersion': torch.torch_version.TorchVersion,
+        'yacs.config.CfgNode': OrderedDict,  # the settings in the official Swin's and SLAB's files
     }
     for name in _STATISTICS:
         listed[f'mmengine.logging.history_buffer.HistoryBuffer.{name}'] = getattr(HistoryBuffer, name)

@@ -4,17 +4,15 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS
-from mmengine.runner.checkpoint import load_state_dict, save_checkpoint, weights_to_cpu
+from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from mmpretrain.models import SwinTransformer
-from torch import Tensor, nn
+from torch import nn
 
-from ..config.checkpoints import load_weights, read_checkpoint
 from ..config.models import build_model
 from ..config.presets import replace_norm_cfgs
 from ..norms import OfflineNorm
@@ -23,12 +21,6 @@ from ..utils import PreflightError, whole_file, write_text
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'
-
-# The names of timm's and DeiT's Vision Transformers, and mmpretrain's.
-_VIT = (('blocks.', 'backbone.layers.'), ('norm.', 'backbone.ln1.'), ('head.', 'head.layers.head.'),
-        ('head_dist.', 'head.layers.head_dist.'), ('', 'backbone.'))
-_VIT_PARTS = (('.norm1.', '.ln1.'), ('.norm2.', '.ln2.'), ('.mlp.fc1.', '.ffn.layers.0.0.'),
-              ('.mlp.fc2.', '.ffn.layers.1.'), ('patch_embed.proj.', 'patch_embed.projection.'))
 
 
 @MODELS.register_module(name=CONVERTED_TYPE)
@@ -54,56 +46,6 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
     leave_fast_path(model, list(converted))
     put(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name]) for name in converted})
     return model
-
-
-def load_public(model: nn.Module, path: str) -> dict:
-    """Loads all weights of a model of LayerNorms; returns the checkpoint's `meta`.
-
-    Names of the official Swin, and of timm's Swin, ViT and DeiT, become mmpretrain's.
-
-    Raises:
-        PreflightError: the checkpoint cannot be read, or is of another model.
-    """
-    content = read_checkpoint(path)
-    weights = content.get('model', content)
-    if 'patch_embed.proj.weight' not in weights:
-        return load_weights(model, path)
-    weights = _from_swin(weights) if 'layers.0.blocks.0.norm1.weight' in weights else _from_vit(weights)
-    # Of the size of a window alone; timm has none in its checkpoints.
-    weights.update({name: value for name, value in model.state_dict().items()
-                    if name.endswith('relative_position_index')})
-    try:
-        load_state_dict(model, weights, strict=True)
-    except RuntimeError as error:
-        raise PreflightError(f'the checkpoint {path} does not fit the config: {" ".join(str(error).split())[:400]}'
-                             ) from error
-    return {}
-
-
-def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the official Swin or timm's, for mmpretrain's classifier."""
-    from mmdet.models.backbones.swin import swin_converter
-    last = max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
-    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging before its stage, not after it
-        weights = {re.sub(r'^layers\.(\d+)\.downsample', lambda m: f'layers.{int(m[1]) - 1}.downsample', name): value
-                   for name, value in weights.items()}
-    head = {re.sub(r'^head\.(fc\.)?', 'head.fc.', name): value for name, value in weights.items()
-            if name.startswith('head.')}
-    backbone = {re.sub(r'^backbone\.norm\.', f'backbone.norm{last}.', name): value
-                for name, value in swin_converter(weights).items() if not name.endswith('.attn_mask')}
-    return {**backbone, **head}
-
-
-def _from_vit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of timm's ViT or DeiT, for mmpretrain's classifier."""
-    def renamed(name: str) -> str:
-        old, new = next((old, new) for old, new in _VIT if name.startswith(old))
-        name = new + name.removeprefix(old)
-        for old, new in _VIT_PARTS:
-            name = name.replace(old, new)
-        return name
-
-    return {renamed(name): value for name, value in weights.items()}
 
 
 def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,

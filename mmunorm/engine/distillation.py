@@ -10,8 +10,9 @@ from mmengine.registry import HOOKS
 from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 
+from ..config.checkpoints import load_weights
 from ..config.models import build_model
-from ..conversion.checkpoint import layer_norm_config, load_public
+from ..conversion.checkpoint import layer_norm_config
 from ..hooks import unwrapped_model
 from ..utils import PreflightError
 
@@ -72,7 +73,7 @@ class DistillationHook(Hook):
         cfg.model = layer_norm_config(runner.cfg.get('model') or {}, self.norm_cfg)
         with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
             teacher = build_model(cfg)
-        load_public(teacher, self.checkpoint)
+        load_weights(teacher, self.checkpoint)
         return teacher.eval().requires_grad_(False)
 
     def _keep(self, module: nn.Module, args: tuple, output) -> None:

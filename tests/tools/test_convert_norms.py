@@ -11,8 +11,8 @@ from torch import nn
 
 from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
+from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import build_model
-from mmunorm.conversion.checkpoint import load_public
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 
@@ -259,11 +259,11 @@ def test_public_weights(name, form, tmp_path):
     if distilled:
         model['backbone']['type'], model['head']['type'] = 'DistilledVisionTransformer', 'DeiTClsHead'
     built = build_model(Config(dict(model=model, default_scope='mmpretrain'))).eval()
-    load_public(built, str(tmp_path / 'public.pth'))
+    load_weights(built, str(tmp_path / 'public.pth'))
     pictures = torch.randn(3, 3, 32, 32, generator=generator)
     torch.testing.assert_close(built(pictures, mode='tensor'), source(pictures), rtol=1e-4, atol=1e-4)
 
     model['head']['num_classes'] = 6
     other = build_model(Config(dict(model=model, default_scope='mmpretrain')))
     with pytest.raises(PreflightError, match='does not fit the config'):
-        load_public(other, str(tmp_path / 'public.pth'))
+        load_weights(other, str(tmp_path / 'public.pth'))

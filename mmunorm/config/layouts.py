@@ -1,0 +1,120 @@
+"""Layouts of published checkpoints: the names of other projects become those of mmpretrain's models."""
+from __future__ import annotations
+
+import re
+
+from torch import Tensor, nn
+
+from ..utils import PreflightError
+
+# Where the weights that a project tests lie in its files, best first: DeiT, the official Swin and SLAB; timm and the
+# official T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights where there are any.
+_WEIGHTS = ('model', 'state_dict_ema', 'state_dict')
+
+# Of one layer, whichever the model.
+_PARTS = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'),
+          ('.mlp.0.', '.ffn.layers.0.0.'), ('.mlp.2.', '.ffn.layers.1.'))
+_VIT_PARTS = (*_PARTS, ('.norm1.', '.ln1.'), ('.norm2.', '.ln2.'), ('patch_embed.proj.', 'patch_embed.projection.'))
+
+# The first fitting prefix is replaced, then each part.
+_SWIN = ((('layers.', 'backbone.stages.'), ('norm.', 'backbone.norm{last}.'), ('head.fc.', 'head.fc.'),
+          ('head.', 'head.fc.'), ('', 'backbone.')),
+         (*_PARTS, ('.attn.', '.attn.w_msa.'), ('patch_embed.proj.', 'patch_embed.projection.')))
+_VIT = ((('blocks.', 'backbone.layers.'), ('norm.', 'backbone.ln1.'), ('head.', 'head.layers.head.'),
+         ('head_dist.', 'head.layers.head_dist.'), ('', 'backbone.')), _VIT_PARTS)
+_T2T = ((('blocks.', 'backbone.encoder.'), ('head.', 'head.layers.head.'), ('', 'backbone.')),
+        (*_VIT_PARTS, *((f'{layer}.{part}', f'{layer}.attn.{part}') for layer in ('attention1', 'attention2')
+                        for part in ('kqv.', 'proj.', 'w'))))
+
+# SLAB's norm. In a LinearNorm, LayerNorm (`norm1`) and counters are of training alone.
+_SLAB_NORM = re.compile(r'(.*?norm\d?)\.(?:norm2\.)?(?:bn\.(.*)|(alpha))')
+_SLAB_TRAINING = re.compile(r'.*norm\d?\.(norm1\.(weight|bias)|warm|iter|total_step)')
+
+
+def find_weights(content: dict) -> dict[str, Tensor]:
+    """The weights in a checkpoint's content, without the `module.` of DataParallel and the copies of mmcv's EMAHook."""
+    weights = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), dict)), content)
+    if not any(name.startswith(('module.', 'ema_')) for name in weights):
+        return weights
+    named = type(weights)((name.removeprefix('module.'), value) for name, value in weights.items()
+                          if not name.startswith('ema_'))
+    if hasattr(weights, '_metadata'):
+        named._metadata = weights._metadata
+    return named
+
+
+def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | None:
+    """The weights of a checkpoint of another project under the names of mmpretrain's classifier.
+
+    These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
+    RepBN: `alpha` is its `eta`. See docs/conversion.md.
+
+    Args:
+        content (dict): of the file.
+        model (nn.Module): that is to get them. They come with its indices of positions in a window, which timm's
+            files lack.
+
+    Returns:
+        dict[str, Tensor] | None: None if the names are of no such project.
+
+    Raises:
+        PreflightError: SLAB's model is none of ours, or `model` has other norms.
+    """
+    weights = find_weights(content)
+    is_slab = any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights)
+    if is_slab:
+        weights = _from_slab(weights)
+    if 'tokens_to_token.project.weight' in weights:
+        return _rename(weights, *_T2T)
+    if 'patch_embed.proj.weight' not in weights:
+        return None
+    own = model.state_dict()  # not earlier: with FSDP it would wait for the other processes
+    if 'patch_embed.proj.weight' in own:  # mmpretrain's TimmClassifier has timm's names itself
+        return None
+    if is_slab and not any(name.endswith('.eta') for name in own):
+        raise PreflightError("the checkpoint is one of SLAB's, whose norms are RepBN: add --norm RepBN.")
+    if 'layers.0.blocks.0.norm1.weight' not in weights:
+        return _rename(weights, *_VIT)
+    indices = {name: value for name, value in own.items() if name.endswith('relative_position_index')}
+    return {**_from_swin(weights), **indices}
+
+
+def _from_slab(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With norms of RepBN's names; https://github.com/xinghaochen/SLAB, classification/models/prepbn.py."""
+    if 'patch_embed.proj.weight' not in weights or any('.attn.dwc.' in name for name in weights):
+        raise PreflightError("SLAB's PVT, CSWin and models with linear attention (slab_*.pth) are not supported: its "
+                             'Swin and DeiT with PRepBN are.')
+    named = {}
+    for name, value in weights.items():
+        if not _SLAB_TRAINING.fullmatch(name):
+            norm = _SLAB_NORM.fullmatch(name)
+            named[f'{norm[1]}.{norm[2] or "eta"}' if norm else name] = value
+    return named
+
+
+def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """From the official Swin or timm's: a patch merging of mmpretrain has its inputs in another order."""
+    last = max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
+    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging before its stage, not after it
+        weights = {re.sub(r'^layers\.(\d+)\.downsample', lambda m: f'layers.{int(m[1]) - 1}.downsample', name): value
+                   for name, value in weights.items()}
+    weights = {name: _merged(value) if '.downsample.' in name and value.numel() > 1 else value
+               for name, value in weights.items() if not name.endswith('.attn_mask')}
+    prefixes, parts = _SWIN
+    return _rename(weights, [(old, new.format(last=last)) for old, new in prefixes], parts)
+
+
+def _merged(value: Tensor) -> Tensor:
+    """`(..., 4 C)` with the four tokens of a merging one after the other, to one channel after the other."""
+    return value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :].transpose(-1, -2).flatten(-2)
+
+
+def _rename(weights: dict[str, Tensor], prefixes, parts) -> dict[str, Tensor]:
+    def renamed(name: str) -> str:
+        old, new = next((old, new) for old, new in prefixes if name.startswith(old))
+        name = new + name.removeprefix(old)
+        for old, new in parts:
+            name = name.replace(old, new)
+        return name
+
+    return {renamed(name): value for name, value in weights.items()}

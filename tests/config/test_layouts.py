@@ -1,0 +1,279 @@
+"""Checkpoints as other projects publish them: random weights in their names give the outputs of their formulas."""
+import re
+import sys
+from types import ModuleType
+
+import pytest
+import timm
+import torch
+from mmdet.registry import MODELS as MMDET_MODELS
+from mmengine.config import Config
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+from mmunorm import fuse_norms
+from mmunorm.config.checkpoints import load_weights, read_checkpoint
+from mmunorm.config.models import build_model
+from mmunorm.norms import RepBN
+from mmunorm.utils import PreflightError
+
+from ..backbones.models import randomize
+
+SWIN = dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)
+VIT = dict(embed_dim=16, depth=2, num_heads=2, patch_size=8, mlp_ratio=1.5)
+OURS = {
+    'swin': dict(type='UNSwinTransformer', arch=dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4]), img_size=32,
+                 window_size=4, out_indices=(1, )),
+    'vit': dict(type='UNVisionTransformer', img_size=32, patch_size=8,
+                arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)),
+    't2t': dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
+                layer_cfgs=dict(num_heads=2, feedforward_channels=24), norm_cfg=dict(type='LN')),
+}
+
+
+def classifier(kind, **backbone):
+    """A small classifier of ours in eval mode."""
+    swin = kind == 'swin'
+    head = dict(type='LinearClsHead' if swin else 'VisionTransformerClsHead', num_classes=5, in_channels=16)
+    model = dict(type='ImageClassifier', backbone={**OURS[kind], **backbone}, head=head,
+                 neck=dict(type='GlobalAveragePooling') if swin else None)
+    return build_model(Config(dict(model=model, default_scope='mmpretrain'))).eval()
+
+
+def logits(model, pictures):
+    return model(pictures, mode='tensor')
+
+
+class SlabRepBN(nn.Module):
+    """SLAB's: `BN(x) + alpha * x`."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.randn(1))
+        self.bn = nn.BatchNorm1d(channels)
+        nn.init.normal_(self.bn.weight)
+        nn.init.normal_(self.bn.bias)
+        self.bn.running_mean.normal_()
+        self.bn.running_var.uniform_(0.2, 4)
+
+    def forward(self, x):
+        bn = self.bn
+        return (x - bn.running_mean) / (bn.running_var + bn.eps).sqrt() * bn.weight + bn.bias + self.alpha * x
+
+
+class SlabLinearNorm(nn.Module):
+    """SLAB's PRepBN at inference, where LayerNorm has no part."""
+
+    def __init__(self, channels):
+        super().__init__()
+        for name in ('warm', 'iter', 'total_step'):
+            self.register_buffer(name, torch.tensor(0))
+        self.norm1, self.norm2 = nn.LayerNorm(channels), SlabRepBN(channels)
+
+    def forward(self, x):
+        return self.norm2(x)
+
+
+def slab(kind, norm, **sizes):
+    """A model of timm's with SLAB's norms, and its weights in SLAB's names: those of the official Swin and of DeiT."""
+    name, small = {'swin': ('swin_tiny_patch4_window7_224', SWIN), 'vit': ('deit_tiny_patch16_224', VIT)}[kind]
+    model = timm.create_model(name, **(sizes or dict(img_size=32, num_classes=5, **small)))
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.LayerNorm):
+            parent, _, child = path.rpartition('.')
+            setattr(model.get_submodule(parent), child, norm(module.normalized_shape[0]))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter[0].numel()**-0.5)
+    weights = {re.sub(r'^layers\.(\d)\.downsample', lambda match: f'layers.{int(match[1]) - 1}.downsample',
+                      name).replace('head.fc.', 'head.'): value for name, value in model.state_dict().items()}
+    if kind == 'swin':
+        weights.update({'layers.0.blocks.1.attn_mask': torch.zeros(4, 16, 16),
+                        'layers.0.blocks.0.attn.relative_position_index': torch.zeros(16, 16, dtype=torch.long)})
+    return model.eval(), weights
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """yacs's class, a dict with attributes, which SLAB's files hold besides the weights."""
+    module = ModuleType('yacs.config')
+    module.CfgNode = type('CfgNode', (dict, ), dict(__module__='yacs.config'))
+    monkeypatch.setitem(sys.modules, 'yacs', ModuleType('yacs'))
+    monkeypatch.setitem(sys.modules, 'yacs.config', module)
+    node = module.CfgNode(EPOCHS=300, MODEL=module.CfgNode(NAME='swin'))
+    node.__dict__.update(__immutable__=True, __deprecated_keys__=set())
+    return node
+
+
+@pytest.mark.parametrize('norm', [SlabLinearNorm, SlabRepBN])
+@pytest.mark.parametrize('kind', ['swin', 'vit'])
+def test_slab_s_models_are_rep_bn_and_fold_to_nothing(kind, norm, settings, tmp_path):
+    torch.manual_seed(0)
+    source, weights = slab(kind, norm)
+    path = str(tmp_path / 'slab.pth')
+    torch.save(dict(model=weights, optimizer=dict(state={}), max_accuracy=81.4, epoch=300, config=settings), path)
+    assert read_checkpoint(path)['config']['MODEL']['NAME'] == 'swin'
+    model = classifier(kind, norm_cfg=dict(type='RepBN'))
+    load_weights(model, path)
+    pictures = torch.randn(3, 3, 32, 32)
+    expected = source(pictures)
+    assert expected.std(dim=0).min() > 0.1
+    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-4, atol=1e-4)
+    report = fuse_norms(model, strict=True)
+    assert report.folded and not any(isinstance(module, RepBN) for module in model.modules())
+    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize('extra', [{'blocks.0.attn.dwc.weight': torch.zeros(1)}, {'patch_embed.proj.weight': None}])
+def test_slab_s_other_models_are_refused(extra, tmp_path):
+    _, weights = slab('vit', SlabLinearNorm)
+    weights = {name: value for name, value in {**weights, **extra}.items() if value is not None}
+    torch.save(dict(model=weights), tmp_path / 'slab.pth')
+    with pytest.raises(PreflightError, match="SLAB's PVT, CSWin and models with linear attention"):
+        load_weights(classifier('vit', norm_cfg=dict(type='RepBN')), str(tmp_path / 'slab.pth'))
+
+
+def t2t_weights(performer):
+    """Random weights in the names of the official T2T-ViT, of the sizes of `OURS['t2t']`."""
+    weights = {'cls_token': torch.randn(1, 1, 16), 'pos_embed': torch.randn(1, 5, 16)}
+
+    def linear(name, inputs, outputs, bias=True):
+        weights[f'{name}.weight'] = torch.randn(outputs, inputs) / inputs**0.5
+        if bias:
+            weights[f'{name}.bias'] = torch.randn(outputs)
+
+    def norm(name, channels):
+        weights.update({f'{name}.weight': torch.randn(channels), f'{name}.bias': torch.randn(channels)})
+
+    def mlp(name, channels, hidden, names=('fc1', 'fc2')):
+        linear(f'{name}.{names[0]}', channels, hidden)
+        linear(f'{name}.{names[1]}', hidden, channels)
+
+    for i, inputs in ((1, 147), (2, 72)):
+        name = f'tokens_to_token.attention{i}'
+        norm(f'{name}.norm1', inputs)
+        norm(f'{name}.norm2', 8)
+        if performer:
+            weights[f'{name}.w'] = torch.randn(4, 8)
+            linear(f'{name}.kqv', inputs, 24)
+            linear(f'{name}.proj', 8, 8)
+        else:
+            linear(f'{name}.attn.qkv', inputs, 24, bias=False)
+            linear(f'{name}.attn.proj', 8, 8)
+        mlp(f'{name}.mlp', 8, 8, ('0', '2') if performer else ('fc1', 'fc2'))
+    linear('tokens_to_token.project', 72, 16)
+    for i in range(2):
+        norm(f'blocks.{i}.norm1', 16)
+        norm(f'blocks.{i}.norm2', 16)
+        linear(f'blocks.{i}.attn.qkv', 16, 48, bias=False)
+        linear(f'blocks.{i}.attn.proj', 16, 16)
+        mlp(f'blocks.{i}.mlp', 16, 24)
+    norm('norm', 16)
+    linear('head', 16, 5)
+    return weights
+
+
+def t2t_logits(w, x, performer):
+    """The official T2T-ViT: `(N, 3, 32, 32)` to `(N, 5)`."""
+    def linear(name, x):
+        return F.linear(x, w[f'{name}.weight'], w.get(f'{name}.bias'))
+
+    def norm(name, x):
+        return F.layer_norm(x, x.shape[-1:], w[f'{name}.weight'], w[f'{name}.bias'])
+
+    def mlp(name, x, first='fc1', second='fc2'):
+        return linear(f'{name}.{second}', F.gelu(linear(f'{name}.{first}', x)))
+
+    def features(x, directions):
+        exponent = x @ directions.t() - x.square().sum(-1, keepdim=True) / 2
+        return exponent.exp() / len(directions)**0.5
+
+    def token_layer(name, x):
+        y = norm(f'{name}.norm1', x)
+        if performer:
+            k, q, v = linear(f'{name}.kqv', y).chunk(3, dim=-1)
+            products = features(q, w[f'{name}.w']) @ features(k, w[f'{name}.w']).transpose(1, 2)
+            y = v + linear(f'{name}.proj', products @ v / (products.sum(-1, keepdim=True) + 1e-8))
+            return y + mlp(f'{name}.mlp', norm(f'{name}.norm2', y), '0', '2')
+        q, k, v = linear(f'{name}.attn.qkv', y).chunk(3, dim=-1)
+        y = v + linear(f'{name}.attn.proj', (q @ k.transpose(1, 2) * x.shape[-1]**-0.5).softmax(-1) @ v)
+        return y + mlp(f'{name}.mlp', norm(f'{name}.norm2', y))
+
+    x = F.unfold(x, 7, stride=4, padding=2).transpose(1, 2)
+    for i in (1, 2):
+        x = token_layer(f'tokens_to_token.attention{i}', x).transpose(1, 2)
+        x = F.unfold(x.unflatten(2, (round(x.shape[2]**0.5), -1)), 3, stride=2, padding=1).transpose(1, 2)
+    x = linear('tokens_to_token.project', x)
+    x = torch.cat([w['cls_token'].expand(len(x), -1, -1), x], dim=1) + w['pos_embed']
+    for i in range(2):
+        y = linear(f'blocks.{i}.attn.qkv', norm(f'blocks.{i}.norm1', x))
+        q, k, v = y.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        y = ((q @ k.transpose(-1, -2) * 8**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + linear(f'blocks.{i}.attn.proj', y)
+        x = x + mlp(f'blocks.{i}.mlp', norm(f'blocks.{i}.norm2', x))
+    return linear('head', norm('norm', x)[:, 0])
+
+
+def test_mmdet_s_swin_has_our_names():
+    sizes = dict(embed_dims=8, depths=(2, 2), num_heads=(1, 2))
+    stock = MMDET_MODELS.build(dict(type='SwinTransformer', **sizes, window_size=4, strides=(4, 2), out_indices=(0, 1)))
+    ours = MMDET_MODELS.build(dict(type='UNSwinTransformer', arch=sizes, window_size=4, out_indices=(0, 1),
+                                   pad_small_map=True, norm_cfg=dict(type='LN')))
+    assert ours.load_state_dict(randomize(stock).state_dict())
+    pictures = torch.randn(2, 3, 40, 72)
+    stock.eval()  # returns None
+    for output, expected in zip(ours.eval()(pictures), stock(pictures), strict=True):
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize('performer', [True, False])
+def test_the_official_t2t_vit(performer, tmp_path):
+    torch.manual_seed(0)
+    weights, worse = t2t_weights(performer), t2t_weights(performer)
+    torch.save(dict(state_dict_ema=weights, state_dict=worse, epoch=310), tmp_path / 't2t.pth.tar')
+    model = classifier('t2t', t2t_cfg=dict(token_dims=8, use_performer=performer))
+    load_weights(model, str(tmp_path / 't2t.pth.tar'))
+    pictures = torch.randn(3, 3, 32, 32)
+    expected = t2t_logits(weights, pictures, performer)
+    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-4, atol=1e-4)
+
+
+def mmcv_1(weights):
+    """With the meta data, the optimizer's state and mmcv's averages of a file of mmcls or mmdet 2."""
+    copies = {f'ema_{name.replace(".", "_")}': value + 1 for name, value in weights.items()}
+    return dict(meta=dict(CLASSES=('a', 'b'), mmcls_version='0.25.0'), state_dict={**weights, **copies},
+                optimizer=dict(state={0: dict(step=1)}, param_groups=[]))
+
+
+def mmengine(weights):
+    others = {f'module.{name}': value + 1 for name, value in weights.items()}
+    return dict(meta=dict(epoch=300), state_dict=weights, ema_state_dict=others, optimizer={}, message_hub={},
+                param_schedulers=[])
+
+
+def data_parallel(weights):
+    return dict(state_dict={f'module.{name}': value for name, value in weights.items()})
+
+
+@pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel])
+def test_files_of_openmmlab(form, tmp_path):
+    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
+    path = str(tmp_path / 'a.pth')
+    content = form(source.state_dict())
+    torch.save(content, path)
+    assert load_weights(model, path) == content.get('meta', {})
+    weights = source.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_safetensors(tmp_path):
+    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
+    path = tmp_path / 'model.safetensors'
+    save_file(source.state_dict(), path)
+    load_weights(model, str(path))
+    weights = source.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(PreflightError, match='cannot read the checkpoint .*model.safetensors'):
+        load_weights(model, str(path))

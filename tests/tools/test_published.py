@@ -1,0 +1,59 @@
+"""A checkpoint of another project needs no step of its own: the tools read it."""
+import pickle
+
+import pytest
+import torch
+
+from mmunorm.cli.arguments import load_config
+from mmunorm.config.models import load_model
+
+from .. import tiny_runs
+from ..config.test_layouts import SlabLinearNorm, slab
+
+TEST = tiny_runs.load_tool('test')
+SIZES = dict(img_size=32, num_classes=2, embed_dim=12, depths=(1, 1), num_heads=(1, 2), window_size=4)
+
+pytestmark = pytest.mark.usefixtures('in_a_folder')
+
+
+@pytest.fixture
+def published(tmp_path):
+    """The tiny classifier's config, and weights of it as SLAB publishes them."""
+    torch.manual_seed(0)
+    _, weights = slab('swin', SlabLinearNorm, **SIZES)
+    weights['head.weight'] *= 0.1  # so that no score is 0 or 1
+    torch.save(dict(model=weights, max_accuracy=81.4, epoch=300), tmp_path / 'slab.pth')
+    return tiny_runs.write_classifier(tmp_path), tmp_path / 'slab.pth'
+
+
+def scores(config, checkpoint, *arguments):
+    tiny_runs.call(TEST, config, checkpoint, '--work-dir', 'w', '--out', 'scores.pkl', *arguments)
+    with open('scores.pkl', 'rb') as file:
+        return torch.stack([sample['pred_score'] for sample in pickle.load(file)])
+
+
+def test_slab_s_file_is_tested_folded_and_saved(published, capsys):
+    config, checkpoint = published
+    plain = scores(config, checkpoint, '--norm', 'RepBN')
+    model = load_model(load_config(str(config), norm='RepBN'), str(checkpoint))
+    torch.save(dict(state_dict=model.state_dict()), 'ours.pth')
+    torch.testing.assert_close(plain, scores(config, 'ours.pth', '--norm', 'RepBN'))
+    assert plain.std(dim=0).min() > 0.01
+    folded = scores(config, checkpoint, '--norm', 'RepBN', '--fuse', '--save', 'folded.pth')
+    torch.testing.assert_close(folded, plain, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(scores(config, 'folded.pth', '--norm', 'RepBN'), folded)
+    printed = ''.join(capsys.readouterr())
+    assert 'missing' not in printed and 'unexpected' not in printed and 'kept:' not in printed
+
+
+@pytest.mark.parametrize('norm, more, said', [
+    ('RepBN', {'layers.0.blocks.0.attn.dwc.weight': torch.zeros(1)}, 'linear attention (slab_*.pth) are not supported'),
+    ('LN', {}, 'whose norms are RepBN: add --norm RepBN.')])
+def test_what_does_not_fit_slab_s_file_is_told_before_a_test(norm, more, said, published, capsys):
+    config, checkpoint = published
+    content = torch.load(checkpoint)
+    content['model'].update(more)
+    torch.save(content, checkpoint)
+    with pytest.raises(SystemExit) as stop:
+        scores(config, checkpoint, '--norm', norm)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
