@@ -25,10 +25,9 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.shipping import Stage
-from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_preset, renamed
-from mmunorm.conversion.checkpoint import load_public
 from mmunorm.deploy.formats import find_format, table
 
 
@@ -36,7 +35,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, epilog=f'formats:\n\n{table()}',
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file of a classifier or detector with LayerNorm')
-    parser.add_argument('checkpoint', help='its checkpoint; also one of the official Swin, or of timm')
+    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/conversion.md')
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
                         help='in INT8; the table below has the kinds, the usual one first')
@@ -118,11 +117,10 @@ def main(argv=None):
     chosen = find_format(args.format, args.int8 is not None)
     int8 = chosen.int8_kind(args.int8)
     cfg = load_config(args.config, args.cfg_options)
-    check_checkpoint(args.checkpoint)
     check_data(cfg, ['train', 'val', 'test'])
     set_dataloader_defaults(cfg)
     model = build_model(cfg)
-    load_public(model, args.checkpoint)
+    load_weights(model, args.checkpoint)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     stages, file = plan(args, cfg, chosen, int8, steps, shipping.seconds_per_picture(cfg, model))
     if args.dry_run:
