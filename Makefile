@@ -14,7 +14,7 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs
 
 help:
 	@echo "make install    create $(VENV) and install everything"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
 	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make lint       ruff alone"
+	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 
 install: $(STAMP)
 
@@ -77,3 +78,12 @@ test-openmmlab-fast: $(OPENMMLAB)/.installed
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
+
+# The API pages are read from the sources: no torch here.
+.venv-docs/.installed: requirements/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	@touch $@
+
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
