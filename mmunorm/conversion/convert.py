@@ -121,15 +121,14 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
         ConversionError: a ValueError. No norm lacks statistics, one of them is no affine map, there is no batch, or
             activations are not finite. Then, and after any other error, `model` is as before.
     """
-    norms = {name: norm for name, norm in model.named_modules(remove_duplicate=False)
-             if isinstance(norm, OfflineNorm) and (norm.lacks_statistics or norm.is_fresh)}
+    norms = norms_to_fit(model)
     lacking = {norm: norm.lacks_statistics for norm in norms.values()}
     if not any(lacking.values()):
         raise ConversionError('model: no norm has the scale of a LayerNorm and no statistics')
     for name, norm in norms.items():
         if norm.fold_obstacle:
             raise ConversionError(f'{name}: {type(norm).__name__} {norm.fold_obstacle}')
-    old = {norm: _layer_norm_of(norm) for norm in norms.values()}
+    old = {norm: layer_norm_of(norm) for norm in norms.values()}
     names = {name: old[norm] for name, norm in norms.items()}
     states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
     for norm in old:
@@ -148,7 +147,14 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
             norm.train(layer_norm.training)
 
 
-def _layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
+def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
+    """The norms that :func:`convert_loaded` fits, by full name."""
+    return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
+            if isinstance(norm, OfflineNorm) and (norm.lacks_statistics or norm.is_fresh)}
+
+
+@torch.no_grad()
+def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
     """The LayerNorm that has the scale and shift of an offline norm."""
     cls = LayerNorm2d if is_channels_first(norm) else nn.LayerNorm
     new = cls(norm.num_features, eps=norm.eps).to(norm.weight)

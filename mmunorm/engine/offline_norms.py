@@ -6,21 +6,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from mmdet.models import BaseDetector
 from mmengine.dataset import InfiniteSampler
 from mmengine.dist import all_reduce, broadcast, broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
+from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
-from ..conversion import ConversionError, convert_loaded
+from ..conversion import ConversionError, adapt, convert_loaded, with_layer_norms
 from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import training_batches
+from .distillation import feature_distance
 from .repeatable import seed_everything
 
 
@@ -30,8 +33,9 @@ class OfflineNormHook(Hook):
 
     - When a run begins with weights that gave norms their scale but not their statistics, those of a model with
       LayerNorm, it fits these norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`).
+      Then it trains the backbone for a while to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt`).
       The log has a line for each stage of the model, and `conversion.md` in the work directory a table. In a
-      distributed run, the first process fits, and the others get its norms.
+      distributed run, the first process does this, and the others get its weights.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights that bring no
       means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
@@ -46,14 +50,16 @@ class OfflineNormHook(Hook):
 
     Args:
         convert (bool): False refuses to train from the weights of a model with LayerNorm. Defaults to True.
-        num_samples (int): training pictures to fit norms on. Defaults to 128.
+        num_samples (int): training pictures for that; they are held in memory. Defaults to 512.
+        adapt_steps (int): steps of that training, one batch each; 0 for none. Defaults to 300.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
     _norms: Sequence[Norm] = ()
 
-    def __init__(self, convert: bool = True, num_samples: int = 128):
+    def __init__(self, convert: bool = True, num_samples: int = 512, adapt_steps: int = 300):
         self.convert = convert
         self.num_samples = check_count('num_samples', num_samples, least=1)
+        self.adapt_steps = check_count('adapt_steps', adapt_steps, least=0)
 
     def before_test(self, runner) -> None:
         self._check_statistics(runner)
@@ -97,24 +103,33 @@ class OfflineNormHook(Hook):
         self._average(runner)
 
     def _convert(self, runner) -> None:
-        """Fits the norms that have no statistics, in the first process; all others get them."""
+        """Fits the norms that have no statistics, and adapts the backbone, in the first process."""
         runner.logger.info('The weights are of a model with LayerNorm: fitting its norms on training pictures.')
         model = unwrapped_model(runner)
         problem = [None]
         if get_rank() == 0:
             try:
+                batches = training_batches(runner.cfg, self.num_samples)
+                adapts = self.adapt_steps and isinstance(model, (BaseDetector, ImageClassifier))
+                teacher = with_layer_norms(model.backbone) if adapts else None
                 with _uncompiled(model):
-                    report = convert_loaded(model, training_batches(runner.cfg, self.num_samples), progress=True)
+                    report = convert_loaded(model, batches, progress=True)
+                if adapts:
+                    first, last = adapt(
+                        model.backbone, teacher, batches, lambda batch: model.data_preprocessor(batch, False)['inputs'],
+                        feature_distance, self.adapt_steps)
+                    runner.logger.info(f'The outputs of the backbone are {first:.1%} of their variance from those with '
+                                       f'LayerNorm; after {self.adapt_steps} steps without labels {last:.1%}.')
             except (ConversionError, PreflightError) as error:
                 problem = [str(error).rstrip('.')]
         broadcast_object_list(problem)
         if problem[0] is not None:
             raise PreflightError(f'OfflineNormHook cannot fit norms to the LayerNorms of {_weights_of(runner)}: '
                                  f'{problem[0]}.')
+        for value in model.state_dict().values():
+            broadcast(value)
         for norm in model.modules():
             if isinstance(norm, OfflineNorm):
-                for value in norm.state_dict().values():
-                    broadcast(value)
                 norm.lacks_statistics = False
         if get_rank() == 0:
             for line in report.stages():

@@ -1,5 +1,7 @@
 """A run with UN that starts from weights of LayerNorm."""
+import copy
 import os
+import re
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import set_norm
 from mmunorm.conversion import convert_loaded
 from mmunorm.engine.calibration import training_batches
+from mmunorm.engine.distillation import feature_distance
 from mmunorm.norms import OfflineNorm
 
 from .. import processes, tiny_runs
@@ -29,7 +32,8 @@ def started(tmp_path):
     model = build_model(cfg)
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'ln.pth')
     text = path.read_text().replace('lr=0.1, weight_decay=0.1', 'lr=0.0')
-    path.write_text(f"{text}load_from = '{tmp_path}/ln.pth'\n")
+    hook = "custom_hooks = [dict(type='OfflineNormHook', adapt_steps=0)]"
+    path.write_text(f"{text}load_from = '{tmp_path}/ln.pth'\n{hook}\n")
     return path, cfg, model
 
 
@@ -54,10 +58,28 @@ def test_norms_are_fitted_once(started, tmp_path, monkeypatch):
     assert 'fitting' not in logs[-1].read_text() and (work_dir / 'epoch_2.pth').exists()
 
 
+def test_the_backbone_is_adapted(started, tmp_path, monkeypatch):
+    tiny_runs.skip_config_formatting(monkeypatch)
+    path, cfg, model = started
+    path.write_text(path.read_text().replace('adapt_steps=0', 'adapt_steps=40'))
+    tiny_runs.call(tiny_runs.load_tool('train'), path, '--work-dir', tmp_path / 'w')
+    log = next((tmp_path / 'w').glob('*/*.log')).read_text()
+    first, last = map(float, re.search(r'are ([\d.]+)% of their .* labels ([\d.]+)%', log).groups())
+    assert last < 0.7 * first
+    adapted = torch.load(tmp_path / 'w/epoch_1.pth', weights_only=False)['state_dict']
+    converted = copy.deepcopy(model)
+    convert_norms(converted, training_batches(cfg, 4))
+    student = build_model(Config.fromfile(path))
+    student.load_state_dict(adapted)
+    x = torch.stack([picture for batch in training_batches(cfg, 4) for picture in batch['inputs']]).float() / 127 - 1
+    wanted, before, after = (each.eval().backbone(x) for each in (model, converted, student))
+    assert feature_distance(after, wanted) < 0.7 * feature_distance(before, wanted)
+
+
 def test_convert_false_refuses(started, tmp_path, monkeypatch, capsys):
     tiny_runs.skip_config_formatting(monkeypatch)
     path = started[0]
-    path.write_text(path.read_text() + "custom_hooks = [dict(type='OfflineNormHook', convert=False)]\n")
+    path.write_text(path.read_text().replace('adapt_steps=0', 'convert=False'))
     with pytest.raises(SystemExit):
         tiny_runs.call(tiny_runs.load_tool('train'), path, '--work-dir', tmp_path / 'w')
     assert 'ln.pth has the scale but not the statistics of backbone' in capsys.readouterr().err
@@ -102,7 +124,6 @@ def trained_norms(rank, path):
     cfg = Config.fromfile(path)
     set_dataloader_defaults(cfg)
     cfg.launcher, cfg.work_dir = 'pytorch', str(path.parent / 'w')
-    training.add_hooks(cfg, 'OfflineNormHook')
     runner = training.build_runner(cfg)
     runner.train()
     return norm_weights(runner.model.module.state_dict())

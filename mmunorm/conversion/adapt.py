@@ -1,0 +1,93 @@
+"""Brings a converted backbone nearer to the one with LayerNorm that it came from, before its training begins."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..norms import OfflineNorm
+from ..norms.layers import channel_axis, input_of
+from ..norms.replace import put
+from .convert import layer_norm_of, norms_to_fit
+from .statistics import valid_tokens
+
+RATE = 1e-3
+
+
+@torch.no_grad()
+def with_layer_norms(model: nn.Module) -> nn.Module:
+    """A copy of a model that is about to be converted by :func:`convert_loaded`, with the LayerNorms themselves."""
+    teacher = copy.deepcopy(model)
+    put(teacher, {name: layer_norm_of(norm) for name, norm in norms_to_fit(teacher).items()})
+    return teacher.eval().requires_grad_(False)
+
+
+def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: Callable[[object], Tensor],
+          distance: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], steps: int) -> tuple[float, float]:
+    """Trains a converted backbone to give the outputs of its teacher, in place; labels are not needed.
+
+    The norms are as in inference, so that the map that is learned is the one that folds: AdamW without weight decay, a
+    cosine from a rate of 1e-3, one batch a step, half of them mirrored. Statistics are measured anew at the end; the
+    maps stay.
+
+    Args:
+        student (nn.Module): converted; `(N, 3, H, W)` to a sequence of outputs.
+        teacher (nn.Module): of :func:`with_layer_norms`.
+        batches (Sequence): training pictures.
+        inputs_of: the tensor `(N, 3, H, W)` of a batch.
+        distance: of the student's outputs to the teacher's, a loss `()`.
+        steps (int): of training.
+
+    Returns:
+        tuple[float, float]: the mean distance in the first and in the last tenth of the steps.
+    """
+    modes = {module: module.training for module in student.modules()}
+    student.eval()
+    weights = [weight for weight in student.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(0)
+    seen = []
+    for _ in tqdm(range(steps), desc='adapting', unit='step'):
+        x = inputs_of(batches[torch.randint(len(batches), (), generator=generator)])
+        if torch.rand((), generator=generator) < 0.5:
+            x = x.flip(-1)
+        with torch.no_grad():
+            wanted = teacher(x)
+        loss = distance(student(x), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        seen.append(loss.item())
+    optimizer.zero_grad()
+    _measure_again(student, map(inputs_of, batches))
+    for module, mode in modes.items():
+        module.training = mode
+    tenth = max(1, steps // 10)
+    return sum(seen[:tenth]) / tenth, sum(seen[-tenth:]) / tenth
+
+
+@torch.no_grad()
+def _measure_again(model: nn.Module, inputs) -> None:
+    """Gives offline norms the statistics of what they read now; their maps stay."""
+    sums: dict[OfflineNorm, Tensor] = {}
+
+    def add(norm: OfflineNorm, args: tuple, kwargs: dict) -> None:
+        x, pad_mask = input_of(args, kwargs)
+        tokens = valid_tokens(x.movedim(channel_axis(norm, kwargs), -1), pad_mask)
+        new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])
+        sums[norm] = sums[norm] + new if norm in sums else new
+
+    handles = [module.register_forward_pre_hook(add, with_kwargs=True) for module in model.modules()
+               if isinstance(module, OfflineNorm) and not module.fold_obstacle]
+    for x in inputs:
+        model(x)
+    for handle in handles:
+        handle.remove()
+    for norm, (count, total, square) in sums.items():
+        norm.set_affine(*norm.affine(), total / count, square / count)

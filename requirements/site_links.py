@@ -1,0 +1,11 @@
+"""For the site: links that leave docs/ become the paths themselves."""
+import re
+from posixpath import join, normpath
+
+
+def on_page_markdown(markdown, page, config, files):
+    def plain(match):
+        path = normpath(join('docs', page.file.src_uri, '..', match[2]))
+        return match[0] if path.startswith('docs/') else f'{match[1]} (`{path}`)'
+
+    return re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown)
