@@ -254,6 +254,12 @@ TABLES = {
         columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
                  for name, metric in (('box', BOX), ('mask', MASK)) for when, condition, missing in (
                      ('untrained', 'untrained', ''), ('fine-tuned', 'trained', 'not run'))}),
+    'start': dict(
+        labels=['Mask R-CNN'], where=dict(experiment='start', **AVX512),
+        rows={'LN from LN': dict(norm='LN'), 'UN from LN, fitted alone': dict(start='LN', adapt=0),
+              'UN from LN, fitted and adapted for 300 steps (the default)': dict(start='LN', adapt=300),
+              'UN from a UN backbone': dict(start='UN')},
+        columns=boxes()),
     'conversion_detector_pictures': dict(
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=pictures(BOX)),
     # docs/deployment.md
