@@ -1,4 +1,4 @@
-"""For the site: links that leave docs/ become the paths themselves."""
+"""For the site: links that leave docs/ become the paths themselves, and roles in docstrings plain code."""
 import re
 from posixpath import join, normpath
 
@@ -9,3 +9,7 @@ def on_page_markdown(markdown, page, config, files):
         return match[0] if path.startswith('docs/') else f'{match[1]} (`{path}`)'
 
     return re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown)
+
+
+def on_page_content(html, page, config, files):
+    return re.sub(r':(?:func|class|meth|mod|attr):(?=<code>)', '', html)  # Sphinx's roles in docstrings

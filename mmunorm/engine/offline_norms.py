@@ -110,7 +110,8 @@ class OfflineNormHook(Hook):
         if get_rank() == 0:
             try:
                 batches = training_batches(runner.cfg, self.num_samples)
-                adapts = self.adapt_steps and isinstance(model, (BaseDetector, ImageClassifier))
+                adapts = (self.adapt_steps and isinstance(model, (BaseDetector, ImageClassifier))
+                          and any(weight.requires_grad for weight in model.backbone.parameters()))
                 teacher = with_layer_norms(model.backbone) if adapts else None
                 with _uncompiled(model):
                     report = convert_loaded(model, batches, progress=True)
