@@ -116,11 +116,11 @@ class OfflineNormHook(Hook):
                 with _uncompiled(model):
                     report = convert_loaded(model, batches, progress=True)
                 if adapts:
-                    first, last = adapt(
+                    before, after = adapt(
                         model.backbone, teacher, batches, lambda batch: model.data_preprocessor(batch, False)['inputs'],
                         feature_distance, self.adapt_steps)
-                    runner.logger.info(f'The outputs of the backbone are {first:.1%} of their variance from those with '
-                                       f'LayerNorm; after {self.adapt_steps} steps without labels {last:.1%}.')
+                    runner.logger.info(f'The squared error of the outputs of the backbone was {before:.1%} of their '
+                                       f'variance; after {self.adapt_steps} steps without labels it is {after:.1%}.')
             except (ConversionError, PreflightError) as error:
                 problem = [str(error).rstrip('.')]
         broadcast_object_list(problem)
