@@ -66,14 +66,21 @@ def test_norm_cfg_in_a_stock_config(tmp_path):
 
 @pytest.mark.slow
 def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
-    """The file word for word, on small pictures."""
+    """The file word for word, on small pictures, from weights of LayerNorm."""
     monkeypatch.chdir(tmp_path)
-    options = tiny_runs.tiny_data(stock_config(tmp_path), tmp_path / 'data/coco')
+    cfg = stock_config(tmp_path)
+    options = tiny_runs.tiny_data(cfg, tmp_path / 'data/coco')
+    init_default_scope(cfg.default_scope)
+    weights = MODELS.build({**cfg.model.backbone, 'norm_cfg': dict(type='LN'), 'init_cfg': None}).state_dict()
+    torch.save(dict(state_dict={f'backbone.{key}': value for key, value in weights.items()}), 'ln.pth')
+    options += ['model.backbone.init_cfg.checkpoint=ln.pth', 'model.backbone.convert_weights=False',
+                'custom_hooks.0.adapt_steps=1']
     # The stock tools ask for workers that persist.
     options = [option.replace('num_workers=0', 'num_workers=1') for option in options]
     options.append('train_dataloader.batch_size=1')
     tool = Path(mmdet.__file__).parent / '.mim/tools/train.py'
     assert processes.run_script(tool, 'stock.py', '--work-dir', 'w', '--cfg-options', *options) == 0
+    assert (tmp_path / 'w/conversion.md').read_text().startswith('32 of 32 LayerNorms converted')
     state = torch.load('w/epoch_1.pth', weights_only=False)['state_dict']
     norms = [key.removesuffix('.running_var') for key in state if key.endswith('.running_var')]
     assert len(norms) == 32 and all(state[f'{norm}.num_batches_tracked'] == 2 for norm in norms)

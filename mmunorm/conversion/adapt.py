@@ -22,7 +22,8 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
     """A copy of a model that is about to be converted by :func:`convert_loaded`, with the LayerNorms themselves."""
     teacher = copy.deepcopy(model)
     put(teacher, {name: layer_norm_of(norm) for name, norm in norms_to_fit(teacher).items()})
-    return teacher.eval().requires_grad_(False)
+    teacher.eval()  # returns nothing in mmdet's and mmpretrain's Swin
+    return teacher.requires_grad_(False)
 
 
 def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: Callable[[object], Tensor],

@@ -13,7 +13,7 @@ from mmunorm.cli import training
 from mmunorm.cli.arguments import set_dataloader_defaults
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import set_norm
-from mmunorm.conversion import convert_loaded
+from mmunorm.conversion import adapt, convert_loaded, with_layer_norms
 from mmunorm.engine.calibration import training_batches
 from mmunorm.engine.distillation import feature_distance
 from mmunorm.norms import OfflineNorm
@@ -113,10 +113,14 @@ def test_stock_swins_take_weights_of_layer_norm(tmp_path, scope):
     lacking = [norm.lacks_statistics for norm in model.modules() if isinstance(norm, OfflineNorm)]
     assert lacking and all(lacking)
     x = torch.randn(4, 3, 32, 32)
+    teacher = with_layer_norms(model)
     convert_loaded(model, [x])
     ln.eval(), model.eval()  # mmpretrain's return nothing
-    for got, wanted in zip(model(x), ln(x), strict=True):
+    for got, wanted, taught in zip(model(x), ln(x), teacher(x), strict=True):
         assert (got - wanted).square().mean() < 0.4 * wanted.var()
+        torch.testing.assert_close(taught, wanted)
+    before, after = adapt(model, teacher, [x], lambda batch: batch, feature_distance, 20)
+    assert after < 0.9 * before
 
 
 def trained_norms(rank, path):
