@@ -74,7 +74,7 @@ def plan(args, cfg, chosen, int8, steps, per_picture):
          '--num-samples', str(args.num_samples), '--test', *options_of(args)),
         out / 'converted/metrics.json', 4 * args.num_samples * per_picture + 2 * a_test)]
     if steps:
-        converted, recipe = recipe, out / 'train.py'
+        converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages.append(Stage(
             'Train on, with the model with LayerNorm as the teacher',
