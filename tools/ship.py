@@ -59,15 +59,13 @@ def options_of(args):
     return ('--cfg-options', *options) if options else ()
 
 
-def plan(args, cfg, chosen, int8, steps, per_picture):
-    """The stages."""
+def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
+    """The stages; the last two are the seconds of a picture and of a test."""
     out, name = args.out, parse_preset(args.to)[0]
     tools = os.path.relpath(Path(__file__).resolve().parent)
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
-    pictures = len_of(cfg, 'test')
-    a_test = pictures * per_picture
     stages = [Stage(
         'Convert the norms, and test before and after',
         (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
@@ -105,10 +103,10 @@ def plan(args, cfg, chosen, int8, steps, per_picture):
     return stages, file
 
 
-def len_of(cfg, split):
-    """The number of pictures of a data set."""
+def test_size(cfg):
+    """The number of test pictures."""
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    return len(DATASETS.build(cfg[f'{split}_dataloader'].dataset))
+    return len(DATASETS.build(cfg.test_dataloader.dataset))
 
 
 @command
@@ -122,7 +120,9 @@ def main(argv=None):
     model = build_model(cfg)
     load_weights(model, args.checkpoint)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
-    stages, file = plan(args, cfg, chosen, int8, steps, shipping.seconds_per_picture(cfg, model))
+    per_picture = shipping.seconds_per_picture(cfg, model) if args.dry_run else 0.
+    a_test = test_size(cfg) * per_picture if args.dry_run else 0.
+    stages, file = plan(args, cfg, chosen, int8, steps, per_picture, a_test)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):
             minutes = round(stage.seconds / 60)

@@ -100,7 +100,6 @@ def write_recipe(converted: Path, steps: int, path: Path) -> None:
     cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
     cfg.log_processor = dict(by_epoch=False)
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=max(1, min(1000, steps)))
-    cfg.auto_scale_lr = cfg.get('auto_scale_lr')
     write_text(path, cfg.pretty_text)
 
 

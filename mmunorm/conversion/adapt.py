@@ -12,7 +12,7 @@ from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..norms.replace import put
 from .convert import layer_norm_of, norms_to_fit
-from .statistics import valid_tokens
+from .statistics import mean_and_square, valid_tokens
 
 RATE = 1e-3
 
@@ -94,5 +94,5 @@ def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         model(x)
     for handle in handles:
         handle.remove()
-    for norm, (count, total, square) in sums.items():
-        norm.set_affine(*norm.affine(), total / count, square / count)
+    for norm, total in sums.items():
+        norm.set_affine(*norm.affine(), *mean_and_square(total))
