@@ -37,6 +37,7 @@ from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
 from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.engine.calibration import test_metrics, training_batches
+from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, RunError, write_text
@@ -83,10 +84,14 @@ WAYS = {
     'UN+, sequential, teacher': Way('sequential', teacher=True, norm='UN+'),
     'patch embedding kept, teacher': Way('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
     'sequential, teacher, 2 x steps': Way('sequential', teacher=True, longer=2),
+    'adapted, teacher': Way('adapted', teacher=True),
+    'adapted, teacher, 2 x steps': Way('adapted', teacher=True, longer=2),
     'LN, trained on, 2 x steps': Way('', longer=2),
+    'LN, trained on, 2 x steps, rate 0.0003': Way('', longer=2, rate=3e-4),
+    'adapted, teacher, 2 x steps, rate 0.0003': Way('adapted', teacher=True, longer=2, rate=3e-4),
     **{f'{name}, rate {rate:g}': Way(start, teacher, rate=rate) for rate in (3e-4, 1e-4) for name, start, teacher in (
         ('LN, trained on', '', False), ('LN, trained on, teacher', '', True),
-        ('affine, sequential, teacher', 'sequential', True))},
+        ('affine, sequential, teacher', 'sequential', True), ('adapted, teacher', 'adapted', True))},
 }
 
 
@@ -135,7 +140,8 @@ def without_layer_norm(model, run, norm_cfg, kept):
         goal.set_affine(a, b, mean, square)
 
 
-STARTS = ('kept', 'at once', 'sequential')
+ADAPT_STEPS = 300
+STARTS = ('kept', 'at once', 'sequential', 'adapted')
 
 
 def layer_norm_model(args, checkpoint):
@@ -157,8 +163,12 @@ def start_weights(args, way, seed, teacher):
         cfg, model = layer_norm_model(args, teacher)
         if way.start in STARTS:
             batches = training_batches(cfg, args.num_samples)
-            if way.start == 'sequential':
+            if way.start in ('sequential', 'adapted'):
+                backbone = copy.deepcopy(model.backbone)
                 convert_norms(model, batches, NORMS[way.norm], way.keep, progress=True)
+                if way.start == 'adapted':
+                    with torch.enable_grad():
+                        print(adapt_backbone(model, backbone, batches, ADAPT_STEPS))
             else:
                 without_layer_norm(model, lambda: [model(**model.data_preprocessor(batch, False), mode='tensor')
                                                    for batch in batches], NORMS[way.norm], way.start == 'kept')

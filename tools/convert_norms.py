@@ -1,5 +1,6 @@
-"""Turns the LayerNorms of a trained detector or classifier into offline norms, without training."""
+"""Turns the LayerNorms of a trained detector or classifier into offline norms, without labels."""
 import argparse
+import copy
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
     load_config,
+    not_negative,
     out_folder,
     positive,
     set_dataloader_defaults,
@@ -23,6 +25,7 @@ from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import converted_config, save_converted
 from mmunorm.engine.calibration import test_metrics, training_batches
+from mmunorm.engine.distillation import adapt_backbone, can_adapt
 from mmunorm.utils import PreflightError, write_text
 
 
@@ -34,6 +37,9 @@ def parse_args(argv=None):
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training pictures for the statistics (default: 512)')
+    parser.add_argument('--adapt-steps', type=not_negative, default=0, metavar='N',
+                        help='then train the backbone for so many steps to give what it gave with LayerNorm; this '
+                        'needs no labels (default: 0; 300 are usual)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
                         help='LayerNorms to keep: full names from the table, or regular expressions')
     parser.add_argument('--test', action='store_true',
@@ -56,6 +62,9 @@ def main(argv=None):
     model = build_model(cfg)
     meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
+    if args.adapt_steps and not can_adapt(model):
+        raise PreflightError(f'--adapt-steps {args.adapt_steps}: {args.config} has no backbone to train; leave it out.')
+    teacher = copy.deepcopy(model.backbone).requires_grad_(False) if args.adapt_steps else None
     batches = training_batches(cfg, args.num_samples)
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}
     try:
@@ -63,6 +72,8 @@ def main(argv=None):
     except (ConversionError, KeyError, TypeError) as error:
         raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
     print(report)
+    if teacher is not None:
+        print(adapt_backbone(model, teacher, batches, args.adapt_steps))
     if args.test:
         metrics['after'] = test_metrics(cfg, model, 'testing after')
         for key, before in metrics['before'].items():

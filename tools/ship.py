@@ -19,6 +19,7 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
     load_config,
+    not_negative,
     out_folder,
     positive,
     set_dataloader_defaults,
@@ -29,6 +30,7 @@ from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_preset, renamed
 from mmunorm.deploy.formats import find_format, table
+from mmunorm.engine.distillation import can_adapt
 
 
 def parse_args(argv=None):
@@ -41,16 +43,15 @@ def parse_args(argv=None):
                         help='in INT8; the table below has the kinds, the usual one first')
     parser.add_argument('--out', type=Path, required=True, help='folder for all results')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
-    parser.add_argument('--steps', type=int, metavar='N',
+    parser.add_argument('--steps', type=not_negative, metavar='N',
                         help="training steps after the conversion (default: a quarter of the config's); 0 for none")
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training pictures for the statistics (default: 512)')
+    parser.add_argument('--adapt-steps', type=not_negative, default=300, metavar='N',
+                        help='steps before that, which need no labels (default: 300); 0 for none')
     parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
     add_config_arguments(parser, norm=False)
-    args = parser.parse_args(argv)
-    if args.steps is not None and args.steps < 0:
-        parser.error(f'--steps must be at least 0, got {args.steps}')
-    return args
+    return parser.parse_args(argv)
 
 
 def options_of(args):
@@ -69,8 +70,9 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
     stages = [Stage(
         'Convert the norms, and test before and after',
         (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
-         '--num-samples', str(args.num_samples), '--test', *options_of(args)),
-        out / 'converted/metrics.json', 4 * args.num_samples * per_picture + 2 * a_test)]
+         '--num-samples', str(args.num_samples), '--adapt-steps', str(args.adapt_steps), '--test', *options_of(args)),
+        out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * cfg.train_dataloader.batch_size)
+        * per_picture + 2 * a_test)]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
@@ -120,6 +122,8 @@ def main(argv=None):
     model = build_model(cfg)
     load_weights(model, args.checkpoint)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
+    if not can_adapt(model):
+        args.adapt_steps = 0
     per_picture = shipping.seconds_per_picture(cfg, model) if args.dry_run else 0.
     a_test = test_size(cfg) * per_picture if args.dry_run else 0.
     stages, file = plan(args, cfg, chosen, int8, steps, per_picture, a_test)
@@ -133,7 +137,7 @@ def main(argv=None):
     out_folder(args.out)
     seconds = shipping.run_stages(stages, args.out)
     before = json.loads((args.out / 'converted/metrics.json').read_text())
-    metrics = {'LayerNorm': before['before'], 'converted, untrained': before['after'],
+    metrics = {'LayerNorm': before['before'], 'converted': before['after'],
                'trained and folded': shipping.newest_metrics(args.out / 'folded')}
     tables = {}
     if (args.out / 'file').exists():

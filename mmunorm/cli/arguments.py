@@ -91,6 +91,14 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    """An argument that is a whole number of at least 0, for argparse's `type`."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f'must be at least 0, got {value}')
+    return value
+
+
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:

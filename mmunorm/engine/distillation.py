@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from mmdet.models import BaseDetector
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmpretrain.models import ImageClassifier
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from ..config.checkpoints import load_weights
 from ..config.models import build_model
+from ..conversion import adapt
 from ..conversion.checkpoint import layer_norm_config
 from ..hooks import unwrapped_model
 from ..utils import PreflightError
@@ -119,3 +122,27 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     errors = [(a.float() - b.float()).square().mean() / b.float().var(correction=0).clamp(min=1e-12)
               for a, b in zip(student, teacher, strict=True)]
     return torch.stack(errors).mean()
+
+
+def can_adapt(model: nn.Module) -> bool:
+    """Whether :func:`adapt_backbone` takes a model: a detector or classifier whose backbone is not frozen."""
+    return isinstance(model, (BaseDetector, ImageClassifier)) and any(
+        weight.requires_grad for weight in model.backbone.parameters())
+
+
+def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict], steps: int) -> str:
+    """Trains a converted backbone, in place, to give the outputs that it gave with LayerNorm (:func:`adapt`).
+
+    Args:
+        model (nn.Module): converted; :func:`can_adapt` says whether it may be.
+        teacher (nn.Module): the backbone with LayerNorm, in eval mode.
+        batches (Sequence[dict]): of `training_batches`.
+        steps (int): of training, one batch each.
+
+    Returns:
+        str: a sentence with the error before and after.
+    """
+    before, after = adapt(model.backbone, teacher, batches,
+                          lambda batch: model.data_preprocessor(batch, False)['inputs'], feature_distance, steps)
+    return (f'The squared error of the outputs of the backbone was {before:.1%} of their variance; after {steps} steps '
+            f'without labels it is {after:.1%}.')

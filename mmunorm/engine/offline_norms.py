@@ -6,24 +6,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from mmdet.models import BaseDetector
 from mmengine.dataset import InfiniteSampler
 from mmengine.dist import all_reduce, broadcast, broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
-from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ..compat import GradScaler, sees_attributes
 from ..config.checkpoints import check_statistics, pretrained_path
-from ..conversion import ConversionError, adapt, convert_loaded, with_layer_norms
+from ..conversion import ConversionError, convert_loaded, with_layer_norms
 from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import training_batches
-from .distillation import feature_distance
+from .distillation import adapt_backbone, can_adapt
 from .repeatable import seed_everything
 
 
@@ -110,17 +108,12 @@ class OfflineNormHook(Hook):
         if get_rank() == 0:
             try:
                 batches = training_batches(runner.cfg, self.num_samples)
-                adapts = (self.adapt_steps and isinstance(model, (BaseDetector, ImageClassifier))
-                          and any(weight.requires_grad for weight in model.backbone.parameters()))
+                adapts = self.adapt_steps and can_adapt(model)
                 teacher = with_layer_norms(model.backbone) if adapts else None
                 with _uncompiled(model):
                     report = convert_loaded(model, batches, progress=True)
                 if adapts:
-                    before, after = adapt(
-                        model.backbone, teacher, batches, lambda batch: model.data_preprocessor(batch, False)['inputs'],
-                        feature_distance, self.adapt_steps)
-                    runner.logger.info(f'The squared error of the outputs of the backbone was {before:.1%} of their '
-                                       f'variance; after {self.adapt_steps} steps without labels it is {after:.1%}.')
+                    runner.logger.info(adapt_backbone(model, teacher, batches, self.adapt_steps))
             except (ConversionError, PreflightError) as error:
                 problem = [str(error).rstrip('.')]
         broadcast_object_list(problem)

@@ -1,5 +1,6 @@
 """tools/convert_norms.py: from a LayerNorm config and checkpoint to a UN model that the other tools take."""
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,18 @@ def test_a_converted_model_is_tested_folded_and_trained(ln, tmp_path, capsys):
     assert 'loss_distillation' in next((tmp_path / 'tuned').glob('*/vis_data/scalars.json')).read_text()
 
 
+def test_the_backbone_is_adapted_without_labels(ln, capsys):
+    convert(*ln, '--num-samples', '8')
+    alone = states('out/swin_un_small.pth')['state_dict']
+    convert(*ln, '--num-samples', '8', '--adapt-steps', '30')
+    adapted = states('out/swin_un_small.pth')['state_dict']
+    before, after = (float(share) for share in re.findall(r'([0-9.]+)%', capsys.readouterr().out.splitlines()[-5]))
+    assert after < 0.9 * before
+    moved = {name for name, value in alone.items() if not torch.equal(value, adapted[name])}
+    assert 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight' in moved
+    assert not any(name.startswith('head.') for name in moved)  # labels would move it
+
+
 @pytest.mark.slow
 def test_other_goals_and_kept_norms(ln, capsys):
     report, _ = convert(*ln, '--to', 'BN', '--keep', r'.*downsample\.norm', 'backbone.norm1')
@@ -139,6 +152,7 @@ def test_what_is_refused(ln, tmp_path, capsys):
     bad['state_dict']['backbone.patch_embed.projection.bias'][0] = torch.nan
     torch.save(bad, tmp_path / 'bad.pth')
     assert 'the input of backbone.patch_embed.norm is not finite' in error_of(capsys, config, 'bad.pth')
+    assert '--adapt-steps: must be at least 0, got -1' in error_of(capsys, config, checkpoint, '--adapt-steps', '-1')
     assert not list((tmp_path / 'out').iterdir())
 
 

@@ -48,7 +48,7 @@ def test_a_dry_run_prints_the_commands(ln, tmp_path, capsys):
 
 
 def test_what_is_refused(ln, tmp_path, capsys):
-    assert '--steps must be at least 0, got -1' in error_of(capsys, ln, '--steps', '-1')
+    assert 'argument --steps: must be at least 0, got -1' in error_of(capsys, ln, '--steps', '-1')
     assert "--int8 of onnx must be one of static, got 'full'" in error_of(capsys, ln, '--int8', 'full')
     assert 'no checkpoint nowhere.pth' in error_of(capsys, (ln[0], 'nowhere.pth'))
     assert 'does not fit the config' in error_of(capsys, ln, '--cfg-options', 'model.head.num_classes=3')
@@ -61,8 +61,8 @@ def test_what_is_refused(ln, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_whole_chain(ln, tmp_path, capsys):
-    metrics = ship(ln, '--num-samples', '4', '--steps', '2')
-    assert list(metrics) == ['LayerNorm', 'converted, untrained', 'trained and folded', 'the file']
+    metrics = ship(ln, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2')
+    assert list(metrics) == ['LayerNorm', 'converted', 'trained and folded', 'the file']
     assert metrics['the file'] == metrics['trained and folded']
     report = (tmp_path / 'out/report.html').read_text()
     assert 'accuracy/top1' in report and report.count('data:image/png') == 4 and 'ONNX Runtime' in report
@@ -76,7 +76,7 @@ def test_the_whole_chain(ln, tmp_path, capsys):
     del done[next(command for command in done if 'export.py' in command)]
     (tmp_path / 'out/ship.json').write_text(json.dumps(done))
     capsys.readouterr()
-    assert ship(ln, '--num-samples', '4', '--steps', '2') == metrics
+    assert ship(ln, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2') == metrics
     assert capsys.readouterr().out.count('=== is done') == 6 and (tmp_path / 'out/model.onnx').exists()
     assert (tmp_path / 'out/trained/iter_2.pth').stat().st_mtime_ns == written
 
