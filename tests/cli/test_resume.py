@@ -64,6 +64,11 @@ def test_resumable_beside_the_one_that_is_named(tmp_path):
     assert found(work_dir, work_dir / 'epoch_3.pth') == ('w/epoch_3.pth', [])
     (work_dir / 'epoch_3.pth').write_bytes(b'PK')
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    # Killed while a checkpoint was written, or before its name was.
+    whole = (work_dir / 'epoch_2.pth').read_bytes()
+    for size in (0, 100, len(whole) // 2, len(whole) - 1):
+        (work_dir / 'epoch_3.pth').write_bytes(whole[:size])
+        assert found(work_dir, '') == ('w/epoch_2.pth', ['epoch_3'])
     # A folder's end nobody can see: only its name in `last_checkpoint` says that it is whole.
     (work_dir / 'epoch_4.pth').mkdir()
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
