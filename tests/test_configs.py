@@ -160,8 +160,8 @@ def test_a_conversion_is_its_recipe_from_a_layer_norm_checkpoint(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    pytest.param('swin_un_classifier_converted', marks=pytest.mark.grid), 'swin_un_maskrcnn_converted'])
+@pytest.mark.grid
+@pytest.mark.parametrize('name', ['swin_un_classifier_converted', 'swin_un_maskrcnn_converted'])
 def test_a_conversion_trains(name, in_a_folder, tmp_path):
     config = FOLDER / f'convert/{name}.py'
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data')

@@ -80,21 +80,18 @@ def config(tmp_path, **others):
     return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
 
 
-@pytest.mark.parametrize('resume', [None, 'auto'])
-def test_a_run_from_the_start_keeps_its_pretrained_weights(resume, tmp_path):
-    cfg = config(tmp_path)
-    set_resume(cfg, resume)
-    assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
-
-
-@pytest.mark.parametrize('resume', ['auto', 'epoch_1.pth'])
-def test_a_continued_run_does_not_need_them(resume, tmp_path):
-    checkpoint = tmp_path / 'epoch_1.pth'
+def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_does_not_need_them(tmp_path, capsys):
+    for resume, said in ((None, ''), ('auto', f'no checkpoint in {tmp_path} to resume from: the run starts at the b')):
+        cfg = config(tmp_path)
+        set_resume(cfg, resume)
+        assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
+        assert said in capsys.readouterr().err
+    checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save({}, checkpoint)
-    (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
-    cfg = config(tmp_path, load_from='other.pth')
-    set_resume(cfg, 'auto' if resume == 'auto' else str(checkpoint))
-    assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+    for resume in ('auto', checkpoint):
+        cfg = config(tmp_path, load_from='other.pth')
+        set_resume(cfg, resume)
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, checkpoint, None)
     with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
         set_resume(config(tmp_path), str(tmp_path / 'gone.pth'))
 

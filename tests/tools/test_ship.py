@@ -1,5 +1,6 @@
 """tools/ship.py: the plan, what it refuses, and the whole chain of a tiny classifier."""
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,8 +50,11 @@ def test_what_is_refused(ln_classifier, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_whole_chain(ln_classifier, tmp_path, monkeypatch, capsys):
-    # Without the minute in which seven new processes import everything.
-    monkeypatch.setattr(shipping, 'run_tool', lambda command: processes.run_script(*command))
+    def fork(command):  # without the minute in which seven new processes import everything
+        tool, *arguments = command
+        return processes.run_tool(Path(tool).resolve(), *arguments)[0]
+
+    monkeypatch.setattr(shipping, 'run_tool', fork)
     metrics = ship(ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2')
     assert list(metrics) == ['LayerNorm', 'converted', 'trained and folded', 'the file']
     assert metrics['the file'] == metrics['trained and folded']

@@ -145,13 +145,6 @@ class KeepHook(Hook):
 """
 
 
-def run_script(name, *arguments, **environment):
-    path = os.pathsep.join(filter(None, [str(tiny_runs.ROOT), os.environ.get('PYTHONPATH')]))
-    environment = {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **environment}
-    return subprocess.run(['bash', tiny_runs.ROOT / 'tools' / name, *map(str, arguments)], env=environment,
-                          capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.slow
 def test_two_processes_without_a_gpu(classifier):
     """dist_train.sh runs in test_interruption."""
@@ -161,12 +154,15 @@ def test_two_processes_without_a_gpu(classifier):
     entry = next(entry for entry in tiny_runs.scalars('w') if 'lr' in entry)
     assert (entry['iter'], entry['lr']) == (1, pytest.approx(0.05))
 
-    result = run_script('dist_test.sh', config, 'w/epoch_1.pth', 2, '--out', 'predictions.pkl',
-                        **processes.without_a_gpu())
-    assert result.returncode == 0, result.stderr
+    test = 'test', config, 'w/epoch_1.pth', '--out', 'predictions.pkl'
+    assert processes.run_tool(*test, processes=2) == [0, 0]
     correct = [int(item['pred_label']) == int(item['gt_label']) for item in load_predictions()]
-    single = tiny_runs.call('test', config, 'w/epoch_1.pth')
-    assert len(correct) == 4 and single['accuracy/top1'] == pytest.approx(100 * np.mean(correct))
+    assert len(correct) == 4 and tiny_runs.call(*test)['accuracy/top1'] == pytest.approx(100 * np.mean(correct))
+
+
+def run_script(name, *arguments, **environment):
+    return subprocess.run(['bash', tiny_runs.ROOT / 'tools' / name, *arguments], env={**os.environ, **environment},
+                          capture_output=True, text=True)
 
 
 def test_scripts_say_how_they_are_used():
@@ -176,16 +172,21 @@ def test_scripts_say_how_they_are_used():
         assert result.returncode == 2 and usage in result.stderr
 
 
-def test_slurm_asks_for_one_process_a_gpu(tmp_path):
-    srun = tmp_path / 'bin/srun'
-    srun.parent.mkdir()
-    srun.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
-    srun.chmod(0o755)
-    result = run_script('slurm_train.sh', 'part', 'job', 'my config.py', 'w', '--amp', GPUS='16', PYTHON='python3',
-                        SRUN_ARGS='--qos low', PATH=f'{srun.parent}{os.pathsep}{os.environ["PATH"]}')
-    assert result.returncode == 0, result.stderr
-    words = result.stdout.splitlines()
+def test_scripts_ask_for_one_process_a_gpu(tmp_path):
+    for name in ('srun', 'python'):  # print what they are called with
+        path = tmp_path / 'bin' / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+        path.chmod(0o755)
+    environment = dict(GPUS='16', PYTHON=str(path), SRUN_ARGS='--qos low',
+                       PATH=f'{path.parent}{os.pathsep}{os.environ["PATH"]}')
+    words = run_script('slurm_train.sh', 'part', 'job', 'my config.py', 'w', '--amp', **environment).stdout.splitlines()
     assert {'--gres=gpu:8', '--ntasks=16', '--ntasks-per-node=8', '--qos', 'low', '--job-name=job'} <= set(words)
-    command = words[words.index('python3'):]
-    assert command[2].endswith('tools/train.py')
-    assert command[3:] == ['my config.py', '--work-dir', 'w', '--launcher', 'slurm', '--amp']
+    _, script, *others = words[words.index(str(path)) + 1:]
+    assert script.endswith('tools/train.py')
+    assert others == ['my config.py', '--work-dir', 'w', '--launcher', 'slurm', '--amp']
+
+    words = run_script('dist_test.sh', 'my config.py', 'a.pth', '3', '--fuse', **environment).stdout.splitlines()
+    assert words[:2] == ['-m', 'torch.distributed.run'] and '--nproc_per_node=3' in words
+    script, *others = words[words.index('--nproc_per_node=3') + 1:]
+    assert script.endswith('tools/test.py') and others == ['my config.py', 'a.pth', '--launcher', 'pytorch', '--fuse']

@@ -49,17 +49,6 @@ def test_a_checkpoint_that_is_trusted(loaded, tmp_path):
     assert made.exists()
 
 
-@pytest.mark.slow
-def test_a_comparison_does_not_run_it(loaded, tmp_path):
-    """compare_norms trains in processes of its own."""
-    config, path, made = loaded
-    with pytest.raises(SystemExit):
-        tiny_runs.call('analysis/compare_norms', config, '--norms', 'UN', '--seeds', 1, '--out', tmp_path / 'out',
-                       '--pretrained', path)
-    assert not made.exists()
-    assert any('--trust-checkpoint' in log.read_text() for log in (tmp_path / 'out').rglob('*.log'))
-
-
 @ways([way for way in CALLS if way not in ('load_from', 'pretrained')])  # a training may start from them
 def test_scale_without_statistics(classifier, tmp_path, capsys, way):
     """A checkpoint of a model with LayerNorm, in a config with UN."""
