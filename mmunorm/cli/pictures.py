@@ -39,12 +39,9 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
 
 def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], object],
               out_dir: str) -> None:
-    """Draws pictures, shows how far it is, and says at the end which ones were skipped and why.
+    """Draws the pictures of :func:`find_images`, and says at the end which ones were skipped and why.
 
-    Args:
-        images: what :func:`find_images` gives.
-        draw: writes the drawing of a picture, from its path, the picture uint8 BGR and the path to write.
-        out_dir: what the user called the folder.
+    `draw(path, picture, out_file)` writes the drawing of a picture, which is uint8 BGR; `out_dir` is for the message.
 
     Raises:
         PreflightError: none could be drawn.

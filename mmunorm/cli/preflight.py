@@ -52,11 +52,8 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks that the data files and folders of a run are there, and that COCO annotations are whole.
 
     It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
-    sets that download themselves: their classes do. Subwords must be those of the model.
-
-    Args:
-        cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`; each may be missing.
-        splits (Sequence[str]): some of 'train', 'val' and 'test'.
+    sets that download themselves: their classes do. Subwords must be those of the model. `splits` are some of 'train',
+    'val' and 'test'; a config may lack any of their loaders and evaluators.
 
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
@@ -112,14 +109,9 @@ def check_norms(cfg: Config) -> None:
 def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
-    Args:
-        cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`, and `model.enhancer.init_cfg`
-            of an EnhancedModel.
-        config_path (str): the path of that config. The config that makes the checkpoint should lie beside it,
-            or in a folder beside its own.
-
     Raises:
-        PreflightError: a checkpoint does not exist. The message says how to make it, and how to start without.
+        PreflightError: a checkpoint does not exist. The message says how to start without, and how to make it if the
+            config that does so lies beside `config_path`, or in a folder beside its own.
     """
     for part, without, option in (('backbone', 'pretrained', 'pretrained'),
                                   ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):

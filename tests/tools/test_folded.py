@@ -37,6 +37,9 @@ def folded(classifier, tmp_path):
 @pytest.fixture
 def detector(tmp_path):
     config, options = tiny_runs.write_detector(tmp_path)
+    cfg = Config.fromfile(config)
+    cfg.test_dataloader.dataset.pipeline[1].scale = (96, 72)  # for what takes no options
+    config.write_text(cfg.pretty_text)
     write_checkpoints(config, tmp_path, [f'class {i}' for i in range(80)])
     return config, options
 
