@@ -88,7 +88,7 @@ def test_a_detector_is_tested_folded(detector):
 def test_pictures_are_drawn_by_a_folded_model(folded, trained, tmp_path):
     config, _ = folded
     tiny_runs.call('infer', config, 'folded.pth', trained / 'data', '--out-dir', 'out', '--device', 'cpu')
-    tiny_runs.call('infer', config, 'unfolded.pth', tmp_path / 'data', '--out-dir', 'plain', '--device', 'cpu')
+    tiny_runs.call('infer', config, 'unfolded.pth', trained / 'data', '--out-dir', 'plain', '--device', 'cpu')
     drawn = list((tmp_path / 'out').rglob('*.png'))
     assert len(drawn) == 4
     for path in drawn:
