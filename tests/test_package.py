@@ -55,7 +55,7 @@ __main__.main()
 """
     done = subprocess.run([sys.executable, '-c', code, 'train', config, '--work-dir', 'w', '--cfg-options', *options],
                           cwd=tmp_path, capture_output=True, text=True,
-                          env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin'))
+                          env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin', OMP_NUM_THREADS='1'))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'w/epoch_1.pth').is_file()
 

@@ -64,9 +64,9 @@ def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
     # The stock tools ask for workers that persist.
     options = [option.replace('num_workers=0', 'num_workers=1')
                for option in tiny_runs.tiny_data(cfg, tmp_path / 'data/coco')]
-    cfg.model.backbone.update(embed_dims=12, norm_cfg=dict(type='LN'), init_cfg=None)
     init_default_scope(cfg.default_scope)
-    weights = MODELS.build(cfg.model.backbone).state_dict()
+    ln = {**cfg.model.backbone, 'embed_dims': 12, 'norm_cfg': dict(type='LN'), 'init_cfg': None}
+    weights = MODELS.build(ln).state_dict()
     torch.save(dict(state_dict={f'backbone.{key}': value for key, value in weights.items()}), 'ln.pth')
     options += ['model.backbone.embed_dims=12', 'model.neck.in_channels=[12,24,48,96]', 'train_dataloader.batch_size=1',
                 'model.backbone.init_cfg.checkpoint=ln.pth', 'model.backbone.convert_weights=False',
