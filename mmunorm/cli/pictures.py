@@ -53,7 +53,7 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
         PreflightError: none could be read, or none could be drawn.
     """
     unreadable, refused = [], []
-    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+    for path, out_file in tqdm(images, desc='drawing', unit='picture', disable=None):
         picture = read_picture(path)
         if picture is None:
             unreadable.append(str(path))

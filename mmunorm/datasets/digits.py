@@ -92,7 +92,7 @@ def make_detection_set(folder, seed=0, train_scenes=1500, val_scenes=200, scene_
         samples = split_samples(split, seed)
         images, annotations = [], []
         for index in tqdm(range(settings[f'{split}_scenes']), f'{split} scenes',
-                          mininterval=0.5, disable=not progress):
+                          mininterval=0.5, disable=None if progress else True):
             rng = np.random.default_rng([seed, 1, SPLITS.index(split), index])
             background, glyphs = draw_scene(rng, samples, split, scene_size)
             picture, owner = compose(background, glyphs)
@@ -134,7 +134,7 @@ def make_classification_set(folder, seed=0, train_images=6000, val_images=1000, 
             (folder / split / name).mkdir(parents=True, exist_ok=True)
         samples = split_samples(split, seed)
         for index in tqdm(range(settings[f'{split}_images']), f'{split} images',
-                          mininterval=0.5, disable=not progress):
+                          mininterval=0.5, disable=None if progress else True):
             drawing, rank = divmod(index, len(samples))
             sample = samples[rank]
             rng = np.random.default_rng([seed, 2, SPLITS.index(split), index])
@@ -155,7 +155,8 @@ def make_dark_set(folder, light, seed=0, progress=True):
     shutil.copytree(light / 'annotations', folder / 'annotations')
     for split in SPLITS:
         (folder / split).mkdir()
-        for path in tqdm(sorted((light / split).iterdir()), f'dark {split}', mininterval=0.5, disable=not progress):
+        for path in tqdm(sorted((light / split).iterdir()), f'dark {split}', mininterval=0.5,
+                         disable=None if progress else True):
             rng = np.random.default_rng([seed, 3, SPLITS.index(split), int(path.stem) - 1])
             _save(darken(np.asarray(Image.open(path)), rng), folder / split / path.name)
 

@@ -60,10 +60,8 @@ class NormStatisticsHook(Hook):
 
     Steps wait in memory, at most 100 steps and 16 MiB. They are written together, and before every checkpoint, so a
     resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them when an error or Ctrl-C ends the run.
-
-    Each time that steps are written, the visualizer gets numbers of the last `span` recorded steps.
-    `norm/outlier_share` is the share of outlier steps. `norm/pnac_activation` and `norm/pnac_gradient` are the mean
-    PNAC of all layers.
+    Each time, the visualizer gets numbers of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
+    steps, and `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
@@ -88,7 +86,6 @@ class NormStatisticsHook(Hook):
         self._taps: list[NormTap] = []
 
     def before_train(self, runner) -> None:
-        self._taps = []
         if not is_main_process():
             return
         norms = self._choose(unwrapped_model(runner))
@@ -99,12 +96,21 @@ class NormStatisticsHook(Hook):
                     config=os.path.basename(config) if config else None,
                     interval=self.interval, processes=get_world_size())
         try:
-            self._writer = NormRecordWriter(Path(runner.work_dir, FOLDER), layers, info, resume_step=runner.iter)
+            self._writer = NormRecordWriter(Path(runner.work_dir, FOLDER), layers, info, runner.iter)
         except RecordError as error:
             raise PreflightError(f'NormStatisticsHook: {error}') from error
         self._norms = list(norms.values())
         self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
-        self._prepare_memory(layers)
+        ends = np.cumsum([0] + [layer.channels for layer in layers]).tolist()
+        self._columns = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
+        size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
+        device = next((p.device for norm in self._norms for p in norm.parameters()), torch.device('cpu'))
+        self._block = torch.empty(size, 2, ends[-1], device=device)
+        # Of the first step of a block: means and running variances.
+        self._snapshot = torch.empty(2, ends[-1], device=device)
+        self._outliers = torch.full((size, len(layers)), -1, device=device)
+        self._steps: list[int] = []  # those that have ended
+        self._recent = np.empty(0, row_dtypes(layers)[0])
         self._taps = [NormTap(norm, layer.gradient) for norm, layer in zip(self._norms, layers, strict=True)]
 
     def _choose(self, model: nn.Module) -> dict[str, nn.Module]:
@@ -117,18 +123,6 @@ class NormStatisticsHook(Hook):
             raise PreflightError('NormStatisticsHook: the model has no norm to record.')
         return {name: norm for name, norm in norms.items()
                 if self.patterns is None or any(re.search(pattern, name) for pattern in self.patterns)}
-
-    def _prepare_memory(self, layers: list[RecordedNorm]) -> None:
-        ends = np.cumsum([0] + [layer.channels for layer in layers]).tolist()
-        self._columns = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
-        size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
-        device = next((p.device for norm in self._norms for p in norm.parameters()), torch.device('cpu'))
-        self._block = torch.empty(size, 2, ends[-1], device=device)
-        # Of the first step of a block: means and running variances.
-        self._snapshot = torch.empty(2, ends[-1], device=device)
-        self._outliers = torch.full((size, len(layers)), -1, device=device)
-        self._steps: list[int] = []  # those that have ended
-        self._recent = np.empty(0, row_dtypes(layers)[0])
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         if not self._taps or (runner.iter + 1) % self.interval:
@@ -207,13 +201,9 @@ def gradient_kind(norm: nn.Module) -> str:
 
 
 class NormTap:
-    """Takes the statistics of one norm during a training step.
+    """Takes the statistics of one norm during a training step; `kind` is what :func:`gradient_kind` says of it.
 
     For an offline norm `g` costs nothing: the gradient of gamma, summed over tokens, is `sum(dy * z)`.
-
-    Args:
-        norm: the layer.
-        kind: what :func:`gradient_kind` says of it.
     """
 
     def __init__(self, norm: nn.Module, kind: str):
@@ -263,16 +253,16 @@ class NormTap:
         with torch.no_grad():
             x = x.detach().movedim(axis, -1)
             tokens = x.shape[:-1].numel() if valid is None else valid.sum()
-            self._average(self.activation, second_moment(x, valid), self.tokens, tokens)
+            _average(self.activation, second_moment(x, valid), self.tokens, tokens)
             if self.mean is not None:
-                self._average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
+                _average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
         self.tokens = self.tokens + tokens
 
     def _on_output_gradient(self, target: Tensor, dy: Tensor) -> None:
         if target is not self.gradient:
             return  # a backward pass after the step
         tokens = dy.shape[:-1].numel()
-        self._average(self.gradient, second_moment(dy), self.gradient_tokens, tokens)
+        _average(self.gradient, second_moment(dy), self.gradient_tokens, tokens)
         self.gradient_tokens += tokens
 
     def _on_weight_gradient(self, dweight: Tensor) -> None:
@@ -285,10 +275,10 @@ class NormTap:
         self.gradient.copy_(g if self.gradient_tokens == 0 else self.gradient + g)
         self.gradient_tokens += 1
 
-    @staticmethod
-    def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
-        """Merges the mean over further tokens into the mean that `target` holds."""
-        if isinstance(old_tokens, int) and old_tokens == 0:
-            target.copy_(new)
-        else:
-            target.mul_(old_tokens).add_(new * new_tokens).div_(old_tokens + new_tokens)
+
+def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
+    """Merges the mean over further tokens into the mean that `target` holds."""
+    if isinstance(old_tokens, int) and old_tokens == 0:
+        target.copy_(new)
+    else:
+        target.mul_(old_tokens).add_(new * new_tokens).div_(old_tokens + new_tokens)

@@ -14,11 +14,11 @@ from mmunorm.fusion import fuse_norms, save_folded
 from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs
+from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
-FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH = (
-    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'depth'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES = (tiny_runs.load_tool(f'analysis/{name}') for name in (
+    'pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -57,10 +57,8 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     rows = read_csv('a/pnac.csv')
     assert len(rows) == 2 * 2 * 3 and {row['layer'] for row in rows} == set(NAMES)
     assert {(row['first_step'], row['last_step']) for row in rows} == {('1', '30'), ('31', '60')}
-    normal = [float(row['pnac_percent']) for row in rows
-              if row['layer'] == NAMES[0] and row['statistic'] == 'activation']
-    wild = [float(row['pnac_percent']) for row in rows
-            if row['layer'] == NAMES[1] and row['statistic'] == 'activation']
+    normal, wild = ([float(row['pnac_percent']) for row in rows if row['layer'] == name
+                     and row['statistic'] == 'activation'] for name in NAMES[:2])
     assert min(normal) > 75 and max(wild) < 25
     capsys.readouterr()
     run(PNAC, 'one', 'two/norm_statistics', '--out', 'b')
@@ -89,9 +87,9 @@ def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     values = NormRecord(tmp_path / 'w/norm_statistics').activation(1)[:, 7].astype(float)
     assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)]
     for i, row in enumerate(rows, start=10):
-        assert float(row['value']) == pytest.approx(values[i], rel=1e-5)
-        assert float(row['am']) == pytest.approx(values[i - 2:i + 1].mean(), rel=1e-5)
-        assert float(row['gm']) == pytest.approx(np.prod(values[i - 2:i + 1]) ** (1 / 3), rel=1e-5)
+        last = values[i - 2:i + 1]
+        expected = values[i], last.mean(), np.prod(last) ** (1 / 3)
+        np.testing.assert_allclose([float(row[name]) for name in ('value', 'am', 'gm')], expected, rtol=1e-5)
     check_pictures(tmp_path / 'b', 'channels.png')
     assert 'no layer' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--layers', 'gone')
     assert '--steps' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--steps', '100', '200')
@@ -111,10 +109,7 @@ def test_outliers(tmp_path, capsys):
 
 
 def write_deep_run(folder, layers, scheme):
-    logs = folder / 'now' / 'vis_data'
-    logs.mkdir(parents=True)
-    entries = [dict(lr=0.1, loss=2 / step, step=step) for step in (1, 2, 300)] + [{'accuracy/top1': 91.5, 'step': 1}]
-    (logs / 'scalars.json').write_text('\n'.join(map(json.dumps, entries)) + '\n')
+    write_log(folder, '1', [*(train(step, 2 / step) for step in (1, 2, 300)), {'accuracy/top1': 91.5, 'step': 1}])
     (folder / 'config.py').write_text(
         f"model = dict(backbone=dict(norm_cfg=dict(type='UN'), residual_cfg=dict(type='{scheme}')))\n")
     (folder / 'layers.csv').write_text('step,layer,gradient,cosine,active\n' + ''.join(
@@ -137,14 +132,26 @@ def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
         run(DEPTH, 'deep', '--out', 'b', '--steps', '0')
 
 
-@pytest.mark.parametrize('tool', [PNAC, CHANNELS, OUTLIERS])
-def test_records_that_are_not_there_are_named(tmp_path, capsys, tool):
-    assert 'no folder gone' in error_of(capsys, tool, 'gone', '--out', 'a')
-    (tmp_path / 'empty').mkdir()
-    assert 'NormStatisticsHook' in error_of(capsys, tool, 'empty', '--out', 'a')
+def test_what_is_not_there_is_named(tmp_path, capsys):
+    assert 'no folder gone' in error_of(capsys, PNAC, 'gone', '--out', 'a')
     (tmp_path / 'file').touch()
     write_record(tmp_path / 'w')
-    assert '--out file' in error_of(capsys, tool, 'w', '--out', 'file')
+    assert '--out file' in error_of(capsys, PNAC, 'w', '--out', 'file')
+    assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
+
+
+def test_curves(tmp_path, capsys):
+    for name in ('a', 'b'):
+        write_log(tmp_path / name, '1', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}])
+    out = tmp_path / 'new/run.v1'
+    run(CURVES, 'a', 'b', '--out', out)
+    check_pictures(out, 'curves.png')
+    assert (out / 'curves.csv').read_text().splitlines() == [
+        'run,scalar,step,value', 'a,loss,10,5', 'a,accuracy/top1,10,20', 'b,loss,10,5', 'b,accuracy/top1,10,20']
+    assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
+    for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
+                               (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
+        assert message in error_of(capsys, CURVES, *arguments, '--out', out)
 
 
 @pytest.mark.grid
@@ -170,11 +177,11 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     """The whole way on tiny pictures: two runs that record, CKA between them, with a folded model too, and the page."""
     config = tiny_runs.write_classifier(tmp_path)
     config.write_text(config.read_text() + "custom_hooks = [dict(type='NormStatisticsHook')]\n")
-    train = tiny_runs.load_tool('train')
+    train_tool = tiny_runs.load_tool('train')
     for name, norm in (('un', "dict(type='UN', warmup_iters=1)"), ('ln', "dict(type='LN')")):
         other = tmp_path / f'{name}.py'
         other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
-        run(train, other, '--cfg-options', 'train_cfg.max_epochs=10', 'default_hooks.checkpoint.interval=10')
+        run(train_tool, other, '--cfg-options', 'train_cfg.max_epochs=10', 'default_hooks.checkpoint.interval=10')
         shutil.copyfile(f'work_dirs/{name}/epoch_10.pth', f'{name}.pth')
     record = NormRecord(tmp_path / 'work_dirs/un/norm_statistics')
     assert record.steps.tolist() == list(range(1, 21)) and record.info['config'] == 'un.py'
@@ -208,7 +215,6 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     for models, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'the scale but not the statistics of'),
                             (('un.py', 'gone.pth', 'ln.py', 'ln.pth'), 'no checkpoint gone.pth')):
         assert message in error_of(capsys, CKA, *models, '--out', 'none', '--images', '4', '--device', 'cpu')
-    assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
     with pytest.raises(SystemExit):
         run(CKA, 'un.py', 'un.pth', 'ln.py', 'ln.pth', '--out', 'cka', '--images', '4', '--batch-size', '2')
 
