@@ -1,4 +1,5 @@
 """What a person sees who starts a tool."""
+import ast
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,17 @@ def test_verbose_shows_all(tmp_path, capsys):
     tiny_runs.call(tiny_runs.load_tool('train'), config, '--work-dir', tmp_path / 'w', '--verbose')
     shown = capsys.readouterr().out
     assert all(word in shown for word in CHATTER[1:4])
+
+
+def test_progress_bars_stay_out_of_logs():
+    """Where stderr is no terminal, `disable=None` leaves a bar out; tqdm draws it by default."""
+    paths = [path for folder in ('mmunorm', 'tools') for path in (tiny_runs.ROOT / folder).rglob('*.py')]
+    calls = [node for path in paths if 'tqdm(' in path.read_text() for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'tqdm']
+    assert len(calls) > 5
+    for call in calls:
+        values = [ast.unparse(word.value) for word in call.keywords if word.arg == 'disable']
+        assert values and 'None' in values[0], ast.unparse(call)
 
 
 def test_a_warning_that_concerns_the_user_stays(tmp_path, capsys):

@@ -83,14 +83,12 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
     ends = {f'{name} (steps {measure.first[i]} to {measure.last[i]})': i for name, i in ends.items()}
     for axes, field in zip(panels, FIELDS, strict=True):
         percent = measure.percent(field)
-        drawn = False
         for colour, line, (label, i) in zip(COLOURS, ('--', '-'), ends.items(), strict=False):
             curve = density(percent[i], grid)
             if np.isfinite(curve).all():
                 axes.plot(grid, curve, line, color=colour, label=label)
                 axes.fill_between(grid, curve, color=colour, alpha=0.1, linewidth=0)
-                drawn = True
-        if not drawn:
+        if not axes.lines:
             axes.text(0.5, 0.5, 'layers do not differ\nor were not tested', ha='center', va='center',
                       transform=axes.transAxes)
         axes.set(xlabel='PNAC (%)', xlim=(0, 100))

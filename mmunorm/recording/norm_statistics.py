@@ -44,19 +44,16 @@ class NormStatisticsHook(Hook):
     For each recorded step and layer, the folder has
 
     - the mean square of the input over all tokens, per channel (the paper's `s`);
-    - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9);
-    - for another norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
-    - the outlier steps so far;
-    - now and then, the running variances and the means of the inputs.
+    - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9); for another
+      norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
+    - the outlier steps so far, and now and then the running variances and the means of the inputs.
 
-    The statistics are of the step itself, before the norm averages or filters them. In a distributed run, they are the
-    first process's. :class:`.norm_record.NormRecord` reads them.
-
-    The gradients do not contain the loss scale of mixed precision. They do contain the division by the steps of a
-    gradient accumulation. A statistic is NaN where there is none: the gradient of a frozen layer, and everything of
-    a layer that did not run. For a layer that runs several times in a step, the statistics cover the tokens of all
-    these runs. Tokens that a `pad_mask` marks as padding are left out, but a gradient that reaches such a token
-    counts. With activation checkpointing, the first of the two forward passes counts.
+    The statistics are of the step itself, before the norm averages or filters them, and of the first process of a
+    distributed run. :class:`.norm_record.NormRecord` reads them. Gradients do not contain the loss scale of mixed
+    precision, but the division by the steps of a gradient accumulation. NaN is the gradient of a frozen layer, and
+    everything of a layer that did not run. Of a layer that runs several times in a step, all tokens count, except those
+    that a `pad_mask` marks; a gradient that reaches such a token counts. With activation checkpointing, the first of
+    the two forward passes counts.
 
     Steps wait in memory, at most 100 steps and 16 MiB. They are written together, and before every checkpoint, so a
     resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them when an error or Ctrl-C ends the run.
@@ -67,8 +64,7 @@ class NormStatisticsHook(Hook):
         interval (int): record every n-th step. Defaults to 1.
         layers (Sequence[str], optional): regular expressions. A norm is recorded if one of them is found in its
             name. Defaults to None: all norms.
-        span (int): how many recorded steps the visualizer's numbers cover, at least 20. So many steps are kept in
-            memory. Defaults to 100.
+        span (int): how many recorded steps the visualizer's numbers cover, at least 20. Defaults to 100.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -210,12 +206,11 @@ class NormTap:
         self.norm = norm
         self.is_offline = kind == OFFLINE_GRADIENT
         self.gradient = None
-        self.handles = []
         self.attach()
 
     def attach(self) -> None:
         """Puts the hooks on the norm."""
-        self.handles.append(self.norm.register_forward_hook(self._on_forward, with_kwargs=True))
+        self.handles = [self.norm.register_forward_hook(self._on_forward, with_kwargs=True)]
         weight = getattr(self.norm, 'weight', None)
         if self.is_offline and weight is not None and weight.requires_grad:
             self.handles.append(weight.register_hook(self._on_weight_gradient))
@@ -234,8 +229,8 @@ class NormTap:
 
     def remove(self) -> None:
         """Takes the hooks from the norm."""
-        while self.handles:
-            self.handles.pop().remove()
+        for handle in self.handles:
+            handle.remove()
 
     def _on_forward(self, norm, args, kwargs, output) -> None:
         if self.gradient is None:

@@ -126,8 +126,8 @@ def test_cka():
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[1, 0.5, 0.2], [1, 1, 1]]
 
 
-@pytest.mark.parametrize('count, name', [(1, SHORT), (8, SHORT), (8, LONG)])
-def test_curves(count, name):
+@pytest.mark.parametrize('count, name, lines', [(1, SHORT, 1), (8, SHORT, 3), (8, LONG, 8)])
+def test_curves(count, name, lines):
     loss = np.array([[10, 2.0], [20, 1.0]])
     runs = {name.format(i): dict(loss=i + loss, **{'accuracy/top1': 10 * i + loss}) for i in range(count)}
     figure = figures.scalar_figure(runs, 'loss')
@@ -141,11 +141,9 @@ def test_curves(count, name):
         'calm: loss', 'calm: top-1 accuracy (%)', 'wild: loss', 'wild: top-1 accuracy (%)']
     assert grid.get_suptitle().endswith('\nWhat a line is.')
     # Short names share a line of the legend.
-    heights = {round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()}
-    assert len(heights) == (2 if name == SHORT and count == 8 else count)
+    assert len({round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()}) == lines
     for drawn in (figure, grid):
-        lines = [line.get_ydata().tolist() for line in drawn.axes[0].lines]
-        assert lines == [[i + 2, i + 1] for i in range(count)]
+        assert [line.get_ydata().tolist() for line in drawn.axes[0].lines] == [[i + 2, i + 1] for i in range(count)]
         assert names_of(drawn.legends[0]) == [squeezed(run) for run in runs]
         assert drawn.axes[0].get_xlabel() == 'training step' and drawn.axes[0].get_ylabel() == 'loss'
 

@@ -1,3 +1,4 @@
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,4 +109,7 @@ def test_names(tmp_path):
     records = [find_record(write_record(tmp_path / name, norm=norm))
                for name, norm in (('one', 'UN'), ('two', 'LayerNorm'))]
     assert run_names(records) == ['one (UN)', 'two (LayerNorm)']
+    shutil.copytree(records[0].path, tmp_path / 'one/norm_statistics.old')  # that of an earlier run
+    old = find_record(tmp_path / 'one/norm_statistics.old')
+    assert run_names([records[0], old]) == ['one (UN)', 'norm_statistics.old (UN)']
     assert short_name(NAMES[1]) == 's0.b0.norm1'

@@ -66,14 +66,13 @@ def test_every_norm_and_seed_is_trained_once(config, fake, capsys):
 
 @pytest.mark.slow
 def test_what_a_run_is_given(config, fake):
-    compare(config, '--norms', 'LN', 'UN', 'own=UN,window=8', '--seeds', 2, '--fail-patience', 4, '--stress',
-            '--stress-lr', 5, '--stress-scale', 3, 4, '--stress-probability', 0.5, '--cfg-options',
+    compare(config, '--norms', 'LN', 'own=UN,window=8', '--seeds', 2, '--fail-patience', 4, '--stress', '--stress-lr',
+            5, '--stress-scale', 3, 4, '--stress-probability', 0.5, '--cfg-options',
             'train_cfg.max_epochs=2', 'model.backbone.norm_cfg.alpha=0.5', 'optim_wrapper.optimizer.lr=0.25')
-    assert fake.calls()[5:7] == ['out/own/seed_1', 'stressed/ln/seed_0']
+    assert fake.calls()[3:5] == ['out/own/seed_1', 'stressed/ln/seed_0']
     base = Config.fromfile(config).to_dict()
     base['optim_wrapper']['optimizer']['lr'] = 0.25
-    settings = dict(type='UN', warmup_iters=1, alpha=0.5)
-    for norm, norm_cfg in (('ln', dict(type='LN')), ('un', settings), ('own', dict(settings, window=8))):
+    for norm, norm_cfg in (('ln', dict(type='LN')), ('own', dict(type='UN', warmup_iters=1, alpha=0.5, window=8))):
         cfg, stressed = (run_config(f'{folder}{norm}/seed_1').to_dict() for folder in ('', 'stressed/'))
         assert cfg['model']['backbone']['norm_cfg'] == norm_cfg
         assert cfg['custom_hooks'] == [dict(type='DivergenceHook', patience=4, factor=3.0)]
@@ -92,18 +91,22 @@ def test_what_a_run_is_given(config, fake):
 
 
 @pytest.mark.slow
-def test_a_crash_is_an_error_and_the_others_go_on(config, fake, capsys):
+def test_a_crash_and_a_run_of_another_process_are_errors_and_the_others_go_on(config, fake, capsys):
     fake('ln', 'crashes')
-    compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
+    os.makedirs('out/bn/seed_0')
+    with open('out/bn/seed_0/lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compare(config, '--norms', 'LN', 'BN', 'UN', '--seeds', 1, status=3)
     assert fake.calls() == ['out/ln/seed_0', 'out/un/seed_0']
     text = read('comparison.md')
     assert '- error in LN seed 0: tools/train.py ended with status 1; see out/ln/seed_0/output.log' in text
+    assert '- error in BN seed 0: another process is training it' in text
     assert 'FAIL at' not in text and '| UN | 50.00 | 50.00 |' in text
     assert 'Boom' in read('ln/seed_0/output.log')
-    assert '1 of 2 runs are not finished' in capsys.readouterr().err
+    assert '2 of 3 runs are not finished' in capsys.readouterr().err
     fake('ln', 'finishes')
-    compare(config, '--norms', 'LN', 'UN', '--seeds', 1)
-    assert fake.calls() == ['out/ln/seed_0']
+    compare(config, '--norms', 'LN', 'BN', 'UN', '--seeds', 1)
+    assert fake.calls() == ['out/ln/seed_0', 'out/bn/seed_0']
     assert '| LN | 50.00 | 50.00 |' in table()
 
 
@@ -143,23 +146,20 @@ def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
     assert 'cannot compare out/ln/seed_0.py' in capsys.readouterr().err and not os.path.exists('marker')
 
 
-def test_a_run_that_another_process_trains_is_left_alone(config, fake):
-    os.makedirs('out/ln/seed_0')
-    with open('out/ln/seed_0/lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
-    assert fake.calls() == ['out/un/seed_0']
-    assert 'another process is training it' in read('comparison.md')
-
-
 @pytest.mark.slow
 def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path):
+    torch.save({'backbone.norm1.running_mean': torch.ones(2)}, tmp_path / 'un_plus_0.pth')
     (tmp_path / 'ln_0.pth').touch()
-    compare(config, '--norms', 'LN', 'PN=UN', '--seeds', 1, '--pretrained', '{norm}_{seed}.pth', status=3)
-    assert fake.calls() == ['out/ln/seed_0']
+    arguments = '--norms', 'LN', 'UN+', 'PN=UN', '--seeds', 1, '--pretrained', '{norm}_{seed}.pth'
+    compare(config, *arguments, status=3)
+    assert fake.calls() == ['out/ln/seed_0', 'out/un_plus/seed_0']
     init_cfg = dict(type='Pretrained', checkpoint='ln_0.pth', prefix='backbone.')
     assert run_config('ln/seed_0').model.backbone.init_cfg == init_cfg
     assert 'error in PN seed 0: there are no backbone weights pn_0.pth' in read('comparison.md')
+    # UN+ keeps the means of the weights, if no option says otherwise.
+    assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == 'frozen'
+    compare(config, *arguments, '--out', 'other', '--cfg-options', 'model.backbone.norm_cfg.centered=True', status=3)
+    assert Config.fromfile('other/un_plus/seed_0.py').model.backbone.norm_cfg.centered is True
 
 
 @pytest.mark.slow
@@ -173,16 +173,6 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
     compare(config, '--norms', 'BN', '--seeds', 1, '--cfg-options', 'pretrained=None')
     for norm, path in (('ln', 'ln_0.pth'), ('un', None), ('bn', None)):
         assert pretrained_path(load_config(f'out/{norm}/seed_0.py')) == path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('options', 'centered'), [
-    (['--pretrained', '{norm}_{seed}.pth'], 'frozen'),
-    (['--pretrained', '{norm}_{seed}.pth', '--cfg-options', 'model.backbone.norm_cfg.centered=True'], True)])
-def test_un_plus_keeps_the_means_of_pretrained_weights(options, centered, config, fake, tmp_path):
-    torch.save({'backbone.norm1.running_mean': torch.ones(2)}, tmp_path / 'un_plus_0.pth')
-    compare(config, '--norms', 'UN+', '--seeds', 1, *options)
-    assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == centered
 
 
 @pytest.mark.parametrize(('recipe', 'reads'), [('translation/debian_en_it_un.py', 'a TranslationModel reads token ids'),
