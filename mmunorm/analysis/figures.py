@@ -126,9 +126,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
-        axes.set_xlabel('training step', fontsize='small')
-        axes.set_ylabel(NAMES[history.field], fontsize='small')
-        axes.tick_params(labelsize='small')
+        _small_labels(axes, 'training step', NAMES[history.field])
     finish(figure, 1.4, 'Statistics of single channels', [run])
     return figure
 
@@ -181,15 +179,12 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
         active.plot(numbers, 100 * layers.values['active'][-1], **style)
     for axes in (gradient, by_layer, distance):
         axes.set_yscale('log', nonpositive='mask')
-    for axes in (loss, gradient):
-        axes.set_xlabel('training step', fontsize='small')
-    for axes in panels[2:]:
-        axes.set_xlabel('layer, from input to output', fontsize='small')
-    for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm, first\nstep that has one',
-                                    '1 - cosine to the\nlayer before, last step', 'active after the\nactivation (%)'),
-                           strict=True):
-        axes.set_ylabel(label, fontsize='small')
-        axes.tick_params(labelsize='small')
+    step, layer = 'training step', 'layer, from input to output'
+    for axes, x, y in ((loss, step, 'loss'), (gradient, step, 'gradient norm'),
+                       (by_layer, layer, 'gradient norm, first\nstep that has one'),
+                       (distance, layer, '1 - cosine to the\nlayer before, last step'),
+                       (active, layer, 'active after the\nactivation (%)')):
+        _small_labels(axes, x, y)
     finish(figure, 1.3, 'How deep models begin, and what their layers do')
     return figure
 
@@ -279,6 +274,12 @@ def light_figure(lights: Sequence[Light]) -> Figure:
         axes.set_yticks(range(3), 'RGB', fontsize='x-small')
     finish(figure, 1.2, 'Before, after, and the colour matrix from columns to rows', handles={})
     return figure
+
+
+def _small_labels(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize='small')
+    axes.set_ylabel(y, fontsize='small')
+    axes.tick_params(labelsize='small')
 
 
 def _layer_ticks(axes: Axes, layers: Sequence[str], most: int = 40) -> None:

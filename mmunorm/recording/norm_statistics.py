@@ -95,19 +95,18 @@ class NormStatisticsHook(Hook):
             self._writer = NormRecordWriter(Path(runner.work_dir, FOLDER), layers, info, runner.iter)
         except RecordError as error:
             raise PreflightError(f'NormStatisticsHook: {error}') from error
-        self._norms = list(norms.values())
-        self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
+        self._filters = [getattr(norm, 'outlier_filter', False) for norm in norms.values()]
         ends = np.cumsum([0] + [layer.channels for layer in layers]).tolist()
         self._columns = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
         size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
-        device = next((p.device for norm in self._norms for p in norm.parameters()), torch.device('cpu'))
+        device = next((p.device for norm in norms.values() for p in norm.parameters()), torch.device('cpu'))
         self._block = torch.empty(size, 2, ends[-1], device=device)
         # Of the first step of a block: means and running variances.
         self._snapshot = torch.empty(2, ends[-1], device=device)
         self._outliers = torch.full((size, len(layers)), -1, device=device)
         self._steps: list[int] = []  # those that have ended
         self._recent = np.empty(0, row_dtypes(layers)[0])
-        self._taps = [NormTap(norm, layer.gradient) for norm, layer in zip(self._norms, layers, strict=True)]
+        self._taps = [NormTap(norm, layer.gradient) for norm, layer in zip(norms.values(), layers, strict=True)]
 
     def _choose(self, model: nn.Module) -> dict[str, nn.Module]:
         norms = {name: norm for name, norm in norm_layers(model) if num_channels(norm) is not None}
@@ -135,12 +134,12 @@ class NormStatisticsHook(Hook):
         if not self._taps or (runner.iter + 1) % self.interval:
             return
         row = len(self._steps)
-        for tap, norm, columns in zip(self._taps, self._norms, self._columns, strict=True):
+        for tap, columns in zip(self._taps, self._columns, strict=True):
             tap.close(self._loss_scale)
-            if row == 0 and getattr(norm, 'running_var', None) is not None:
-                self._snapshot[1, columns] = norm.running_var.detach()
+            if row == 0 and getattr(tap.norm, 'running_var', None) is not None:
+                self._snapshot[1, columns] = tap.norm.running_var.detach()
         if any(self._filters):
-            counts = [norm.num_outliers for norm, has in zip(self._norms, self._filters, strict=True) if has]
+            counts = [tap.norm.num_outliers for tap, has in zip(self._taps, self._filters, strict=True) if has]
             self._outliers[row, self._filters] = torch.stack(counts)
         self._steps.append(runner.iter + 1)
         if len(self._steps) == len(self._block):

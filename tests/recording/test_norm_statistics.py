@@ -5,15 +5,12 @@ import os
 import shutil
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper
-from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -28,6 +25,7 @@ from mmunorm.utils import PreflightError, RunError
 
 from ..processes import FORKSERVER
 from ..runs import loader, runner
+from ..versions import amp_on_a_cpu
 
 
 class Model(BaseModel):
@@ -171,23 +169,17 @@ def test_gradient_accumulation_records_every_forward(tmp_path):
         optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2)), 'norm1', 'norm2')
 
 
-@OPTIM_WRAPPERS.register_module()
-class ScaledOptimWrapper(OptimWrapper):
-    """Multiplies the loss like a gradient scaler, and updates as if it did not."""
-    loss_scaler = SimpleNamespace(get_scale=lambda: 1024.)
+def test_a_loss_scale_is_divided_out(tmp_path, monkeypatch):
+    amp_on_a_cpu(monkeypatch)
 
-    def scale_loss(self, loss):
-        return 1024 * loss
-
-
-def test_a_loss_scale_is_divided_out(tmp_path):
-    def gradients(wrapper):
+    def gradients(name, **wrapper):
         torch.manual_seed(1)
-        record = train(tmp_path / wrapper, Model(UN(6)), steps=1,
-                       optim_wrapper=dict(type=wrapper, optimizer=dict(type='SGD', lr=0.1)))
+        record = train(tmp_path / name, Model(UN(6)), steps=1, optim_wrapper=dict(
+            optimizer=dict(type='SGD', lr=0.1), **wrapper))
         return [record.gradient(i) for i in (0, 1)]
 
-    for expected, actual in zip(gradients('OptimWrapper'), gradients('ScaledOptimWrapper'), strict=True):
+    scaled = gradients('scaled', type='AmpOptimWrapper', loss_scale=1024.)
+    for expected, actual in zip(gradients('plain'), scaled, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 

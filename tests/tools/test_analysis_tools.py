@@ -4,8 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.cli.arguments import load_config
@@ -17,8 +19,8 @@ from .. import data_makers, tiny_runs
 from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES = (tiny_runs.load_tool(f'analysis/{name}') for name in (
-    'pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT = (tiny_runs.load_tool(f'analysis/{name}') for name in (
+    'pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves', 'light'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -143,6 +145,21 @@ def test_curves(tmp_path, capsys):
     for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
                                (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
         assert message in error_of(capsys, CURVES, *arguments, '--out', out)
+
+
+def test_a_grid_of_pictures_and_a_model_without_iat(classifier, tmp_path, capsys):
+    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
+    checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
+    (tmp_path / 'in').mkdir()
+    for i in range(3):
+        cv2.imwrite(str(tmp_path / f'in/{i}.png'), np.full((9, 7, 3), 20 * i, np.uint8))
+    options = ('--out', tmp_path / 'out', '--device', 'cpu')
+    run(LIGHT, config, checkpoint, tmp_path / 'in', *options, '--limit', '2')
+    assert 'shows 2 pictures' in capsys.readouterr().out and (tmp_path / 'out/light.png').is_file()
+
+    config, checkpoint, _ = classifier
+    error = error_of(capsys, LIGHT, config, checkpoint, tmp_path / 'in', *options)
+    assert 'has no IAT: its model is a ImageClassifier' in error
 
 
 @pytest.mark.grid
