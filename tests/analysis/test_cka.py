@@ -52,14 +52,15 @@ def test_a_model_with_itself_and_with_a_rotation():
 
 
 def test_minibatches_approach_the_cka_of_all_examples():
-    x, y = features(20000)
+    x, y = features(8000)
     direct = biased_cka(x.numpy(), y.numpy())  # the bias is gone with so many examples
     assert 0.3 < direct < 0.6
     noise = torch.randn_like(y)
     assert cka(*zip(x.split(10), y.split(10), strict=True)) == pytest.approx(direct, abs=0.02)
     # The biased estimate is about 0.5 for such batches.
     assert cka(*zip(x.split(10), noise.split(10), strict=True)) == pytest.approx(0, abs=0.02)
-    assert biased_cka(x[:10].numpy(), noise[:10].numpy()) > 0.3
+    biased = [biased_cka(a.numpy(), b.numpy()) for a, b in zip(x.split(10), noise.split(10), strict=True)]
+    assert 0.4 < np.mean(biased) < 0.6
 
 
 def test_gram_in_chunks_keeps_digits():
