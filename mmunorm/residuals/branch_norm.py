@@ -6,9 +6,9 @@ import warnings
 import torch
 
 from ..norms.base import check_choice, check_count
-from .base import RESIDUALS, Place, Scale
+from .base import RESIDUALS, Scale, StackPosition
 from .clock import SCHEDULES, growth
-from .deep_norm import DeepNorm
+from .post_norm import DeepNorm
 
 
 @RESIDUALS.register_module()
@@ -31,12 +31,12 @@ class BranchNorm(DeepNorm):
     """
     needs_clock = True
 
-    def __init__(self, place: Place, warmup_iters: int = 4000, schedule: str = 'linear'):
-        super().__init__(place)
+    def __init__(self, position: StackPosition, warmup_iters: int = 4000, schedule: str = 'linear'):
+        super().__init__(position)
         self.warmup_iters = check_count('warmup_iters', warmup_iters, least=0)
         self.schedule = check_choice('schedule', schedule, SCHEDULES)
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
-        self._clock = (place.clock, )
+        self._clock = (position.clock, )
 
     def scales(self) -> tuple[Scale, Scale]:
         """As :meth:`Residual.scales`; warns of training in which t stands still."""
@@ -49,4 +49,4 @@ class BranchNorm(DeepNorm):
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, warmup_iters={self.warmup_iters}, schedule={self.schedule!r}'
+        return f'warmup_iters={self.warmup_iters}, schedule={self.schedule!r}'

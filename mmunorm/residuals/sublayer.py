@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..norms.base import call_norm
 
-ROLES = ('q', 'k', 'v', 'out', 'fc1', 'fc2')
+OUTER_ROLES = ('v', 'out', 'fc1', 'fc2')
+ROLES = ('q', 'k', *OUTER_ROLES)
 
 
 class Entrance(nn.Sequential):

@@ -3,7 +3,7 @@ import pytest
 
 from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
 from mmunorm.norms import NoNorm
-from mmunorm.residuals import RESIDUALS, Place, ResidualError
+from mmunorm.residuals import ResidualError
 from mmunorm.residuals.sublayer import describe
 from mmunorm.utils import PreflightError
 
@@ -75,13 +75,6 @@ def test_a_scope_that_mmengine_writes_is_no_argument():
 def test_layers_of_several_widths_cannot_be_mixed():
     with pytest.raises(ResidualError, match='residual_cfg: DLCL: .* need one width, got 8 and 16 channels'):
         BUILDERS['swin'](residual_cfg=dict(type='DLCL'))
-
-
-@pytest.mark.parametrize('scheme', ['DeepNorm', 'BranchNorm', 'SubLN', 'TFixup', 'LayerScale', 'DLCL'])
-def test_an_unknown_depth(scheme):
-    place = Place(describe(vit().layers[0].attn), channels=8, norm_cfg=dict(type='LN'))
-    with pytest.raises(ValueError, match='depth'):
-        RESIDUALS.get(scheme)(place)
 
 
 def test_res_post_norm_needs_a_scale():
