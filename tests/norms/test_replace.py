@@ -65,13 +65,6 @@ def test_requires_grad():
     assert not model.first.weight.requires_grad and not model.second.bias.requires_grad
 
 
-def test_a_layer_norm_without_shift():
-    norm = nn.LayerNorm(4, bias=False)
-    nn.init.normal_(norm.weight)
-    new = replace_norms(norm, dict(type='UN'))
-    assert type(new) is UN and torch.equal(new.weight, norm.weight) and torch.equal(new.bias, torch.zeros(4))
-
-
 def test_norms_with_other_parameters():
     model = Net()
     weight = model.first.weight.clone()
@@ -168,12 +161,9 @@ def test_layer_norm_of_either_format():
     assert type(replace_norms(HorNetLayerNorm(4, data_format='channels_first'), dict(type='UN'))) is UN2d
 
 
-def test_encoder_layers_call_their_norms(monkeypatch):
-    lines = []
-    monkeypatch.setattr('mmunorm.norms.replace.print_log', lambda line, logger: lines.append(line))
+def test_encoder_layers_call_their_norms():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = replace_norms(nn.TransformerEncoder(layer, 2), dict(type='UN')).eval()
-    assert len(lines) == 1 and 'fast path is off for 2 nn.TransformerEncoderLayer' in lines[0]
     called = []
     for name, module in encoder.named_modules():
         if isinstance(module, UN):
