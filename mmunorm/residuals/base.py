@@ -85,16 +85,13 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
                 pad_mask: Tensor | None = None) -> Tensor:
-        """One sublayer.
+        """The stream after one sublayer, `(B, L, C)`.
 
         Args:
             x: the stream `(B, L, C)`, any floating dtype.
             branch: F, from `(B, L, C)` to the same shape.
             norm: the layer's norm for this sublayer.
-            pad_mask: bool `(B, L)`, True where a token is padding, for the norms. Defaults to None.
-
-        Returns:
-            The stream after the sublayer, `(B, L, C)`.
+            pad_mask: bool `(B, L)`, True where a token is padding, for the norms.
         """
         a, b = self.scales()
         y = branch(call_norm(norm, x, pad_mask) if self.norm_at == 'pre' else x)

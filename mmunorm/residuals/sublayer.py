@@ -122,8 +122,7 @@ class Sublayer:
 def describe(module: nn.Module) -> Sublayer:
     """The parts of an attention or a feed-forward network: of mmpretrain, of mmcv, or one with a `describe()`.
 
-    Raises:
-        TypeError: `module` is none of those that are known.
+    Another module is a TypeError.
     """
     if callable(getattr(module, 'describe', None)):
         return module.describe()

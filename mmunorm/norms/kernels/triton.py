@@ -154,10 +154,8 @@ def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: 
 
 def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
                        unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """UN's `average_activation` in step t, from 1: `var_hat`, `averaged` and `outlier`.
-
-    Changes `running_var`, `record` and `num_outliers`, which is None without the filter. The first `unsettled` steps
-    are not averaged.
+    """UN's `average_activation` in step t, from 1, of which the first `unsettled` are not averaged: `var_hat`,
+    `averaged` and `outlier`. Changes `running_var`, `record` and `num_outliers`, which is None without the filter.
     """
     var_hat = torch.empty_like(s)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
