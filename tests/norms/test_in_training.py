@@ -4,7 +4,6 @@ import io
 
 import pytest
 import torch
-from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -20,21 +19,6 @@ from .cases import assert_same_state, build, every_offline_norm, sequence, train
 def step(norm, seed, scale=1):
     x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(seed))
     return train_step(norm, x, dy * scale)
-
-
-@every_offline_norm
-def test_gradient_accumulation_is_one_step_a_forward(name):
-    """mmengine divides each loss by `accumulative_counts`; the statistics are those of the divided losses."""
-    plain, accumulated = build(name), build(name)
-    wrapper = OptimWrapper(torch.optim.SGD(accumulated.parameters(), lr=0.), accumulative_counts=3)
-    for i in range(18):
-        step(plain, i, 1 / 3)
-        x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(i))
-        with wrapper.optim_context(accumulated):
-            loss = (accumulated(x) * dy).sum()
-        wrapper.update_params(loss)
-    torch.testing.assert_close(plain.state_dict(), accumulated.state_dict())
-    assert accumulated.num_batches_tracked == 18
 
 
 @every_offline_norm

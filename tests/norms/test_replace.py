@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mmunorm import UN, DyT, replace_norms
-from mmunorm.norms import NoNorm, UN2d
+from mmunorm.norms import UN2d
 
 
 class Net(nn.Module):
@@ -28,50 +28,31 @@ class Net(nn.Module):
         return self.again(self.second(self.between(self.plain(self.first(x)))))
 
 
-def test_scale_and_shift_stay():
+@pytest.mark.parametrize('norm_type', ['UN', 'DyT', 'NoNorm'])
+def test_scale_and_shift_stay_and_a_shared_norm_is_shared(norm_type):
     model = Net()
     old = copy.deepcopy(model)
-    assert replace_norms(model, dict(type='UN', window=3)) is model
+    assert replace_norms(model, dict(type=norm_type)) is model
+    assert [type(module).__name__ for module in model.modules()].count(norm_type) == 3 and model.second is model.again
     for name in ('first', 'second', 'plain'):
-        norm = getattr(model, name)
-        assert type(norm) is UN and norm.window == (3, 3)
-        if name != 'plain':
-            assert torch.equal(norm.weight, getattr(old, name).weight)
-            assert torch.equal(norm.bias, getattr(old, name).bias)
-    assert torch.equal(model.plain.weight, torch.ones(4)) and model.plain.num_features == 4
+        for key, value in getattr(model, name).named_parameters():
+            before = getattr(getattr(old, name), key, None)
+            before = torch.full_like(value, key == 'weight') if before is None else before
+            assert key == 'alpha' or torch.equal(value, before)
     assert model(torch.randn(2, 3, 4)).shape == (2, 3, 6)
 
 
-def test_a_shared_norm_stays_shared():
-    model = replace_norms(Net(), dict(type='UN'))
-    assert model.second is model.again and model.first is not model.plain
-    assert len([m for m in model.modules() if isinstance(m, UN)]) == 3
-
-
-def test_dtype_device_and_mode():
-    model = replace_norms(Net().to('meta', torch.bfloat16).eval(), dict(type='UN'))
+def test_dtype_device_mode_and_requires_grad():
+    model = Net().to('meta', torch.bfloat16).eval()
+    model.first.weight.requires_grad = False
+    replace_norms(model, dict(type='UN', window=3))
     assert {tensor.device.type for tensor in model.state_dict().values()} == {'meta'}
     for norm in (model.first, model.second, model.plain):
-        assert norm.weight.dtype == norm.running_var.dtype == torch.bfloat16
+        assert norm.weight.dtype == norm.running_var.dtype == torch.bfloat16 and norm.window == (3, 3)
         assert norm.num_batches_tracked.dtype == torch.long and not norm.training
-
-
-def test_requires_grad():
-    model = Net()
-    model.first.weight.requires_grad = False
-    replace_norms(model, dict(type='UN'))
     assert [model.first.weight.requires_grad, model.first.bias.requires_grad] == [False, True]
     model = replace_norms(Net(), dict(type='UN', requires_grad=False))
     assert not model.first.weight.requires_grad and not model.second.bias.requires_grad
-
-
-def test_norms_with_other_parameters():
-    model = Net()
-    weight = model.first.weight.clone()
-    replace_norms(model, dict(type='DyT'))
-    assert type(model.first) is DyT and torch.equal(model.first.weight, weight)
-    replaced = replace_norms(Net(), dict(type='NoNorm'))
-    assert type(replaced.first) is NoNorm and replaced.first.weight is None
 
 
 def vit_of_torchvision():
