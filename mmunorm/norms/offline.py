@@ -95,9 +95,8 @@ class OfflineNorm(Norm):
         self.alpha = alpha
         self.window = _check_window(window)
         self.warmup_iters = _check_warmup(warmup_iters)
-        self.forward_average = check_choice('forward_average', forward_average,
-                                            ('current', 'gm', 'am', 'ema', 'earlier_ema'))
-        self.backward_average = check_choice('backward_average', backward_average, ('current', 'am', 'nu'))
+        self.forward_average = forward_average
+        self.backward_average = backward_average
         self.backward_momentum = backward_momentum
         self.outlier_filter = outlier_filter
         self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))

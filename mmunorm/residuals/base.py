@@ -25,32 +25,18 @@ class ResidualError(PreflightError, ValueError):
 
 @dataclass(frozen=True)
 class StackPosition:
-    """Where a residual connection stands in a model.
-
-    Attributes:
-        sublayer: F.
-        channels: of the stream, C.
-        norm_cfg: what a norm of the scheme's own is built from.
-        layer: number of the layer in its stack, from 1.
-        depth: layers of the stack, which is the whole model except in encoder-decoders.
-        stacks: layers of encoder and decoder, N and M; None for a model of one stack.
-        in_decoder: whether the stack is the decoder.
-        is_first: whether the sublayer is the first one of its layer.
-        is_last: whether it is the last one.
-        clock: counts the updates of the model, if its scheme asks for that.
-        previous: the connection of the sublayer before, None for the stack's first.
-    """
-    sublayer: Sublayer
-    channels: int
-    norm_cfg: dict
-    layer: int
-    depth: int
-    stacks: tuple[int, int] | None
-    in_decoder: bool
-    is_first: bool
+    """Where a residual connection stands in a model."""
+    sublayer: Sublayer  # F
+    channels: int  # of the stream, C
+    norm_cfg: dict  # what a norm of the scheme's own is built from
+    layer: int  # number of the layer in its stack, from 1
+    depth: int  # layers of the stack, which is the whole model except in encoder-decoders
+    stacks: tuple[int, int] | None  # layers of encoder and decoder, N and M; None for a model of one stack
+    in_decoder: bool  # whether the stack is the decoder
+    is_first: bool  # whether the sublayer is the first one of its layer
     is_last: bool
-    clock: UpdateClock | None
-    previous: Residual | None
+    clock: UpdateClock | None  # counts the updates of the model, if its scheme asks for that
+    previous: Residual | None  # the connection of the sublayer before, None for the stack's first
 
     def build_norm(self, channels: int | None = None) -> nn.Module:
         """A norm of the scheme's own over so many channels, those of the stream if they are not named."""

@@ -23,8 +23,8 @@ class BranchNorm(DeepNorm):
     Args:
         warmup_iters (int): T, the updates until the branch has its whole weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
-        schedule (str): 'linear', the paper's Eq. 8, or one of our own formulas for the shapes that its Fig. 7 names,
-            'exponential' and 'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
+        schedule (str): 'linear', or a formula of ours for another shape of the paper's Fig. 7, 'exponential' or
+            'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
 
     Raises:
         ValueError: an argument is out of its range.

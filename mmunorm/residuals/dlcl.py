@@ -41,11 +41,7 @@ class DLCL(PreNorm):
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
                 pad_mask: Tensor | None = None) -> Tensor:
-        """As :meth:`Residual.forward`.
-
-        Raises:
-            RuntimeError: the layers before it have not been run.
-        """
+        """As :meth:`Residual.forward`; a RuntimeError if the layers before it have not been run."""
         x = super().forward(self._mix(x, pad_mask) if self.is_first else x, branch, norm, pad_mask)
         if self.is_end:
             x = self._mix(x, pad_mask)

@@ -119,7 +119,7 @@ class NormFormer(PreNorm):
     def __init__(self, position: StackPosition):
         super().__init__(position)
         sublayer = position.sublayer
-        if sublayer.is_attention:
+        if sublayer.last_role == 'out':  # an attention
             self.norm = position.build_norm()
             sublayer.put_before_last('scale', HeadScale(sublayer.parent.num_heads))
         else:

@@ -16,7 +16,7 @@ from .. import processes
 from ..versions import compiles_as_one_graph
 from .cases import NORMS, OFFLINE, build, sequence
 
-CHANNELS, STEPS = 6, 40
+CHANNELS, STEPS = 6, 30
 # How many of each step's 24 tokens the first process gets.
 SPLITS = [12, 12, 5, 24, 0, 17]
 
