@@ -1,6 +1,5 @@
 """What real training does to a norm with state."""
 import copy
-import io
 
 import pytest
 import torch
@@ -56,17 +55,6 @@ def test_frozen_by_eval_it_keeps_its_state_and_passes_gradients(name):
     assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
     if not norm.fold_obstacle:
         torch.testing.assert_close(x.grad, norm.affine()[0].float().expand(5, 6))
-
-
-@every_offline_norm
-def test_saved_whole_while_a_step_waits(name):
-    norm = build(name)
-    step(norm, 0)
-    norm(torch.randn(3, 6))
-    file = io.BytesIO()
-    torch.save(norm, file)
-    file.seek(0)
-    assert_same_state(torch.load(file, weights_only=False), norm)
 
 
 @every_offline_norm
