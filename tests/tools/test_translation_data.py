@@ -70,7 +70,7 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert len(Subwords(folder / 'subwords.model')) == VOCAB_SIZE
     assert not list(fake_apt.glob('mmunorm-apt-*'))
     assert 'already there' in call(*MAKE)
-    assert '--out' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
+    assert 'with --force' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
 
 
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
