@@ -248,15 +248,15 @@ class UNTransformer(BaseModule):
 
     def decode(self, target: Tensor, memory: Memory, pad_mask: Tensor | None = None, cache: list[Cache] | None = None,
                position: int = 0) -> Tensor:
-        """The logits `(N, T, V)` after each token of the target.
+        """The logits `(N, T, V)` after each token of the target, ids `(N, T)`.
 
         Args:
-            target: ids `(N, T)`; or `(B N, T)`, where B in a row belong to each row of `memory`.
+            target: or `(B N, T)`, where B in a row belong to each row of `memory`.
             memory: of :meth:`encode`.
-            pad_mask: `(N, T)`, True where a token is padding. Defaults to None.
+            pad_mask: `(N, T)`, True where a token is padding.
             cache: a dict for each layer, with keys and values: of earlier tokens, to which `target` (T = 1) is added,
-                and of `memory`. Defaults to None: `target` is all there is.
-            position: of the first token. Defaults to 0.
+                and of `memory`. With None, `target` is all there is.
+            position: of the first token.
         """
         x = self._embed(target, position)
         for i, layer in enumerate(self.decoder):

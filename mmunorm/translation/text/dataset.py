@@ -94,14 +94,7 @@ class TokenIds:
 
     A text is encoded once for each subword model. The ids go into a file beside it, of 2 bytes an id, or 4 with more
     than 65,536 subwords. In a distributed run, the first process writes it, and the others wait. The file is found
-    again by the size and time of the text and the content of the subword model.
-
-    Args:
-        text (str | os.PathLike): file of one sentence a line, of any size.
-        subwords (Subwords): the subword model.
-
-    Attributes:
-        lengths (numpy.ndarray): ids of each line, with EOS; int64.
+    again by the size and time of the text and the content of the subword model. `lengths` has the ids of each line.
 
     Raises:
         PreflightError: the text is missing, has an empty line or is not UTF-8, or nothing can be written beside it.
