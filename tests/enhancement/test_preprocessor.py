@@ -36,16 +36,16 @@ def classifier_cfg(**settings):
         head=dict(type='mmpretrain.LinearClsHead', num_classes=2, in_channels=12), **settings)
 
 
-def classifier(**settings):
-    return MODELS.build(classifier_cfg(**settings))
-
-
 def spread(model):
     """Weights that are not those of the start."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.03 * torch.randn_like(parameter))
     return model
+
+
+def classifier(**settings):
+    return spread(MODELS.build(classifier_cfg(**settings)))
 
 
 def batch(*sizes):
@@ -99,14 +99,11 @@ def test_wrong_pictures_are_one_line():
         preprocessor(dict(inputs=[torch.zeros(1, 8, 8)]))
     with pytest.raises(TypeError, match='must be pictures'):
         preprocessor(dict(inputs=dict(weak=[torch.zeros(3, 8, 8)])))
-    with pytest.raises(ValueError, match='from nan to nan'):
-        preprocessor(dict(inputs=[torch.full((3, 8, 8), float('nan'))]))
 
 
 def test_jointly_the_loss_of_the_task_trains_both():
-    model = spread(classifier())
-    losses = model.forward(**model.data_preprocessor(batch((32, 32), (32, 32)), True), mode='loss')
-    losses['loss'].backward()
+    model = classifier()
+    model.forward(**model.data_preprocessor(batch((32, 32), (32, 32)), True), mode='loss')['loss'].backward()
     enhancer = model.data_preprocessor.enhancer
     assert enhancer.training
     assert all(parameter.grad.abs().sum() > 0 for name, parameter in enhancer.named_parameters()
@@ -115,7 +112,7 @@ def test_jointly_the_loss_of_the_task_trains_both():
 
 
 def test_frozen_it_stays_as_it_is():
-    model = spread(classifier(freeze_enhancer=True)).train()
+    model = classifier(freeze_enhancer=True).train()
     enhancer = model.data_preprocessor.enhancer
     before = copy.deepcopy(enhancer.state_dict())
     assert model.training and not any(module.training for module in enhancer.modules())
@@ -152,7 +149,7 @@ def test_it_starts_from_the_checkpoint_of_an_image_enhancer(tmp_path):
 
 
 def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
-    model = spread(classifier()).eval()
+    model = classifier().eval()
     data = batch((32, 32))
     expected = model.test_step(copy.deepcopy(data))[0].pred_score
     report = fuse_norms(model, strict=True)
