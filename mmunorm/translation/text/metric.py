@@ -62,17 +62,12 @@ class TranslationScore(BaseMetric):
         """The scores of all processes' results.
 
         Raises:
-            RunError: a sentence has no translation.
+            RunError: a sentence has no translation, or there are more translations than sentences.
         """
         texts = dict(result for part in results for result in part)
-        missing = sorted(set(range(len(self.references))) - set(texts))
-        if missing:
-            raise RunError(f'{len(missing)} of {len(self.references)} sentences have no translation, such as line '
-                           f'{missing[0] + 1}: the test data set must have the same text as the metric, and no '
-                           'max_length.')
-        if len(texts) > len(self.references):
+        if sorted(texts) != list(range(len(self.references))):
             raise RunError(f'there are {len(texts)} translations, but {len(self.references)} references: the test data '
-                           'set must have the same text as the metric.')
+                           'set must have the same text as the metric, and no max_length.')
         translations = [texts[i] for i in range(len(self.references))]
         if self.out_file is not None:
             write_text(self.out_file, ''.join(f'{text}\n' for text in translations))

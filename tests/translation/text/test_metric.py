@@ -54,15 +54,12 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
 
 
 def test_sentences_without_translation_and_texts_that_do_not_fit(settings, tmp_path):
-    score = TranslationScore(**settings, out_file=tmp_path / 'out')
-    score.process({}, samples(score.subwords, [*range(6), *range(8, 12)]))
-    with pytest.raises(RunError, match='2 of 12 sentences have no translation, such as line 7'):
-        score.evaluate(12)
+    for indices, count in (([*range(6), *range(8, 12)], 11), (range(12), 13)):
+        score = TranslationScore(**settings, out_file=tmp_path / 'out')
+        score.process({}, samples(score.subwords, indices) + [dict(index=12, hypotheses=[[5]])])
+        with pytest.raises(RunError, match=f'there are {count} translations, but 12 references'):
+            score.evaluate(count)
     assert not (tmp_path / 'out').exists()
-    score = TranslationScore(**settings)
-    score.process({}, samples(score.subwords, range(12)) + [dict(index=12, hypotheses=[[5]])])
-    with pytest.raises(RunError, match='13 translations, but 12 references'):
-        score.evaluate(13)
     settings['source'].write_text('a\n')
     with pytest.raises(PreflightError, match='test.src has 1 lines and .*test.tgt has 12 lines'):
         TranslationScore(**settings)
