@@ -1,4 +1,5 @@
 """What a person sees who starts a tool."""
+import ast
 import subprocess
 import sys
 import textwrap
@@ -46,6 +47,17 @@ def test_verbose_shows_what_the_import_has_held_back(capsys):
     first, second, *others, last = capsys.readouterr().out.splitlines()
     assert (first, second, last) == ('something else', 'main', 'main')
     assert 'Could not import OneDL' in others
+
+
+def test_progress_bars_stay_out_of_logs():
+    """Where stderr is no terminal, `disable=None` leaves a bar out; tqdm draws it by default."""
+    paths = [path for folder in ('mmunorm', 'tools') for path in (tiny_runs.ROOT / folder).rglob('*.py')]
+    calls = [node for path in paths if 'tqdm(' in path.read_text() for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'tqdm']
+    assert len(calls) > 5
+    for call in calls:
+        values = [ast.unparse(word.value) for word in call.keywords if word.arg == 'disable']
+        assert values and 'None' in values[0], ast.unparse(call)
 
 
 @pytest.mark.slow

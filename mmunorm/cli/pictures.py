@@ -47,7 +47,7 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
         PreflightError: none could be drawn.
     """
     skipped = []
-    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+    for path, out_file in tqdm(images, desc='drawing', unit='picture', disable=None):
         picture = read_picture(path)
         if picture is None:
             skipped.append(f'{path}: not readable as a picture')

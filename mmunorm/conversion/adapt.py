@@ -52,7 +52,7 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(0)
     before = _mean_distance(student, teacher, map(inputs_of, batches[:16]), distance)
-    for _ in tqdm(range(steps), desc='adapting', unit='step'):
+    for _ in tqdm(range(steps), desc='adapting', unit='step', disable=None):
         x = inputs_of(batches[torch.randint(len(batches), (), generator=generator)])
         if torch.rand((), generator=generator) < 0.5:
             x = x.flip(-1)

@@ -172,7 +172,8 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
         raise ConversionError('batches: there is none to take statistics from')
 
     with _eval_mode(model), Replay(model, goals) as replay, tqdm(
-            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
+            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch',
+            disable=None if progress else True) as bar:
         changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
             first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}

@@ -42,7 +42,7 @@ def test_a_converted_model_is_tested_and_trained(ln_classifier, capsys):
     assert len(report.converted) == 7 and not report.kept
     assert report.samples == 4  # whole batches
     printed = capsys.readouterr()
-    assert '7 of 7 LayerNorms converted' in printed.out and 'calibrating' in printed.err
+    assert '7 of 7 LayerNorms converted' in printed.out and 'calibrating' not in printed.err  # a bar is for terminals
     assert f'accuracy/top1: {metrics["before"]["accuracy/top1"]:.4g} before' in printed.out
 
     names = sorted(path.name for path in Path('out').iterdir())
