@@ -11,7 +11,7 @@ from tqdm import tqdm
 from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..norms.replace import put
-from .convert import layer_norm_of, norms_to_fit
+from .convert import layer_norm_of, norms_to_fit, watched
 from .statistics import mean_and_square, valid_tokens
 
 RATE = 1e-3
@@ -88,11 +88,9 @@ def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])
         sums[norm] = sums[norm] + new if norm in sums else new
 
-    handles = [module.register_forward_pre_hook(add, with_kwargs=True) for module in model.modules()
-               if isinstance(module, OfflineNorm) and not module.fold_obstacle]
-    for x in inputs:
-        model(x)
-    for handle in handles:
-        handle.remove()
+    with watched((module for module in model.modules()
+                  if isinstance(module, OfflineNorm) and not module.fold_obstacle), add):
+        for x in inputs:
+            model(x)
     for norm, total in sums.items():
         norm.set_affine(*norm.affine(), *mean_and_square(total))

@@ -38,7 +38,7 @@ class Station(NamedTuple):
 class FoldedResidual(Residual):
     """What is left of a connection whose factors are folded away: the sum, and norms that stay.
 
-    Its buffer marks a folded checkpoint, as the one of :class:`FoldedNorm` does.
+    Its buffer marks a folded checkpoint, as that of :class:`FoldedNorm` does.
     """
 
     def __init__(self, residual: Residual):
