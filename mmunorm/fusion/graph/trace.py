@@ -1,4 +1,4 @@
-"""Runs a model on an example and records who reads the output of each norm and layer.
+"""Runs a model on an example and notes who reads the output of each norm and layer.
 
 Every operator is seen, at the level of ATen, in torch's inference mode, where linear layers and convolutions arrive
 whole. What the trace proves holds for the way that the example takes through the model.
@@ -20,7 +20,7 @@ from ...norms.layers import input_of, is_channels_first, is_norm
 from ..check import norm_obstacle
 from ..rewrite import affine_of, has_act
 from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
-from .record import Call, Layer, Record
+from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
 _CUTS = frozenset({'slice', 'split', 'split_with_sizes'})
@@ -28,7 +28,7 @@ _HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 
 
-def trace(model: nn.Module, example) -> Record:
+def trace(model: nn.Module, example) -> TracedModel:
     """Runs a copy of `model` on an example, and where that is a tensor of pictures or tokens on other sizes it takes.
 
     To be called in inference mode.
@@ -57,7 +57,7 @@ def trace(model: nn.Module, example) -> Record:
             raise RuntimeError(f'example: the model does not run on it: {type(error).__name__}: {error}') from error
         for other in _other_sizes(one):
             tracer.run(other, may_fail=True)
-    return tracer.record
+    return tracer.traced
 
 
 def _other_sizes(example) -> Iterator[Tensor]:
@@ -78,7 +78,7 @@ class _Tracer(TorchDispatchMode):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.record = Record()
+        self.traced = TracedModel()
         self._model = model
         # By id, with the tensor itself, so that no other gets that id: numbers of vectors, rows of weights.
         self._vectors: dict[int, tuple[Tensor, Labels]] = {}
@@ -87,12 +87,12 @@ class _Tracer(TorchDispatchMode):
             if tensor.dim() > 1:
                 self._weights[id(tensor)] = tensor, (name, 0, len(tensor))
             elif tensor.dim() == 1 and tensor.is_floating_point():
-                numbers = self.record.add(name, 'vector', len(tensor)).channels
+                numbers = self.traced.add(name, 'vector', len(tensor)).channels
                 self._vectors[id(tensor)] = tensor, torch.tensor(numbers, dtype=torch.long, device=tensor.device)
         for name, module in model.named_modules():
             if is_norm(module):
                 if not norm_obstacle(module, allow_act=True):
-                    self.record.norms[name] = Call(self.record.add(name, 'norm', affine_of(module)[1].numel()))
+                    self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', affine_of(module)[1].numel()))
                     module.forward = self._norm_forward(name, module, module.forward)
             elif any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
@@ -130,10 +130,10 @@ class _Tracer(TorchDispatchMode):
         gc.collect()
         for tensor, labels in left:
             if tensor() is not None:
-                self.record.block(labels, 'is an output of the model, or kept by it')
+                self.traced.block(labels, 'is an output of the model, or kept by it')
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
-        call = self.record.norms[name]
+        call = self.traced.norms[name]
         scale, shift = affine_of(norm)
         has_another_output = has_act(norm) and not isinstance(norm.act, nn.Identity)
 
@@ -149,12 +149,12 @@ class _Tracer(TorchDispatchMode):
             if axis is None:
                 call.why_not = ('it mixes channels, which only rules fold' if scale.dim() > 1 else
                                 'its output is not its scale times its input plus its shift')
-                self.record.block(self._of(x), f'is read by {name}')
+                self.traced.block(self._of(x), f'is read by {name}')
                 return y
-            self.record.note_norm(call, self._of(x), axis)
-            labels = _numbers(call.origin.channels, y, axis)
+            self.traced.note_norm(call, self._of(x), axis)
+            labels = _numbers(call.gives.channels, y, axis)
             if has_another_output:
-                self.record.block(labels, 'goes through its activation')
+                self.traced.block(labels, 'goes through its activation')
             else:
                 self._labels[id(y)] = y, labels
             return y
@@ -178,9 +178,9 @@ class _Tracer(TorchDispatchMode):
         """Something that is no layer reads a tensor: the channels of it, or the weight that it is."""
         if self._is_suspended:
             return
-        self.record.block(self._of(tensor), why)
+        self.traced.block(self._of(tensor), why)
         if id(tensor) in self._parts:
-            self.record.foreign.setdefault(self._parts[id(tensor)][1][0], why)
+            self.traced.foreign.setdefault(self._parts[id(tensor)][1][0], why)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._is_suspended:
@@ -263,42 +263,43 @@ class _Tracer(TorchDispatchMode):
         columns = None if labels is None else by_channel(labels, axis)
         if name != 'linear' and _pads(args, kwargs, weight):
             kernel = 'x'.join(map(str, weight.shape[2:]))
-            self.record.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
+            self.traced.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
             columns = None
         elif labels is not None and columns is None:
             how = ('together with other values, such as padding' if bool((labels == NOTHING).any())
                    else 'along another dimension than its channels')
-            self.record.block(labels, f'is read by {owner} {how}')
+            self.traced.block(labels, f'is read by {owner} {how}')
         layer = self._note_layer(part, owner, [NOTHING] * x.shape[axis] if columns is None else columns.tolist(), bias)
         self._labels[id(y)] = y, _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
         return y
 
-    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> Layer:
+    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> TracedLayer:
         own, problem, numbers = self._inside[-1:] == [owner], '', None
         if bias is not None:
             labels = self._of(bias)
             numbers = [] if labels is None else labels.tolist()
-            if not numbers or any(n < 0 or self.record.origin_of(n).kind != 'vector' for n in numbers):
+            if not numbers or any(n < 0 or self.traced.origin_of(n).kind != 'vector' for n in numbers):
                 problem = 'has a bias that is not made of parameters alone'
                 self.note_read(bias, 'is read by a bias')
-        layer = self.record.layers.get(part)
+        layer = self.traced.layers.get(part)
         if layer is None:
             weight, *rows = part
-            gives = self.record.add(weight, 'layer', rows[1] - rows[0])
-            self.record.layers[part] = layer = Layer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
+            gives = self.traced.add(weight, 'layer', rows[1] - rows[0])
+            layer = TracedLayer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
+            self.traced.layers[part] = layer
         layer.own &= own
         layer.problem = layer.problem or problem or ('has several biases' if numbers != layer.bias else '')
         if reads != layer.reads:
-            self.record.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
+            self.traced.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
         return layer
 
     def _block_changed(self, x: Tensor) -> None:
         """Blocks a norm whose input has been written to before its output is read: without it, they are one."""
         labels = self._of(x)
         if self._changed and labels is not None:
-            names = {self.record.origin_of(number).name for number in self.record.numbers(labels)}
+            names = {self.traced.origin_of(number).name for number in self.traced.numbers(labels)}
             if names & self._changed:
-                self.record.block(labels, 'is read after its input has been changed in place')
+                self.traced.block(labels, 'is read after its input has been changed in place')
 
 
 class _Exits(TorchFunctionMode):
