@@ -169,7 +169,7 @@ def fold(model, *inputs, gamma='some', seed=0, rtol=1e-9, strict=False, example=
 
 
 def assert_folds(model, *sizes, count=None, kept=(), gamma='some', seed=0):
-    """Folds all norms but `kept`, `count` of them; the outputs are compared for some image sizes. Returns the report."""
+    """Folds all norms but `kept`, `count` of them, and compares outputs for some image sizes. Returns the report."""
     generator, all_norms = torch.Generator().manual_seed(seed + 1), norms(model)
     images = [torch.randn(2, 3, *size, dtype=torch.float64, generator=generator) for size in sizes]
     report = fold(model, *images, gamma=gamma, seed=seed, strict=not kept)
