@@ -11,7 +11,7 @@ from mmunorm import fuse_norms, replace_norms
 from mmunorm.norms.layers import is_norm
 
 SWIN_ARCH = dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4])
-UN = dict(type='UN')
+UN, LN = dict(type='UN'), dict(type='LN')
 
 
 def build(cfg, scope='mmpretrain'):
@@ -125,10 +125,11 @@ def mmdet_detector(**kwargs):
 
 
 def timm_model(name, norm_cfg=UN, **kwargs):
-    """A small model of timm with five classes and `norm_cfg` in place of its LayerNorms."""
+    """A small model of timm with five classes and `norm_cfg`, if any, in place of its LayerNorms."""
     size = (dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4) if 'swin' in name else
             dict(embed_dim=16, depth=2, num_heads=2, patch_size=8))
-    return replace_norms(timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs}), norm_cfg)
+    model = timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs})
+    return model if norm_cfg is None else replace_norms(model, norm_cfg)
 
 
 def timm_swin(**kwargs):
