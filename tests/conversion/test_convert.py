@@ -288,10 +288,6 @@ def inputs(model, *size):
     return dict(inputs=torch.randn(2, 3, *size), data_samples=samples)
 
 
-def of_timm(name):
-    return timm_model(name, norm_cfg=None)
-
-
 @pytest.mark.parametrize('make, count', [
     (lambda: swin_classifier(LN), 11),
     (lambda: classifier(dict(type='SwinTransformer', arch=SWIN_ARCH, img_size=32, window_size=4, out_indices=(1, )),
@@ -300,9 +296,9 @@ def of_timm(name):
     (lambda: deit_classifier(LN), 5),
     (lambda: detector(LN), 12),
     (lambda: detector(LN, mmdet_swin(LN)), 12),
-    (lambda: of_timm('swin_tiny_patch4_window7_224'), 11),
-    (lambda: of_timm('vit_tiny_patch16_224'), 5),
-    (lambda: of_timm('deit_tiny_distilled_patch16_224'), 5),
+    (lambda: timm_model('swin_tiny_patch4_window7_224', None), 11),
+    (lambda: timm_model('vit_tiny_patch16_224', None), 5),
+    (lambda: timm_model('deit_tiny_distilled_patch16_224', None), 5),
 ], ids=['swin', 'stock_swin', 't2t', 'deit', 'detector', 'mmdet_swin', 'timm_swin', 'timm_vit', 'timm_deit'])
 def test_models(make, count):
     model = make().train()
