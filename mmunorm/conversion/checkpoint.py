@@ -53,9 +53,8 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     """The config of a converted model; `cfg` is unchanged.
 
     Where `norm_cfg` in the backbone says all, it is set there, and mmpretrain's Swin, which does not give it to each
-    of its norms, becomes ours, which has the same names. Else, for example if norms are kept, the model's type
-    becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
-    LayerNorm, if there is a backbone.
+    of its norms, becomes ours. Else, for example if norms are kept, the model's type becomes `ConvertedModel`, which
+    lists the converted norms. Training a backbone is distillation from the model with LayerNorm.
 
     Args:
         cfg (Config): of the model with LayerNorm.
@@ -67,13 +66,18 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     new = copy.deepcopy(cfg)
     new.pop('pretrained', None)
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
-    imports['imports'] = list(dict.fromkeys([*_as_list(imports['imports']), 'mmunorm']))
-    new.custom_imports = imports
+    listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+    new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
     if isinstance(new.model.get('backbone'), dict):
+        eps = next(iter(layer_norms(build_model(cfg)).values())).eps
+        layer_norm = dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
         new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
-            type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
+            type='DistillationHook', checkpoint=teacher, norm_cfg=layer_norm)]
         new.model.backbone.init_cfg = None  # the checkpoint has all
-        new.model.backbone = replace_norm_cfgs(_with_norm_cfg(new), norm_cfg)
+        with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            if registry.get(new.model.backbone.type) is SwinTransformer:
+                new.model.backbone.type = 'UNSwinTransformer'
+        new.model.backbone = replace_norm_cfgs(new.model.backbone, norm_cfg)
         if not report.kept and _is_same(new, model):
             return new
     converted = {model.get_submodule(norm.norm) for norm in report.converted}
@@ -106,25 +110,6 @@ def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     if isinstance(cfg.get('backbone'), dict):
         cfg.backbone.init_cfg = None
     return cfg
-
-
-def _layer_norm_cfg(model: nn.Module) -> dict:
-    """The `norm_cfg` of a model's LayerNorms."""
-    eps = next(iter(layer_norms(model).values())).eps
-    return dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
-
-
-def _as_list(value) -> list:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _with_norm_cfg(cfg: Config) -> ConfigDict:
-    """The config of a backbone that gives its `norm_cfg` to all its norms, with the names of that of `cfg`."""
-    backbone = copy.deepcopy(cfg.model.backbone)
-    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-        if registry.get(backbone.type) is SwinTransformer:
-            backbone.type = 'UNSwinTransformer'
-    return backbone
 
 
 def _is_same(cfg: Config, model: nn.Module) -> bool:

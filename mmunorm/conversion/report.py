@@ -79,17 +79,14 @@ class ConversionReport:
         stages = defaultdict(list)
         for norm in self.converted:
             stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)
-        lines = []
-        for stage, errors in stages.items():
-            number = f'{len(errors)} norm' + 's' * (len(errors) > 1)
-            lines.append(f'{stage}: {number}, error up to {max(errors):.1%}')
-        return lines
+        return [f'{stage}: {len(errors)} norm{"s" * (len(errors) > 1)}, error up to {max(errors):.1%}'
+                for stage, errors in stages.items()]
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ['  '.join(_align(row, widths)).rstrip() for row in rows]
-        return '\n'.join([self.summary(), '', *lines])
+        form = '  '.join([f'{{:{widths[0]}}}', *(f'{{:>{width}}}' for width in widths[1:-1]), '{}'])  # numbers right
+        return '\n'.join([self.summary(), '', *(form.format(*row) for row in rows)])
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -109,10 +106,3 @@ def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
     errors = (norm.least_scalar, norm.least_affine, norm.before, norm.after)
     return (norm.norm, cell(norm.cv, '{:.3f}'.format), *(cell(error, '{:.2%}'.format) for error in errors),
             cell(norm.largest, '{:.1f}'.format), norm.verdict)
-
-
-def _align(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Names and verdicts to the left, numbers to the right."""
-    last = len(row) - 1
-    return [cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
