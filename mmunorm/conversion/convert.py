@@ -189,7 +189,7 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
                     errors = dict(before=now.error(*nearest), after=now.error(a, b))
                     left.remove(norm)
                     put(model, dict.fromkeys(aliases[norm], places[norm]))
-                rows.append(ConvertedNorm(seen.name, **seen.deviations(), least_affine=seen.error(*nearest), **errors,
+                rows.append(ConvertedNorm(seen.name, **seen.spread(), least_affine=seen.error(*nearest), **errors,
                                           kept=kept.get(norm, '')))
         except BaseException:
             put(model, names)
@@ -282,7 +282,7 @@ class _Seen:
     def error(self, a: Tensor, b: Tensor) -> float:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
-    def deviations(self) -> dict[str, float]:
+    def spread(self) -> dict[str, float]:
         """What the tokens' deviations tell, as a :class:`ConvertedNorm` has it."""
         mean, square = self.sigma / self.sums[0, 0]
         cv2 = max(0., (square / mean.square() - 1).item())

@@ -27,7 +27,7 @@ from ..utils import PreflightError, whole_file
 from .find import find
 from .padding import Fill
 from .report import FusionReport, streams_of
-from .rewrite import FoldedNorm, add_to_state, leave, num_channels, rewrite
+from .rewrite import FoldedNorm, add_to_state, layer_channels, leave, rewrite
 from .streams import leave_residual, stations_of
 
 FOLDED_TYPE = 'FoldedModel'
@@ -80,13 +80,13 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
                              'folded: it is of another architecture')
         else:
-            channels = num_channels(modules[fold.sites[0].layer], fold.sites[0].after) if fold.sites else 0
+            channels = layer_channels(modules[fold.sites[0].layer], fold.sites[0].after) if fold.sites else 0
             ones = torch.ones(channels, dtype=torch.float64)
             rewrite(model, fold, ones, torch.zeros_like(ones))
     for stream in streams_of(folds[name] for name in folded if name in folds):
         for name, pad in stream.pads:
             last = stations_of(modules[stream.layers], stream.layers)[0].last
-            channels = num_channels(modules[last], after=True)
+            channels = layer_channels(modules[last], after=True)
             pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))
     return model
 

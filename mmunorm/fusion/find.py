@@ -8,7 +8,7 @@ from torch import nn
 
 from ..norms.layers import is_norm
 from .check import Owners, is_layer, norm_obstacle
-from .graph import look
+from .graph.place import look
 from .report import Fold, Site
 from .rules import Averages, Behind, Chain, Emits, Fact, Into, Reads, Stays, Stream, Unties, facts, join
 from .streams import stations_of

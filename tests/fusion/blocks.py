@@ -210,12 +210,6 @@ def relu(self, x):
     return x + self.fc2(self.fc1(F.relu_(self.norm(x))))
 
 
-@block(mlp, kept=['norm'])
-def other_read(self, x):
-    y = self.norm(x)
-    return y + self.fc2(self.fc1(y).relu())
-
-
 @block(one, kept=['norm'])
 def two_readers(self, x):
     """A layer reads the norm, and in another place something else."""

@@ -15,7 +15,7 @@ from mmunorm.enhancement.iat import LightNorm2d
 from mmunorm.fusion import FoldedNorm, NotFoldedError, folded_config, load_folded, rules, save_folded
 from mmunorm.fusion.check import check
 from mmunorm.fusion.find import find
-from mmunorm.fusion.graph import look
+from mmunorm.fusion.graph.place import look
 
 from . import models
 from .blocks import BLOCKS, DIM, Block, Net
@@ -236,7 +236,7 @@ def timm_config(name, **kwargs):
     return Config(dict(model=dict(type='TimmModel', name=name, norm_cfg=dict(type='UN'), num_classes=5, **kwargs)))
 
 
-def fold(model, x=PICTURES):
+def fold_by_graph(model, x=PICTURES):
     return models.fold(model, x, example=x)
 
 
@@ -246,7 +246,7 @@ def test_timm(name, tmp_path):
     kwargs, count, kept = TIMM[name]
     cfg = timm_config(name, **kwargs)
     model = models.build(cfg.model)
-    report = fold(model)
+    report = fold_by_graph(model)
     assert len(report.folded) + len(report.kept) == count and len(report.kept) >= len(kept)
     assert all(fold.norm.endswith(kept) for fold in report.kept)
 
@@ -280,7 +280,7 @@ def test_batch_norm_with_an_activation():
     """It folds into the convolution before it, and leaves its activation."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), BatchNormAct2d(4, act_layer=nn.SiLU),
                           BatchNormAct2d(4), BatchNormAct2d(4, apply_act=False), nn.Conv2d(4, 4, 1))
-    report = fold(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    report = fold_by_graph(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
     assert [fold.where for fold in report.folded] == ['back into 0', '4'] and isinstance(model[1], FoldedNorm)
     assert report.kept[0].where.startswith('its output goes through its activation; its input is not that of linear')
 
@@ -288,7 +288,7 @@ def test_batch_norm_with_an_activation():
 def test_torch_encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
-    report = fold(replace_norms(model, dict(type='UN')), torch.randn(2, 5, 8, dtype=torch.float64))
+    report = fold_by_graph(replace_norms(model, dict(type='UN')), torch.randn(2, 5, 8, dtype=torch.float64))
     assert [fold.norm for fold in report.kept] == ['norm'] and len(report.folded) == 4
 
 
@@ -300,13 +300,13 @@ def test_torch_encoder():
 ], ids=['convnext', 'convnext_of_convolutions', 'swin_v2'])
 def test_mmpretrain(backbone, neck):
     model = replace_norms(models.classifier(backbone, 16, neck=neck), dict(type='UN'))
-    report = fold(model)
+    report = fold_by_graph(model)
     assert report.folded and not report.kept, report
 
 
 def test_a_rule_that_does_not_know_the_readers_leaves_them_to_the_graph():
     """mmdet's Swin tells what it gives away; which layers of this neck read that only the graph says."""
     model = models.detector(backbone=models.mmdet_swin(), type='ChannelMapper', num_outs=2, kernel_size=1)
-    report = fold(model)
+    report = fold_by_graph(model)
     where = {fold.norm: fold.where for fold in (*report.folded, *report.kept)}
     assert where['backbone.norm0'] == 'neck.convs.0.conv' and where['backbone.norm1'] == 'neck.convs.1.conv'

@@ -21,7 +21,7 @@ def _rules(monkeypatch):
     monkeypatch.setattr(rules, '_RULES', dict(rules._RULES))
 
 
-def fold(model, x=X):
+def places(model, x=X):
     report = models.fold(model, x)
     return {each.norm: each.where for each in report.folded}, {each.norm: each.where for each in report.kept}
 
@@ -49,20 +49,20 @@ MyBlock = kind('MyBlock', lambda self, x: x + self.attn(self.norm(x)), norm=norm
 
 @pytest.mark.parametrize('name', [MyBlock, f'{__name__}.MyBlock'])
 def test_the_documented_example(name):
-    assert fold(MyBlock())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(MyBlock())[1] == {'norm': 'no fold rule covers its place'}
 
     @fold_rule(name)
     def my_block(block):
         yield Into('norm', *READERS)
 
-    assert fold(MyBlock()) == ({'norm': ', '.join(READERS)}, {})
+    assert places(MyBlock()) == ({'norm': ', '.join(READERS)}, {})
 
 
 def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
     fold_rule(MyBlock)(lambda block: [Into('norm', 'attn')])
-    assert fold(MyBlock())[1] == {'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'}
+    assert places(MyBlock())[1] == {'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'}
     fold_rule(Attention)(lambda module: [Reads('query', 'key', 'value')])
-    assert fold(nn.Sequential(MyBlock(), MyBlock()))[0] == {
+    assert places(nn.Sequential(MyBlock(), MyBlock()))[0] == {
         f'{i}.norm': ', '.join(f'{i}.{reader}' for reader in READERS) for i in (0, 1)}
 
 
@@ -73,14 +73,14 @@ def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
     ([Into('norm', *READERS), Into('no_norm', 'attn.query'), Behind('none', 'attn.query')], None)])
 def test_what_a_rule_says_is_checked(facts, why):
     fold_rule(MyBlock)(lambda block: facts)
-    assert fold(MyBlock())[1] == ({} if why is None else {'norm': why})
+    assert places(MyBlock())[1] == ({} if why is None else {'norm': why})
 
 
 def test_a_reader_of_two_norms():
     both = kind('Both', lambda self, x: self.read(self.one(x)) + self.read(self.two(x.sin())), one=norm, two=norm,
                 read=linear(8, 3))
     fold_rule(both)(lambda module: [Into('one', 'read'), Into('two', 'read')])
-    assert set(fold(both())[1].values()) == {'its neighbour read has two norms beside it'}
+    assert set(places(both())[1].values()) == {'its neighbour read has two norms beside it'}
 
 
 def stem(project, last, first=nn.Identity):
@@ -95,14 +95,14 @@ def stem(project, last, first=nn.Identity):
 @pytest.mark.parametrize('kind', [UN, nn.BatchNorm1d])
 def test_norms_before_and_after_a_layer(kind, bias):
     model = stem(linear(8, 6, bias=bias), lambda: kind(6))
-    assert fold(model, X[:, 0]) == ({'norm': 'back into project'}, {}) and model.project.bias is not None
+    assert places(model, X[:, 0]) == ({'norm': 'back into project'}, {}) and model.project.bias is not None
     model = stem(linear(8, 6, bias=bias), lambda: kind(6), lambda: kind(8))
-    assert fold(model, X[:, 0]) == ({'first': 'project', 'norm': 'back into project'}, {})
+    assert places(model, X[:, 0]) == ({'first': 'project', 'norm': 'back into project'}, {})
 
 
 def test_a_layer_before_it_that_does_not_fit():
     model = stem(lambda: nn.ConvTranspose2d(2, 6, 2), lambda: nn.BatchNorm2d(6))
-    assert fold(model, torch.randn(2, 2, 4, 4).double())[1] == {
+    assert places(model, torch.randn(2, 2, 4, 4).double())[1] == {
         'norm': 'its neighbour project is a ConvTranspose2d, not a linear layer or convolution'}
 
 
@@ -125,15 +125,15 @@ def test_a_chain():
     fold_rule(Head)(lambda head: [Reads('fc_high'), Reads('fc_low', level=-2)])
     fold_rule(HighHead)(lambda head: [Reads('fc_high')])
     fold_rule(whole, high)(lambda whole: [Chain('body', 'mean', 'head')])
-    assert set(fold(whole())[1].values()) == {'its neighbour mean is a Mean, not a linear layer or convolution'}
+    assert set(places(whole())[1].values()) == {'its neighbour mean is a Mean, not a linear layer or convolution'}
     fold_rule(Mean)(lambda mean: [Averages()])
-    assert fold(whole()) == ({'body.low': 'head.fc_low', 'body.high': 'head.fc_high'}, {})
+    assert places(whole()) == ({'body.low': 'head.fc_low', 'body.high': 'head.fc_high'}, {})
     unread = 'nothing in this model reads it'
-    assert fold(high()) == ({'body.high': 'head.fc_high'}, {'body.low': unread})
-    assert set(fold(Body())[1].values()) == {unread}
+    assert places(high()) == ({'body.high': 'head.fc_high'}, {'body.low': unread})
+    assert set(places(Body())[1].values()) == {unread}
     model = whole()
     model.mean.register_forward_hook(lambda module, args, out: tuple(each**2 for each in out))
-    assert set(fold(model)[1].values()) == {'its output passes through mean, which has forward hooks'}
+    assert set(places(model)[1].values()) == {'its output passes through mean, which has forward hooks'}
 
 
 @pytest.mark.parametrize('nonsense', [3, 'MyBlock', int, MyBlock(), None, lambda block: ()])
@@ -153,9 +153,9 @@ class Other(MyBlock):
 
 def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyBlock)(lambda block: [Into('norm', *READERS)])
-    assert fold(Child())[0] and fold(Other())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(Child())[0] and places(Other())[1] == {'norm': 'no fold rule covers its place'}
     fold_rule(Child)(lambda block: [Stays('norm', 'of another rule')])
-    assert fold(Child())[1] == {'norm': 'of another rule'} and fold(MyBlock())[0]
+    assert places(Child())[1] == {'norm': 'of another rule'} and places(MyBlock())[0]
 
 
 def test_the_report_reads_as_a_table():

@@ -3,6 +3,3 @@
 `labels` carries where values come from through operators, `trace` runs the model, `traced` is what that has seen, and
 `place` decides.
 """
-from .place import look
-
-__all__ = ['look']
