@@ -225,11 +225,9 @@ def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
         goal = build_like(norm_cfg, norm, model).eval()
     except ValueError as error:
         raise ConversionError(str(error)) from error
-    what = f'norm_cfg={norm_cfg!r}: {type(goal).__name__}'
-    if not isinstance(goal, OfflineNorm) or is_channels_first(goal) and not is_channels_first(norm):
-        raise ConversionError(f'{what} is no offline norm over tokens; take UN, MABN, TokenBN or RepBN')
-    if goal.fold_obstacle:
-        raise ConversionError(f'{what} {goal.fold_obstacle}; take UN, MABN, TokenBN or RepBN')
+    is_right = isinstance(goal, OfflineNorm) and (is_channels_first(norm) or not is_channels_first(goal))
+    if why := goal.fold_obstacle if is_right else 'is no offline norm over tokens':
+        raise ConversionError(f'norm_cfg={norm_cfg!r}: {type(goal).__name__} {why}; take UN, MABN, TokenBN or RepBN')
     return goal
 
 
@@ -344,9 +342,7 @@ def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, le
 
 def _run(model: nn.Module, batch) -> None:
     """One forward pass; its output is not needed."""
-    device = next(model.parameters()).device
-    if isinstance(batch, (tuple, list)):
-        batch = batch[0]
+    device, batch = next(model.parameters()).device, _inputs(batch)
     if not isinstance(batch, dict):
         model(batch.to(device))
     elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
@@ -355,10 +351,12 @@ def _run(model: nn.Module, batch) -> None:
         model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()})
 
 
+def _inputs(batch):
+    """What goes into the model: of a tuple or list the first entry."""
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
 def _num_samples(batch) -> int:
     """Samples of a batch; 0 if it does not tell."""
-    if isinstance(batch, dict):
-        batch = batch.get('inputs', ())
-    elif isinstance(batch, (tuple, list)):
-        batch = batch[0]
-    return len(batch)
+    inputs = _inputs(batch)
+    return len(inputs.get('inputs', ()) if isinstance(inputs, dict) else inputs)

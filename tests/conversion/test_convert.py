@@ -14,6 +14,7 @@ from mmunorm import MABN, PN, UN, RepBN, convert_norms, fuse_norms, replace_norm
 from mmunorm.conversion import ConversionError, ConvertedNorm, convert_loaded
 from mmunorm.conversion.statistics import nearest_affine, scale_and_shift, token_sums
 
+from ..fusion.blocks import Block
 from ..fusion.models import (
     LN,
     SWIN_ARCH,
@@ -124,20 +125,10 @@ def test_verdicts(least, after, verdict):
     assert ConvertedNorm('norm', least_affine=least, after=after).verdict == verdict
 
 
-class Twice(nn.Module):
-    """One norm that runs twice, under two names, and one that never does."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.linear, self.unused = layer_norm(6), nn.Linear(6, 6), layer_norm(6)
-        self.again = self.norm
-
-    def forward(self, x):
-        return self.again(self.linear(self.norm(x)))
-
-
 def test_a_norm_that_runs_twice_is_fitted_over_both_runs():
-    model, x = Twice(), tokens(30, 6)
+    norm, x = layer_norm(6), tokens(30, 6)
+    model = Block(lambda self, x: self.again(self.linear(self.norm(x))),
+                  dict(norm=norm, linear=nn.Linear(6, 6), unused=layer_norm(6), again=norm))
     both = torch.cat([x, model.linear(model.norm(x))]).detach().double()
     a, b = nearest_affine(token_sums(both, 1e-5), *scale_and_shift(model.norm), 1e-7)
     report = convert_norms(model, x.split(8))
@@ -155,19 +146,10 @@ class Masked(nn.LayerNorm):
         return super().forward(x)
 
 
-class WithPadding(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.linear = Masked(6), nn.Linear(6, 6)
-
-    def forward(self, x, pad_mask):
-        return self.linear(self.norm(x, pad_mask=pad_mask))
-
-
 def test_padding_has_no_part():
     x, pad_mask = tokens(4, 9, 6), torch.rand(4, 9) < 0.4
-    model, plain = WithPadding(), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+    model = Block(lambda self, x, pad_mask: self.norm(x, pad_mask=pad_mask), dict(norm=Masked(6)))
+    plain = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
     convert_norms(plain, [x[~pad_mask]])
     x[pad_mask] = 1e6
     convert_norms(model, [dict(x=x, pad_mask=pad_mask)])
@@ -232,18 +214,8 @@ def test_what_is_refused():
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
-    refused('none of its 1 LayerNorms ran', nn.Sequential(nn.Linear(6, 6), Idle()), [x])
+    refused('none of its 1 LayerNorms ran', Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
-
-
-class Idle(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(6)
-
-    def forward(self, x):
-        return x
 
 
 @pytest.mark.parametrize('value', [torch.nan, torch.inf])
@@ -253,17 +225,12 @@ def test_activations_that_are_not_finite(value):
     refused('input of 0 is not finite in the model as it is', chain(), [x[:10], x])
 
 
-class InfAbove2(nn.Module):
-
-    def forward(self, x):
-        return torch.where(x.abs() > 2, torch.inf, x)
-
-
 def test_activations_that_are_not_finite_after_a_static_norm():
     """LayerNorm makes all of these tokens equally large, and a static norm does not."""
     x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
     x[0] *= 3
-    model = nn.Sequential(nn.LayerNorm(6), InfAbove2(), nn.LayerNorm(6))
+    infinite_above_2 = Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {})
+    model = nn.Sequential(nn.LayerNorm(6), infinite_above_2, nn.LayerNorm(6))
     refused('input of 2 is not finite after the norms that are converted', model, [x])
 
 

@@ -10,6 +10,7 @@ from mmunorm import UN, fuse_norms, replace_norms
 from mmunorm.fusion import Into, fold_rule
 
 from . import models
+from .blocks import Block
 from .models import t2t_classifier as t2t
 from .models import timm_swin, timm_vit
 from .models import vit_classifier as vit
@@ -147,38 +148,26 @@ def test_every_online_norm_stays_for_its_own_reason(norm_cfg):
         f'{norm_cfg["type"]} {model.get_submodule(fold.norm).fold_obstacle}' for fold in report.kept}
 
 
-class FFNBlock(nn.Module):
+class FFNBlock(Block):
     """A block whose FFN is left to add its own input."""
-
-    def __init__(self, add_identity):
-        super().__init__()
-        self.norm = UN(8)
-        self.ffn = FFN(embed_dims=8, feedforward_channels=12, add_identity=add_identity)
-
-    def forward(self, x):
-        return x + self.ffn(self.norm(x))
 
 
 @pytest.mark.parametrize('add_identity', [False, True])
 def test_an_ffn_that_adds_its_input_reads_it_twice(add_identity):
     fold_rule(FFNBlock)(lambda block: [Into('norm', 'ffn')])
-    report = models.fold(FFNBlock(add_identity), torch.randn(3, 5, 8, dtype=torch.float64))
+    ffn = FFN(embed_dims=8, feedforward_channels=12, add_identity=add_identity)
+    model = FFNBlock(lambda self, x: x + self.ffn(self.norm(x)), dict(norm=UN(8), ffn=ffn))
+    report = models.fold(model, torch.randn(3, 5, 8, dtype=torch.float64))
     assert len(report.kept) == add_identity
 
 
-class OtherHead(nn.Module):
+def other_head():
     """With the names of timm's head."""
-
-    def __init__(self):
-        super().__init__()
-        self.global_pool, self.fc = nn.Identity(), nn.Linear(16, 5)
-
-    def forward(self, x):
-        return self.fc(x.amax((1, 2)).relu())
+    return Block(lambda self, x: self.fc(x.amax((1, 2)).relu()), dict(global_pool=nn.Identity(), fc=nn.Linear(16, 5)))
 
 
 @pytest.mark.parametrize('make, head', [
-    (timm_swin, nn.Identity), (timm_vit, lambda: nn.Sequential(nn.ReLU(), nn.Linear(16, 5))), (timm_swin, OtherHead)])
+    (timm_swin, nn.Identity), (timm_vit, lambda: nn.Sequential(nn.ReLU(), nn.Linear(16, 5))), (timm_swin, other_head)])
 def test_another_head_of_timm(make, head):
     model = make()
     model.head = head()
