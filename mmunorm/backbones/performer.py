@@ -21,8 +21,7 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float =
     never exceeds `|w_i|^2 / 2`, so large inputs vanish and cannot overflow in float32.
 
     Args:
-        q, k, v: `(B, N, d)`, any floating dtype. Computed in float32 (float64 for float64) under any
-            autocast.
+        q, k, v: `(B, N, d)`, any floating dtype. Computed in float32 (float64 for float64) under any autocast.
         w: random directions `(m, d)`.
         eps: keeps the quotient finite where all features vanish.
 
@@ -50,12 +49,9 @@ class PerformerAttention(BaseModule):
     never trained. In distributed training, every rank must draw the same directions. With mmengine's default
     seeding (`diff_rank_seed=False`) it does.
 
-    Args:
-        input_dims (int): channels of the input tokens.
-        embed_dims (int): channels of keys, queries, values and output.
-        kernel_ratio (float): random features per channel, `m = int(embed_dims * kernel_ratio)`. The
-            directions are orthogonal with length `sqrt(m)`, as in the authors' release. Defaults to 0.5.
-        drop_rate (float): dropout before the skip connection. Defaults to 0.1, the authors' value.
+    There are `m = int(embed_dims * kernel_ratio)` of them, orthogonal and of length `sqrt(m)`, as in the authors'
+    release. `input_dims` are the channels of the tokens that come in, `embed_dims` all others. `drop_rate` is that of
+    the dropout before the skip connection.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, kernel_ratio: float = 0.5, drop_rate: float = 0.1):
@@ -77,12 +73,8 @@ class PerformerLayer(BaseModule):
     """Pre-norm Performer block of T2T-ViT's tokens-to-token module.
 
     Parts are named as in mmpretrain's `T2TTransformerLayer`: `ln1`, `attn`, `ln2`, `ffn`.
-
-    Args:
-        input_dims (int): channels of the input tokens.
-        embed_dims (int): channels of the output tokens and of the FFN's hidden layer.
-        drop_rate (float): dropout at the end of both branches. Defaults to 0.1, the authors' value.
-        norm_cfg (dict): config of both norms. Defaults to `dict(type='UN')`.
+    `input_dims` are the channels of the tokens that come in, `embed_dims` all others, and `drop_rate` is that of the
+    dropout at the end of both branches.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, drop_rate: float = 0.1, norm_cfg: dict = DEFAULT_NORM_CFG):

@@ -25,19 +25,12 @@ CONVERTED_TYPE = 'ConvertedModel'
 
 @MODELS.register_module(name=CONVERTED_TYPE)
 def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) -> nn.Module:
-    """Builds a model with other norms in the place of some of its LayerNorms.
+    """Builds a model of type `of` with norms of `norm_cfg` in the place of some of its LayerNorms.
 
     Args:
-        of (str): the model's own type, such as 'ImageClassifier'.
+        of (str): the model's own type, such as 'ImageClassifier'; `cfg` has its other settings.
         norm_cfg (dict): config of the norms.
-        converted (Sequence[str]): full names of these LayerNorms.
-        **cfg: the model's other settings, unchanged.
-
-    Returns:
-        nn.Module: a model of type `of`.
-
-    Raises:
-        ValueError: the model has no such LayerNorm.
+        converted (Sequence[str]): full names of these LayerNorms. A name of none is a ValueError.
     """
     model = MODELS.build(dict(type=of, **cfg))
     norms = layer_norms(model)
@@ -57,11 +50,8 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     lists the converted norms. Training a backbone is distillation from the model with LayerNorm.
 
     Args:
-        cfg (Config): of the model with LayerNorm.
-        model (nn.Module): converted.
-        report (ConversionReport): what `convert_norms` returned.
-        norm_cfg (dict): what it was given.
-        teacher (str): the checkpoint with LayerNorm.
+        cfg (Config): of the model with LayerNorm; `teacher` (str) is its checkpoint.
+        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned for `norm_cfg`.
     """
     new = copy.deepcopy(cfg)
     new.pop('pretrained', None)
@@ -92,12 +82,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     """The config of a model with LayerNorm from that of a converted one, which is unchanged.
 
-    Args:
-        model_cfg (dict): with a backbone that takes `norm_cfg`, or of type `ConvertedModel`.
-        norm_cfg (dict): config of the LayerNorms in a backbone that takes it.
-
-    Raises:
-        PreflightError: neither.
+    `model_cfg` is of type `ConvertedModel`, or has a backbone that takes `norm_cfg`; else it is a PreflightError.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.get('type') == CONVERTED_TYPE:
@@ -132,11 +117,9 @@ def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, fold
     """Writes checkpoint, config, and the report as Markdown and JSON; each file appears whole or not at all.
 
     Args:
-        model (nn.Module): converted.
+        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned.
         cfg (Config): of :func:`converted_config`; in the file, it starts from the checkpoint.
-        report (ConversionReport): what `convert_norms` returned.
-        folder: where to write; made if it is missing.
-        name (str): of the files, without suffix.
+        folder: where to write; made if it is missing. `name` (str) is that of the files, without suffix.
         meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
 
     Returns:

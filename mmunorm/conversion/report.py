@@ -14,26 +14,15 @@ COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error be
 
 @dataclass(frozen=True)
 class ConvertedNorm:
-    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured.
-
-    Attributes:
-        norm: full name of the layer.
-        cv: coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma).
-        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels of `x - mu`.
-        least_affine: the least error of one scale and shift a channel. Both on the inputs of the LN model.
-        before: the error of that scale and shift on the inputs that come from the converted layers before it.
-        after: the error of the one that was fitted on these inputs, which the norm now has.
-        largest: the largest deviation of a token over the mean one.
-        kept: why the layer is still LayerNorm, or ''.
-    """
-    norm: str
-    cv: float | None = None
-    least_scalar: float | None = None
-    least_affine: float | None = None
-    before: float | None = None
-    after: float | None = None
-    largest: float | None = None
-    kept: str = ''
+    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured."""
+    norm: str  # full name of the layer
+    cv: float | None = None  # coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma)
+    least_scalar: float | None = None  # cv^2 / (1 + cv^2), the least error of one factor for all channels of x - mu
+    least_affine: float | None = None  # that of one scale and shift a channel; both on the inputs of the LN model
+    before: float | None = None  # of this scale and shift, on inputs from the converted layers before it
+    after: float | None = None  # of the one that was fitted on these inputs, which the norm now has
+    largest: float | None = None  # the largest deviation of a token over the mean one
+    kept: str = ''  # why the layer is still LayerNorm, or ''
 
     @property
     def verdict(self) -> str:

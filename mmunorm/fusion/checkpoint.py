@@ -37,12 +37,9 @@ _MARK = '.folded'  # the buffer of a FoldedNorm
 
 @MODELS.register_module(name=TIMM_TYPE)
 def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-    """A model of timm, for a folded checkpoint to name it.
+    """The model `timm.create_model(name, **kwargs)`, for a folded checkpoint to name it.
 
-    Args:
-        name (str): of the architecture, such as 'convnext_atto'.
-        norm_cfg (dict, optional): config of what `replace_norms` puts in place of its norms. Defaults to None.
-        **kwargs: for `timm.create_model`.
+    `norm_cfg` is the config of what `replace_norms` puts in place of its norms, if anything.
     """
     import timm
     model = timm.create_model(name, **kwargs)

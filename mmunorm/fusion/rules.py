@@ -143,11 +143,7 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
 
 def check_names() -> None:
-    """Looks whether each class that a rule names exists, where its package is imported.
-
-    Raises:
-        NameError: it does not; names the rule.
-    """
+    """A NameError if a class that a rule names does not exist, where its package is imported."""
     for name, (rule, _) in _RULES.items():
         if isinstance(name, str) and name.partition('.')[0] in sys.modules:
             with suppress(ErrorDuringImport):  # something that the package needs is missing

@@ -32,16 +32,7 @@ _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 's
 def trace(model: nn.Module, example) -> TracedModel:
     """Runs a copy of `model` on an example, and where that is a tensor of pictures or tokens on other sizes it takes.
 
-    To be called in inference mode.
-
-    Args:
-        model (nn.Module): in eval mode; unchanged.
-        example: what goes into it: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such,
-            of which each is run.
-
-    Raises:
-        TypeError: `example` is none of these.
-        RuntimeError: the model does not run on it.
+    To be called in inference mode. `example` and errors are those of :func:`mmunorm.fuse_norms`.
     """
     examples = example if isinstance(example, list) else [example]
     if not examples:

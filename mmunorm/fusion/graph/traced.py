@@ -20,26 +20,15 @@ class Origin:
 
 @dataclass(eq=False)
 class TracedLayer:
-    """A linear operator of the trace, known by its weight, or by some rows of a weight.
-
-    Attributes:
-        owner: full name of the module that holds the weight.
-        weight: full name of the weight.
-        rows: the first of its rows that are the operator's, and the end.
-        gives: its output.
-        reads: number of what is read at each channel of its input, the same in each call.
-        bias: for each row the number of its bias, in the vectors that this is made of; None if it has none.
-        own: whether the owner's own forward has called it each time.
-        problem: why it can take no norm up, half a sentence, or ''.
-    """
-    owner: str
-    weight: str
-    rows: tuple[int, int]
+    """A linear operator of the trace, known by its weight, or by some rows of a weight."""
+    owner: str  # full name of the module that holds the weight
+    weight: str  # full name of the weight
+    rows: tuple[int, int]  # the first of its rows that are the operator's, and the end
     gives: Origin
-    reads: list[int]
-    bias: list[int] | None
-    own: bool
-    problem: str = ''
+    reads: list[int]  # number of what is read at each channel of its input, the same in each call
+    bias: list[int] | None  # for each row the number of its bias, in the vectors that this is made of
+    own: bool  # whether the owner's own forward has called it each time
+    problem: str = ''  # why it can take no norm up, half a sentence
 
 
 @dataclass(eq=False)
