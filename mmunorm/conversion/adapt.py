@@ -11,7 +11,7 @@ from tqdm import tqdm
 from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..norms.replace import put
-from .convert import layer_norm_of, norms_to_fit
+from .convert import layer_norm_of, norms_to_fit, watched
 from .statistics import mean_and_square, valid_tokens
 
 RATE = 1e-3
@@ -51,7 +51,12 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
     optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(0)
-    before = _mean_distance(student, teacher, map(inputs_of, batches[:16]), distance)
+
+    @torch.no_grad()
+    def mean_distance() -> float:
+        return torch.stack([distance(student(x), teacher(x)) for x in map(inputs_of, batches[:16])]).mean().item()
+
+    before = mean_distance()
     for _ in tqdm(range(steps), desc='adapting', unit='step', disable=None):
         x = inputs_of(batches[torch.randint(len(batches), (), generator=generator)])
         if torch.rand((), generator=generator) < 0.5:
@@ -65,16 +70,11 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
         optimizer.step()
         schedule.step()
     optimizer.zero_grad()
-    after = _mean_distance(student, teacher, map(inputs_of, batches[:16]), distance)
+    after = mean_distance()
     _measure_again(student, map(inputs_of, batches))
     for module, mode in modes.items():
         module.training = mode
     return before, after
-
-
-@torch.no_grad()
-def _mean_distance(student: nn.Module, teacher: nn.Module, inputs: Iterable[Tensor], distance: Callable) -> float:
-    return torch.stack([distance(student(x), teacher(x)) for x in inputs]).mean().item()
 
 
 @torch.no_grad()
@@ -88,11 +88,9 @@ def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])
         sums[norm] = sums[norm] + new if norm in sums else new
 
-    handles = [module.register_forward_pre_hook(add, with_kwargs=True) for module in model.modules()
-               if isinstance(module, OfflineNorm) and not module.fold_obstacle]
-    for x in inputs:
-        model(x)
-    for handle in handles:
-        handle.remove()
+    with watched((module for module in model.modules()
+                  if isinstance(module, OfflineNorm) and not module.fold_obstacle), add):
+        for x in inputs:
+            model(x)
     for norm, total in sums.items():
         norm.set_affine(*norm.affine(), *mean_and_square(total))
