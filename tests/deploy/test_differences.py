@@ -4,7 +4,7 @@ import copy
 import numpy as np
 import pytest
 
-from mmunorm.deploy.differences import differences
+from mmunorm.deploy.saving import differences
 
 
 def detections(number=40, seed=0):

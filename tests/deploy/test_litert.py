@@ -8,9 +8,9 @@ import torch
 
 from mmunorm import fuse_norms
 from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
+from mmunorm.deploy.edge import fold_pixels
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.pictures import Samples
-from mmunorm.deploy.pixels import fold_pixels
 from mmunorm.utils import PreflightError
 
 from ..fusion import models

@@ -7,8 +7,7 @@ from torchvision.ops import batched_nms
 from mmunorm import fuse_norms
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.rcnn import detector as rewritten
-from mmunorm.deploy.rcnn.detector import rcnn_obstacle
-from mmunorm.deploy.rcnn.nms import nms_mask
+from mmunorm.deploy.rcnn.detector import nms_mask, rcnn_obstacle
 
 from ..fusion import models
 from ..versions import needs_open_export

@@ -34,7 +34,7 @@ class Host:
 
         Returns:
             list[np.ndarray]: `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a Mask R-CNN, `masks`
-            `(N, K, h, w)` float32, as :class:`mmunorm.deploy.rcnn.detector.RCNN` returns them.
+            `(N, K, h, w)` float32, as `RCNN` of :mod:`.detector` returns them.
         """
         features = self.run('features', self.pad(images, sizes))
         batch = [self.detect({name: each[index] for name, each in features.items()}, size)
