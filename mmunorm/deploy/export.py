@@ -38,8 +38,7 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
     """What a file says about its model, for :class:`Runner` to use it without the config.
 
     Args:
-        model (nn.Module): classifier or detector.
-        cfg (Config): its config.
+        model, cfg: a classifier or detector, and its config.
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
             for a detector, a square that takes landscape and portrait pictures.

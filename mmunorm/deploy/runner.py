@@ -45,14 +45,11 @@ class Runner:
         self.is_detector = self.meta['task'] == 'detector'
 
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
-        """Runs batches of any size.
+        """The file's outputs for any number `N` of pictures, by name, with `N` as first dimension.
 
         Args:
-            *arrays: one for each of the file's inputs, all with the same first dimension: `images`
-                `(N, 3, H, W)` float32 from 0 to 255, for a detector also `sizes` `(N, 2)` float32.
-
-        Returns:
-            dict[str, np.ndarray]: the file's outputs, with `N` as first dimension.
+            *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
+                also `sizes` `(N, 2)` float32.
         """
         number, (batch, _, height, _) = len(arrays[0]), self.meta['shape']
         batch = batch or number  # a static file takes so many at once
@@ -71,12 +68,8 @@ class Runner:
     def test_step(self, batch: dict) -> list:
         """Predictions as mmengine's test loop asks a model for them, for the metrics of a config.
 
-        Args:
-            batch (dict): of a data loader: `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get the
-                predictions.
-
-        Raises:
-            PreflightError: a picture does not fit into the file's input.
+        The `batch` of a data loader has `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get them. A
+        PreflightError if a picture does not fit into the file's input.
         """
         import torch
         from mmengine.structures import InstanceData

@@ -16,7 +16,7 @@ from ...utils import PreflightError
 from ..edge import fold_pixels, with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
-from ..rcnn.host import Host, softmax
+from ..rcnn.host import Host, filled, softmax
 from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, listed, silent
 
 NAME = 'classify'  # of a classifier's signature
@@ -212,11 +212,6 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
     return data
 
 
-def filled(array: np.ndarray, number: int) -> np.ndarray:
-    """An array with zeros after it, so that its first dimension has this size."""
-    return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
-
-
 def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
     """Changes a graph in floating point, and the ranges `min` and `max` that its tensors were seen in, for attention.
 
@@ -241,6 +236,7 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
     def seen(tensor):
         return ranges.get(graph.tensors[tensor].name.decode())
 
+    blocks = {}  # by the buffer that is added to their scores: those of a stage share it if their biases are the same
     for operator in graph.operators:
         if kind(operator) == 'BATCH_MATMUL':
             for each in filter(None, map(seen, back(operator.inputs[1]))):
@@ -249,17 +245,20 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
         elif kind(operator) == 'SOFTMAX':
             tensors = back(operator.inputs[0])
             added = maker.get(tensors[-1])
-            if kind(added) != 'ADD' or not (scores := seen(added.inputs[0])):
-                continue
-            buffer = model.buffers[graph.tensors[added.inputs[1]].buffer]
-            constant = np.frombuffer(bytes(buffer.data if buffer.data is not None else b''), np.float32).copy()
-            is_cut = constant < -50
-            if is_cut.any():
-                least = scores['min'].min() + constant[~is_cut].min() - 8
-                constant[is_cut] = least - scores['max'].max()
-                buffer.data = constant.view(np.uint8)
+            if kind(added) == 'ADD' and (scores := seen(added.inputs[0])):
+                buffer = graph.tensors[added.inputs[1]].buffer
+                blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
+    for buffer, readers in blocks.items():
+        data = model.buffers[buffer].data
+        constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
+        is_cut = constant < -50
+        if is_cut.any():
+            floor = constant[~is_cut].min() - 8
+            constant[is_cut] = min(low + floor - high for low, high, _ in readers)
+            model.buffers[buffer].data = constant.view(np.uint8)
+            for low, _, tensors in readers:
                 for each in filter(None, map(seen, tensors)):
-                    each.update(min=np.full_like(each['min'], least))
+                    each.update(min=np.full_like(each['min'], low + floor))
 
 
 def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:

@@ -20,16 +20,11 @@ class RCNN(nn.Module):
         self.rpn_head, self.roi_head = detector.rpn_head, detector.roi_head
 
     def forward(self, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detects the objects in each picture of a batch.
+        """Detects the objects in each picture of a batch, whose height and width without padding are `sizes` `(N, 2)`.
 
-        Args:
-            features (tuple[Tensor]): maps of the neck, each `(N, C, h, w)` float32.
-            sizes (Tensor): `(N, 2)` float32, height and width of each picture in pixels, without its padding.
-
-        Returns:
-            `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; for a Mask
-            R-CNN also `masks` `(N, K, h, w)` float32, probabilities in the area of each box. After the last
-            detection all is 0.
+        `features` are maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2 y2
+        and score, the best first; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)` float32,
+        probabilities in the area of each box. After the last detection all is 0.
         """
         proposals, found = propose(self.rpn_head, features, sizes)
         dets, labels = detect(self.roi_head, features, proposals, found, sizes)
@@ -170,18 +165,15 @@ def roi_levels(extractor: nn.Module, boxes: Tensor, num_levels: int) -> Tensor:
 
 
 def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Which boxes greedy suppression keeps, in each of several sets.
+    """Which boxes greedy suppression keeps, in each of `B` sets: `(B, M)` float32, 1 for a box that is kept, else 0.
 
     It is an operator of its own so that ONNX gets one NonMaxSuppression node for all sets: torchvision's takes one
     set, and how many indices it returns depends on the data.
 
     Args:
-        boxes (Tensor): `(B, M, 4)` float32, x1 y1 x2 y2; `B` sets.
+        boxes (Tensor): `(B, M, 4)` float32, x1 y1 x2 y2.
         scores (Tensor): `(B, M)` float32; a box that scores 0 is none.
         iou_threshold (float): a box is dropped if its IoU with a kept one is above this.
-
-    Returns:
-        Tensor: `(B, M)` float32, 1 for a box that is kept and 0 for any other.
     """
     return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold)
 
