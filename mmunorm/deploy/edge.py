@@ -135,6 +135,7 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
         first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         normalization = nn.Identity()
     graph.pixels.normalization = normalization
+    graph.pixels.mean = graph.pixels.std = None  # a file would keep them
     return graph
 
 
