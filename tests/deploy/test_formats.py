@@ -91,6 +91,7 @@ def test_a_swin_and_its_weights_in_float16(swin, exportable, tmp_path, name):
     assert full.norms == 0 and full.difference.largest['scores'] < 2e-6
     assert full.size == sum(file.stat().st_size for file in tmp_path.iterdir()) > 10_000
     assert_runs(swin, full.path, 3, SHAPE)  # a batch that the file's size does not divide
+    assert b'site-packages' not in full.path.read_bytes()  # nor other paths of this machine
     half = export(exportable, name, tmp_path, 'half', half=True)
     assert half.size < full.size  # computed with in float32
     assert full.difference.largest['scores'] < half.difference.largest['scores'] < 5e-3

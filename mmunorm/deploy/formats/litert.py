@@ -4,8 +4,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,11 @@ from torch import Tensor, nn
 
 from ...utils import PreflightError
 from ..edge import fold_pixels, with_edge_layers
+from ..equalize import equalize
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
 from ..rcnn.host import Host, filled, softmax
+from ..tflite import changed, kind_of
 from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, listed, silent
 
 NAME = 'classify'  # of a classifier's signature
@@ -147,15 +148,6 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
         file.metadata = [*(file.metadata or []), entry]
 
 
-@contextmanager
-def changed(path: Path) -> Iterator:
-    """Gives a file as an object of LiteRT's schema, and writes it at the end of the `with` block."""
-    from ai_edge_litert.tools import flatbuffer_utils
-    file = flatbuffer_utils.read_model(path)
-    yield file
-    flatbuffer_utils.write_model(file, path)
-
-
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
              heads_in_float: bool = False) -> None:
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
@@ -174,14 +166,18 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     recipe, ranges = recipe_of(kind, heads_in_float), None
     made = quantizer.Quantizer(str(path), recipe)
     if made.need_calibration:
-        ranges = made.calibrate(calibration_data(path, samples, rcnn, not heads_in_float))
+        data = calibration_data(path, samples, rcnn, not heads_in_float)
+        if kind.startswith('full'):
+            equalize(path, data)
+            made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
+        ranges = made.calibrate(data)
         # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
-        made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
+        made = quantizer.Quantizer(str(path), recipe)
     made.quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
@@ -305,12 +301,6 @@ def read_meta(path: Path) -> dict | None:
         if entry.name == KEY.encode():
             return json.loads(bytes(file.buffers[entry.buffer].data))
     return None
-
-
-def kind_of(model, operator) -> str:
-    """The name of an operator, such as 'ADD'."""
-    from ai_edge_litert.tools import flatbuffer_utils
-    return flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
 
 
 def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> Counter[str]:

@@ -73,9 +73,12 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     tables = _nms_translation() if isinstance(model.graph, DetectorGraph) else {}
     program = model.program
     with exporting():
-        return torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
+        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
                                  custom_translation_table=tables)
+    for node in made.model.graph.all_nodes():  # torch notes lines of code and where they lie on this machine
+        node.metadata_props.clear()
+    return made
 
 
 def _nms_translation() -> dict:
