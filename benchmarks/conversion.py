@@ -64,7 +64,7 @@ class Way:
         norm: the norm at the end.
         keep: LayerNorms that stay, as for `convert_norms`.
         longer: a factor for the steps.
-        rate: the learning rate; None is the recipe's.
+        rate: the learning rate; None is that of training from scratch.
     """
     start: str
     teacher: bool = False
@@ -201,8 +201,8 @@ def recipe(args, way, seed, teacher, weights):
         norm_cfg = cfg.model.backbone.norm_cfg
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
         cfg.model = dict(cfg.model, type='ConvertedModel', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
-    if way.rate is not None:
-        cfg.optim_wrapper.optimizer.lr = way.rate
+    cfg.optim_wrapper.optimizer.lr = way.rate or load_config(
+        str(ROOT / f'configs/digits/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
     cfg.randomness = dict(seed=seed)
     # The same loop for both tasks, with the metric in between.
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // VALIDATIONS[args.task])

@@ -13,6 +13,7 @@ BLEU, CHRF, LOSS = 'translation/BLEU', 'translation/chrF', 'loss'
 PLAIN = dict(options={})
 AVX512 = dict(cpu='AMD EPYC, AVX512', precision='bfloat16')
 AVX2 = dict(cpu='AMD EPYC, AVX2', precision='float32')
+INTEL_BF16 = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='bfloat16')
 INTEL = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='float32')
 STRESSED = dict(options=dict(condition='stressed'))
 
@@ -236,6 +237,13 @@ TABLES = {
             for rate, suffix in (('1e-3', ''), ('3e-4', ', rate 0.0003'), ('1e-4', ', rate 0.0001'))
             if (way, rate) != ('LN, trained on, teacher', '1e-4')},
         columns=by_seed(TOP1, 3)),
+    'conversion_adapted': dict(
+        labels=['188 steps at 3e-4'], where=dict(experiment='conversion', condition='trained', **INTEL_BF16),
+        rows={label: dict(way=way) for label, way in (
+            ('LN, trained on', 'LN, trained on, rate 0.0003'),
+            ('LN, with the teacher', 'LN, trained on, teacher, rate 0.0003'),
+            ('UN, adapted, with the teacher', 'adapted, teacher, rate 0.0003'))},
+        columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
     'conversion_longer': dict(
         labels=['376 steps at 1e-3'], where=dict(experiment='conversion', condition='trained', **AVX512),
         rows={'LN, trained on': dict(way='LN, trained on, 2 x steps'),

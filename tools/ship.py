@@ -80,7 +80,7 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
             'Train on, with the model with LayerNorm as the teacher',
             (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume'),
             checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_picture + a_test,
-            lambda: shipping.write_recipe(converted, steps, recipe)))
+            lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)))
     file = out / f'model{chosen.suffixes[0]}'
     kind = () if int8 is None else ('--int8', int8)
     stages += [

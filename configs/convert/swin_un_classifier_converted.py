@@ -8,7 +8,7 @@ teacher = 'work_dirs/swin_ln_classifier/epoch_8.pth'
 load_from = 'work_dirs/converted/swin_un_classifier.pth'
 custom_hooks = [dict(type='DistillationHook', checkpoint=teacher, temperature=2.0, weight=0.5)]
 
-optim_wrapper = dict(clip_grad=dict(max_norm=1.0))
+optim_wrapper = dict(optimizer=dict(lr=3e-4), clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=20),
     dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=20, end=188),

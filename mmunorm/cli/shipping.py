@@ -23,6 +23,8 @@ from ..utils import PICTURE_SUFFIXES, PreflightError, RunError, write_text
 
 # The share of the training in which statistics are those of the step.
 WARMUP = 0.5
+# Of the config's rate, after the adaptation: docs/conversion.md.
+ADAPTED_RATE = 0.3
 PICTURES = 8
 
 
@@ -77,10 +79,11 @@ def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
     return done
 
 
-def write_recipe(converted: Path, steps: int, path: Path) -> None:
+def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None:
     """Writes the config of the training that follows a conversion: so many steps, with the teacher.
 
-    The rate rises for a tenth of the steps and then falls along a cosine to a hundredth of the config's own.
+    The rate rises for a tenth of the steps and then falls along a cosine to a hundredth. An adapted model is near its
+    goal, and gets a share of the config's own rate, which would first take it away from there.
     """
     cfg = Config.fromfile(converted)
     rise = max(1, steps // 10)
@@ -90,6 +93,8 @@ def write_recipe(converted: Path, steps: int, path: Path) -> None:
         cfg.param_scheduler.append(dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=rise,
                                         end=steps))
     cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    if adapted:
+        cfg.optim_wrapper.optimizer.lr *= ADAPTED_RATE
     cfg.log_processor = dict(by_epoch=False)
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=max(1, min(1000, steps)))
     write_text(path, cfg.pretty_text)
