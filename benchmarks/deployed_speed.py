@@ -7,6 +7,7 @@ measured before are replaced. UN's statistics are those of what its norms read.
 """
 import argparse
 import json
+import logging
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 
 from mmunorm.benchmark.report import draw_bars, markdown_table, quartiles, speed_beside
 from mmunorm.cli.arguments import command, load_config, positive
+from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.models import build_model
 from mmunorm.deploy.benchmark import measure_formats
 from mmunorm.deploy.export import describe_model
@@ -30,7 +32,8 @@ from mmunorm.utils import whole_file, write_text
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = {'Swin-T': 'swin_t_un_imagenet', 'DeiT-S': 'deep/deit_s_un_imagenet',
-            'T2T-ViT-14': 't2t_vit_14_un_imagenet'}
+            'T2T-ViT-14': 't2t_vit_14_un_imagenet', 'Mask R-CNN': 'swin_t_un_maskrcnn_3x'}
+DETECTOR_SHAPE = (512, 512)
 
 
 def parse_args(argv=None):
@@ -67,11 +70,16 @@ def take_statistics(model, arrays):
 def subject_of(network, norm, folder, batch=1, threads=1):
     """A network with one norm, and its pictures."""
     cfg = load_config(str(ROOT / f'configs/{NETWORKS[network]}.py'), norm=norm)
+    if pretrained_path(cfg) is not None:
+        set_pretrained(cfg, None)
     torch.manual_seed(0)
     model = build_model(cfg).eval()
-    meta = describe_model(model, cfg, {})
+    logging.disable(logging.INFO)  # mmengine logs every parameter
+    model.init_weights()  # without them a Swin's position biases are 0, and converters leave them out
+    logging.disable(logging.NOTSET)
+    meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     pictures = noise(meta['shape'][2:], 20)
-    take_statistics(model, [torch.stack(pictures[:4]).float().numpy()])
+    take_statistics(model, batch_of(pictures[:4], meta))
     return Subject(norm, model, meta, batch, folder / norm, threads, pictures)
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
-from torch.utils import checkpoint
 
 # Before 2.3 a private function.
 is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
@@ -25,24 +24,10 @@ OutOfMemoryError = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryErro
 
 def in_backward_pass() -> bool:
     """Whether autograd runs one in this thread. A forward pass is then a recomputed one."""
-    current_task = getattr(torch._C, '_current_graph_task_id', None)
-    if current_task is None:
-        return _checkpoint_recomputes()
-    if current_task() != -1:
+    if torch._C._current_graph_task_id() != -1:
         return True
     compiled_autograd = sys.modules.get('torch._dynamo.compiled_autograd')  # expensive to import
     return getattr(compiled_autograd, 'in_compiled_autograd_region', False)
-
-
-def _checkpoint_recomputes() -> bool:
-    """The same where torch has no such function: whether `torch.utils.checkpoint` is among the callers."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == checkpoint.__file__ and code.co_name in ('backward', 'unpack_hook'):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def forget_compiled_code() -> None:

@@ -1,13 +1,16 @@
 import gc
 import os
+import shutil
 from collections import Counter
 
 import pytest
 import torch
+from filelock import FileLock
 
 import mmunorm  # noqa: F401, before anything imports mmcv.ops
 
 # isort: split
+from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from . import tiny_runs
@@ -40,10 +43,35 @@ def in_a_folder(tmp_path, monkeypatch):
     tiny_runs.skip_config_formatting(monkeypatch)
 
 
-@pytest.fixture(scope='module')
-def classifier(tmp_path_factory):
-    """Config, weights and data folder of a small classifier that was never trained."""
-    return tiny_runs.untrained_classifier(tmp_path_factory.mktemp('classifier'))
+@pytest.fixture(scope='session')
+def trained(tmp_path_factory):
+    """A folder with the tiny classifier's config, its checkpoint of an epoch, and its twin with LayerNorm.
+
+    One process makes it for all; nothing may be changed in it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if 'PYTEST_XDIST_WORKER' in os.environ else folder) / 'trained'
+    with FileLock(f'{folder}.lock'):
+        if not (folder / 'w/last_checkpoint').exists():
+            shutil.rmtree(folder, ignore_errors=True)  # half of one, of a process that has failed
+            config = tiny_runs.write_classifier(folder)
+            ln = folder / 'swin_ln_tiny.py'
+            ln.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", "dict(type='LN')"))
+            tiny_runs.save_weights(Config.fromfile(ln), folder / 'ln.pth', ('dark', 'light'))
+            tiny_runs.call(tiny_runs.load_tool('train'), config, '--work-dir', folder / 'w')
+    return folder
+
+
+@pytest.fixture(scope='session')
+def classifier(trained):
+    """Config, checkpoint and data folder of the tiny classifier."""
+    return trained / 'classifier.py', trained / 'w/epoch_1.pth', trained / 'data'
+
+
+@pytest.fixture(scope='session')
+def ln_classifier(trained):
+    """Config and untrained weights of its twin with LayerNorm."""
+    return trained / 'swin_ln_tiny.py', trained / 'ln.pth'
 
 
 @pytest.fixture(autouse=True)

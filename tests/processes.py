@@ -62,7 +62,7 @@ def _enter(rank, folder, processes, function, args):
 
 
 def run_tool(name, *arguments, processes=1, **environment):
-    """Runs tools/NAME.py on one thread in each of so many processes, as torchrun would start them.
+    """Runs tools/NAME.py, or the script at this path, on one thread in each of so many processes, as torchrun does.
 
     ERRORS names a file for what they print to stderr.
 
@@ -72,43 +72,28 @@ def run_tool(name, *arguments, processes=1, **environment):
     if processes > 1:
         arguments = *arguments, '--launcher', 'pytorch'
         environment.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()), WORLD_SIZE=str(processes))
+    path, arguments = tiny_runs.ROOT / 'tools' / f'{str(name).removesuffix(".py")}.py', list(map(str, arguments))
     started = []
     for rank in range(processes):
         ranks = dict(RANK=str(rank), LOCAL_RANK=str(rank)) if processes > 1 else {}
-        started.append(FORKSERVER.Process(target=_run_tool, args=(
-            name, [str(argument) for argument in arguments], {**environment, **ranks}, os.getcwd(), sys.path)))
+        started.append(FORKSERVER.Process(target=_run_script, args=(str(path), arguments, {**environment, **ranks})))
         started[-1].start()
     for process in started:
         process.join(300)
-        assert process.exitcode is not None, f'tools/{name}.py hangs'
+        assert process.exitcode is not None, f'{path} hangs'
     return [process.exitcode for process in started]
 
 
-def run_script(path, *arguments):
-    """The exit status of a Python script that is run as `python path arguments`."""
-    process = FORKSERVER.Process(target=_run_script, args=(str(path), [str(argument) for argument in arguments]))
-    process.start()
-    process.join(300)
-    return process.exitcode
-
-
-def _run_script(path, arguments):
-    torch.set_num_threads(1)
-    sys.argv = [path, *arguments]
-    runpy.run_path(path, run_name='__main__')
-
-
-def _run_tool(name, arguments, environment, folder, path):
+def _run_script(path, arguments, environment):
     os.environ.update(environment)
-    os.chdir(folder)
     if 'ERRORS' in environment:  # the server that forks has the output of the test that started it
         os.dup2(os.open(environment['ERRORS'], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    sys.path[:] = path
     torch.set_num_threads(1)
     tiny_runs.skip_pauses()
+    sys.argv = [path, *arguments]
     status = 1
     try:
-        tiny_runs.call(tiny_runs.load_tool(name), *arguments)
+        runpy.run_path(path, run_name='__main__')
         status = 0
     except SystemExit as stop:
         status = stop.code

@@ -1,10 +1,14 @@
-"""The benchmarks of docs/speed.md run, and print a row for each measurement."""
+"""The benchmarks run, and print a row for each measurement; what sync_cost.py counts is what norms communicate."""
 import importlib
 import json
+import re
 
 import pytest
+import torch
 from torch import nn
 
+from mmunorm.norms import UN, RepBN, convert_sync
+from mmunorm.norms.sync import Ranks
 from mmunorm.recording.norm_record import NormRecordWriter
 
 from . import tiny_runs
@@ -12,12 +16,17 @@ from .versions import needs_fused_adamw
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """What `benchmarks/NAME.py` prints, and the rows it writes."""
+def script(monkeypatch):
+    """The module of `benchmarks/NAME.py`."""
     monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+    return importlib.import_module
 
+
+@pytest.fixture
+def run(script, tmp_path, capsys):
+    """What `benchmarks/NAME.py` prints, and the rows it writes."""
     def call(name, *arguments):
-        importlib.import_module(name).main(['--out', str(tmp_path), '--threads', '1', '--rounds', '1', *arguments])
+        script(name).main(['--out', str(tmp_path), '--threads', '1', '--rounds', '1', *arguments])
         file, = tmp_path.glob(f'{name}_*.jsonl')
         return capsys.readouterr().out, [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -49,9 +58,9 @@ def test_low_light_speed(run):
     assert all(row['shape'] == [1, 3, 12, 17] and row['to_ln']['value'] > 0 for row in rows)
 
 
-def test_translation_speed(run, monkeypatch):
+def test_translation_speed(run, script, monkeypatch):
     sizes = dict(encoder_layers=1, decoder_layers=1, embed_dims=8, feedforward_channels=8, num_heads=2)
-    speed = importlib.import_module('translation_speed')
+    speed = script('translation_speed')
     monkeypatch.setattr(speed, 'SMALL', sizes)
     monkeypatch.setattr(speed, 'VOCABULARY', 20)
     printed, rows = run('translation_speed', '--sentences', '3', '--searched', '2', '--length', '4')
@@ -71,10 +80,8 @@ def test_train_step(run):
 
 
 @pytest.mark.slow
-def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
-    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
-    overhead = importlib.import_module('recording_overhead')
-    appended = []
+def test_the_cost_of_a_record_has_its_writing_in_it(script, monkeypatch):
+    overhead, appended = script('recording_overhead'), []
     append = NormRecordWriter.append
 
     def spy(self, steps, *values):
@@ -88,9 +95,8 @@ def test_the_cost_of_a_record_has_its_writing_in_it(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_model_zoo_goes_on_where_it_ended(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
-    zoo = importlib.import_module('model_zoo')
+def test_the_model_zoo_goes_on_where_it_ended(script, tmp_path, monkeypatch):
+    zoo = script('model_zoo')
     monkeypatch.setattr(zoo, 'TIMM', {'convnext_atto': (32, dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))), 'none': 32})
     paths = ['--results', str(tmp_path / 'rows.jsonl'), '--page', str(tmp_path / 'page.md')]
     zoo.main(['--only', 'timm', *paths])
@@ -103,3 +109,27 @@ def test_the_model_zoo_goes_on_where_it_ended(tmp_path, monkeypatch, capsys):
     zoo.main(['--only', 'timm', '--page', str(tmp_path / 'page.md'), *paths[:2]])
     text = (tmp_path / 'page.md').read_text()
     assert '1 models with 9 norms: 9 are folded, 0 are kept' in text and '1 models did not run' in text
+
+
+@pytest.mark.parametrize('norm', [UN, RepBN])
+def test_bytes_are_those_that_a_norm_communicates(norm, script, monkeypatch):
+    sent = []
+    monkeypatch.setattr(Ranks, 'size', 2)
+    monkeypatch.setattr('torch.distributed.all_reduce', lambda values, group: sent.append(values))
+    layer = convert_sync(norm(10))
+    layer(torch.randn(3, 4, 10, requires_grad=True)).sum().backward()
+    assert len(sent) == 2
+    assert sum(values.numel() * values.element_size() for values in sent) == script(
+        'sync_cost').bytes_a_step(layer)
+
+
+@pytest.mark.parametrize('row, config', [('Swin-T, classifier', 'swin_t_un_imagenet'),
+                                         ('Swin-T, detector', 'swin_t_un_maskrcnn_3x')])
+def test_the_table_of_swin_t(row, config, script):
+    sync_cost = script('sync_cost')
+    text = (tiny_runs.ROOT / 'docs/scaling.md').read_text()
+    documented = re.search(rf'^\| {row} \|(.*)\|$', text, re.MULTILINE)[1]
+    norms, total, gradients = sync_cost.cost(sync_cost.build_backbone(config))
+    expected = [norms, 2 * norms, total, round(100 * total / gradients, 2),
+                *(round(sync_cost.sent_a_step(total, ranks)) for ranks in (2, 8, 64))]
+    assert [float(re.sub('[,%]', '', cell)) for cell in documented.split('|')] == expected

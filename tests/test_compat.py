@@ -1,42 +1,13 @@
 """What stands in for the features of torch that an old release lacks."""
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mmunorm import compat
 from mmunorm.engine import set_loss_scale
 from mmunorm.norms import UN
 
 from .versions import CPUGradScaler
-
-
-def train(use_reentrant=None, steps=9):
-    """A norm after some steps, and its input's gradients; None is without a checkpoint."""
-    norm, generator, gradients = UN(6, warmup_iters=3), torch.Generator().manual_seed(0), []
-    for _ in range(steps):
-        x = torch.randn(4, 6, generator=generator, requires_grad=True)
-        y = norm(x) if use_reentrant is None else checkpoint(norm, x, use_reentrant=use_reentrant)
-        (y + norm(2 * x)).pow(3).sum().backward()
-        gradients.append(x.grad)
-    return norm, gradients
-
-
-def without_private_function(monkeypatch):
-    # Of compat alone: torch's own checkpoint calls it.
-    monkeypatch.setattr(compat, 'torch', SimpleNamespace(_C=None))
-
-
-@pytest.mark.parametrize('use_reentrant', [False, True])
-def test_a_recomputed_forward_is_known_without_the_private_function(monkeypatch, use_reentrant):
-    plain, expected = train()
-    without_private_function(monkeypatch)
-    norm, gradients = train(use_reentrant)
-    assert norm.num_batches_tracked == 18
-    torch.testing.assert_close(gradients, expected)
-    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
 
 
 def test_in_backward_pass():

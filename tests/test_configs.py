@@ -1,5 +1,4 @@
 """Every config is built; those with UN are trained one step and tested one step by the real tools."""
-import json
 import math
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import torch
 from mmengine.config import Config
 from mmengine.hub import get_config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import HOOKS, MODELS, init_default_scope
+from mmengine.registry import HOOKS, MODELS
 from mmpretrain.models import VisionTransformer
 from torch import nn
 
 from mmunorm.cli.arguments import load_config
+from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.norms import Norm
 
@@ -26,9 +26,6 @@ CONFIGS = sorted(path.relative_to(FOLDER).with_suffix('').as_posix()
 
 # Configs that record the norms' statistics, and are their base in all else.
 RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
-
-# Configs that start from a LayerNorm checkpoint, of the architecture of another.
-CONVERT = [name for name in CONFIGS if name.startswith('convert/')]
 
 # The size at which the Transformers of translation are built; `tests/translation` builds and trains them.
 SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=8, feedforward_channels=8, num_heads=2)
@@ -43,24 +40,12 @@ def load(name):
     return get_config(name) if '::' in name else Config.fromfile(FOLDER / f'{name}.py')
 
 
-def build(cfg):
-    init_default_scope(cfg.default_scope)
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    return MODELS.build(cfg.model)
-
-
-@pytest.fixture(scope='module')
-def tools():
-    return tiny_runs.load_tool('train'), tiny_runs.load_tool('test')
-
-
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('name', [name for name in CONFIGS if name not in RECORDED])
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     cfg = load(name)
     if name.startswith('translation/'):
         cfg.model.backbone.update(vocab_size=8, arch=SMALL)
-    model = build(cfg)
+    model = build_model(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
     kind = norm_of(name).upper()
     assert len(norms) >= (2 if 'iat_' in name else 11) and {type(norm) for norm in norms} == {MODELS.get(kind)}
@@ -134,38 +119,20 @@ def test_the_deep_deit_is_the_stock_one_with_another_norm():
 @pytest.mark.parametrize('name', ['digits/vit_un_classifier', 'deep/deit_s_un_imagenet'])
 def test_depth_and_scheme_are_options(name):
     options = {'arch.num_layers': 15, 'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
-    backbone = build(load_config(f'{FOLDER}/{name}.py',
-                                 {f'model.backbone.{key}': value for key, value in options.items()})).backbone
+    backbone = build_model(load_config(f'{FOLDER}/{name}.py',
+                                       {f'model.backbone.{key}': value for key, value in options.items()})).backbone
     assert len(backbone.layers) == 15 and backbone.layers[14].residual2.warmup_iters == 9
 
 
 def test_depth_and_scheme_of_the_translator_are_options():
     options = {'arch.encoder_layers': 4, 'arch.decoder_layers': 5, 'arch.embed_dims': 8, 'vocab_size': 8,
                'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
-    backbone = build(load_config(f'{FOLDER}/translation/wmt17_en_de_deep_ln.py',
-                                 {f'model.backbone.{key}': value for key, value in options.items()})).backbone
+    backbone = build_model(load_config(f'{FOLDER}/translation/wmt17_en_de_deep_ln.py',
+                                       {f'model.backbone.{key}': value for key, value in options.items()})).backbone
     assert (len(backbone.encoder), len(backbone.decoder)) == (4, 5)
 
 
-@pytest.mark.parametrize('name', CONVERT)
-def test_a_conversion_is_its_recipe_from_a_layer_norm_checkpoint(name):
-    cfg = load(name)
-    base = load(BASES[name.removeprefix('convert/')])
-    base.model.backbone.setdefault('norm_cfg', dict(type='UN'))
-    model, other = build(cfg).state_dict(), build(base).state_dict()
-    assert model.keys() == other.keys()
-    assert cfg.train_dataloader.dataset.data_root == base.train_dataloader.dataset.data_root
-
-    hooks = {hook['type']: HOOKS.build(hook) for hook in cfg.custom_hooks}
-    assert hooks.keys() == {'DistillationHook'}
-    teacher = hooks['DistillationHook']
-    assert cfg.load_from.startswith('work_dirs/converted/')  # what tools/convert_norms.py writes
-    if '://' in teacher.checkpoint:
-        published = [line for index in METAFILES for line in (index.read_text().splitlines())]
-        assert any(line.endswith(teacher.checkpoint.rpartition('/')[2]) for line in published)
-
-
-# By the name of the conversion.
+# Of a conversion, by its name.
 BASES = {
     'deit_s_un_imagenet_converted': 'mmpretrain::deit/deit-small_4xb256_in1k.py',
     'swin_t_un_imagenet_converted': 'swin_t_un_imagenet',
@@ -177,29 +144,38 @@ METAFILES = [Path(package.__file__).parent / '.mim/configs' / folder / 'metafile
              for package, folder in ((mmpretrain, 'swin_transformer'), (mmpretrain, 'deit'), (mmdet, 'swin'))]
 
 
+@pytest.mark.parametrize('name', [name.removeprefix('convert/') for name in CONFIGS if name.startswith('convert/')])
+def test_a_conversion_is_its_recipe_from_a_layer_norm_checkpoint(name):
+    cfg, base = (without_scopes(load(each).to_dict()) for each in (f'convert/{name}', BASES[name]))
+    for config in (cfg, base):
+        config['model']['backbone'].pop('init_cfg', None)
+    norm_cfg = cfg['model']['backbone'].pop('norm_cfg')
+    assert norm_cfg == base['model']['backbone'].pop('norm_cfg', norm_cfg) and norm_cfg['type'] == 'UN'
+    assert cfg['model'] == base['model'] and cfg['train_dataloader'] == base['train_dataloader']
+    teacher, = map(HOOKS.build, cfg['custom_hooks'])
+    assert cfg['load_from'].startswith('work_dirs/converted/')  # what tools/convert_norms.py writes
+    if '://' in teacher.checkpoint:
+        published = [line for index in METAFILES for line in index.read_text().splitlines()]
+        assert any(line.endswith(teacher.checkpoint.rpartition('/')[2]) for line in published)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    pytest.param('swin_un_classifier_converted', marks=pytest.mark.grid), 'swin_un_maskrcnn_converted'])
-def test_a_conversion_trains(name, tools, tmp_path, monkeypatch):
-    train, _ = tools
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
+@pytest.mark.grid
+@pytest.mark.parametrize('name', ['swin_un_classifier_converted', 'swin_un_maskrcnn_converted'])
+def test_a_conversion_trains(name, in_a_folder, tmp_path):
     config = FOLDER / f'convert/{name}.py'
-    cfg = Config.fromfile(config)
-    options = tiny_runs.tiny_data(cfg, tmp_path / 'data')
+    options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data')
     base = load(BASES[name])
-    base.model.backbone.norm_cfg = dict(type='LN')
     base.model.backbone.init_cfg = None
-    teacher = tiny_runs.save_weights(base, tmp_path / 'ln.pth', tuple('0123456789'))
-    base.model.backbone.norm_cfg = cfg.model.backbone.norm_cfg
     start = tiny_runs.save_weights(base, tmp_path / 'un.pth', ())
+    base.model.backbone.norm_cfg = dict(type='LN')
+    teacher = tiny_runs.save_weights(base, tmp_path / 'ln.pth', tuple('0123456789'))
     options += [f'load_from={start}', f'custom_hooks.0.checkpoint={teacher}', 'model.backbone.drop_path_rate=0.']
-    tiny_runs.call(train, config, '--work-dir', 'w', '--cfg-options', *options)
-    log = [json.loads(line) for line in next((tmp_path / 'w').glob('*/vis_data/scalars.json')).open()]
-    distances = [entry['loss_distillation'] for entry in log if 'loss_distillation' in entry]
+    tiny_runs.call('train', config, '--work-dir', 'w', '--cfg-options', *options)
+    distances = [entry['loss_distillation'] for entry in tiny_runs.scalars('w') if 'loss_distillation' in entry]
     assert distances and all(map(math.isfinite, distances))
-    state = torch.load(next((tmp_path / 'w').glob('*_*.pth')), map_location='cpu', weights_only=False)['state_dict']
-    assert state.keys() == build(load(BASES[name])).state_dict().keys()
+    trained, started = (tiny_runs.checkpoint(path)['state_dict'] for path in (next(Path('w').glob('*_*.pth')), start))
+    assert trained.keys() == started.keys()
 
 
 @pytest.mark.parametrize('detector', ['maskrcnn', 'fasterrcnn'])
@@ -217,21 +193,18 @@ def test_1x_is_a_third_of_3x(detector):
 
 @pytest.mark.parametrize('norm', [norm if norm in ('UN+', 'PRepBN', 'NoNorm') else
                                   pytest.param(norm, marks=pytest.mark.grid) for norm in NORMS])
-def test_every_norm_trains_and_tests_in_a_small_model(norm, tools, tmp_path, monkeypatch):
-    train, test = tools
-    tiny_runs.skip_config_formatting(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    config = tiny_runs.write_classifier(tmp_path)
-    tiny_runs.call(train, config, '--norm', norm)
+def test_every_norm_trains_and_tests_in_a_small_model(norm, classifier, in_a_folder):
+    config, *_ = classifier
+    tiny_runs.call('train', config, '--norm', norm)
     folder = f'classifier_{slug(norm)}' if norm != 'UN' else 'classifier'
-    checkpoint = tmp_path / 'work_dirs' / folder / 'epoch_1.pth'
-    state = torch.load(checkpoint, weights_only=False)['state_dict']
+    checkpoint = f'work_dirs/{folder}/epoch_1.pth'
+    state = tiny_runs.checkpoint(checkpoint)['state_dict']
     assert all(tensor.isfinite().all() for tensor in state.values())
     # No norm parameter is where it began.
     norms = [name for name in state if name.endswith('norm1.weight')]
     assert bool(norms) == (norm != 'NoNorm')
     assert not any(torch.equal(state[name], torch.ones_like(state[name])) for name in norms)
-    assert tiny_runs.call(test, config, checkpoint, '--norm', norm)['accuracy/top1'] >= 0
+    assert tiny_runs.call('test', config, checkpoint, '--norm', norm)['accuracy/top1'] >= 0
 
 
 # Section 6 of the specification: optimizer, learning rate, weight decay, epochs, total batch.
@@ -305,26 +278,26 @@ def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
 
     stock = get_config('mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py')
     assert model(load('swin_t_un_fasterrcnn_3x')) == model(stock)
-    pipelines = [step for cfg in (load('swin_t_un_fasterrcnn_3x'), )
-                 for split in ('train', 'val', 'test')
-                 for step in cfg[f'{split}_dataloader'].dataset.pipeline]
-    assert not any(step.get('with_mask') for step in pipelines)
+    cfg = load('swin_t_un_fasterrcnn_3x')
+    assert not any(step.get('with_mask') for split in ('train', 'val', 'test')
+                   for step in cfg[f'{split}_dataloader'].dataset.pipeline)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['swin_t_un_maskrcnn_3x', 't2t_vit_14_un_cifar10'])
+@pytest.mark.parametrize('name', [
+    'swin_t_un_maskrcnn_3x', pytest.param('t2t_vit_14_un_cifar10', marks=pytest.mark.grid)])
 def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
-    classifier = build(load(name.split('_un_')[0] + '_un_imagenet'))
+    classifier = build_model(load(name.split('_un_')[0] + '_un_imagenet'))
     for tensor in classifier.state_dict().values():
         if tensor.is_floating_point():
-            tensor.copy_(torch.randn_like(tensor))
+            tensor.normal_()
     torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'epoch_300.pth')
 
     cfg = load(name)
     cfg.model.backbone.init_cfg.checkpoint = str(tmp_path / 'epoch_300.pth')
-    model = build(cfg)
-    model.init_weights()
-    source, target = classifier.backbone.state_dict(), model.backbone.state_dict()
+    backbone = build_model(cfg).backbone
+    backbone.init_weights()
+    source, target = classifier.backbone.state_dict(), backbone.state_dict()
     assert set(source) <= set(target)
     assert all(torch.equal(tensor, target[key]) for key, tensor in source.items())
     # A detector has an output norm for each level, a classifier for the last alone.
@@ -332,51 +305,45 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
     assert extra == ({'norm0', 'norm1', 'norm2'} if 'rcnn' in name else set())
 
 
-TRAINED_DEEP = 'deep/deit_s_un_imagenet'
-# These stand for all of IAT, which differ in data and norm.
-TRAINED_DARK = ('digits/iat_un_enhancer', 'digits/swin_un_maskrcnn_dark_joint')
-
-
-# What stands for all others, which are in the grid.
-SAMPLE = ('swin_t_un_maskrcnn_3x', 't2t_vit_14_un_cifar10', 'digits/swin_un_classifier',
-          'digits/swin_un_maskrcnn_dark_joint', 'digits/iat_un_enhancer', TRAINED_DEEP)
+# What stands for all others, which are in the grid, with options that make it smaller. tests/tools trains a narrow
+# detector on COCO.
+SAMPLE = {
+    't2t_vit_14_un_cifar10': ['model.backbone.num_layers=2'],
+    'deep/deit_s_un_imagenet': ['model.backbone.arch.num_layers=2', 'model.backbone.residual_cfg.type=BranchNorm',
+                                'model.backbone.residual_cfg.warmup_iters=9'],
+    'digits/swin_un_classifier': [],
+    'digits/swin_un_maskrcnn_dark_joint': [],
+    'digits/iat_un_enhancer': [],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
     name if name in SAMPLE else pytest.param(name, marks=pytest.mark.grid) for name in CONFIGS
-    if name not in CONVERT and not name.startswith(('translation/', 'exdark/', 'iat/'))])
-def test_trains_and_tests_one_step(name, tools, tmp_path, monkeypatch):
-    train, test = tools
+    if not name.startswith(('convert/', 'translation/', 'exdark/', 'iat/'))])
+def test_trains_and_tests_one_step(name, in_a_folder, tmp_path, monkeypatch):
     if 'iat_' in name:
         pytest.importorskip('torchmetrics')
-    monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
-    config, work_dir = FOLDER / f'{name}.py', tmp_path / 'work'
-    options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch)
-    if name == TRAINED_DEEP:
-        options += ['model.backbone.arch.num_layers=2', 'model.backbone.residual_cfg.type=BranchNorm',
-                    'model.backbone.residual_cfg.warmup_iters=9']
+    config = FOLDER / f'{name}.py'
+    options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch), *SAMPLE.get(name, [])]
+    tiny_runs.call('train', config, '--work-dir', 'w', '--cfg-options', *options)
+    logged = {key: value for entry in tiny_runs.scalars('w') for key, value in entry.items()}
+    losses = [value for key, value in logged.items() if key.startswith('loss')]
+    assert losses and all(map(math.isfinite, losses))
 
-    tiny_runs.call(train, config, '--work-dir', work_dir, '--cfg-options', *options)
-    log = [json.loads(line) for line in next(work_dir.glob('*/vis_data/scalars.json')).open()]
-    losses = [value for entry in log for key, value in entry.items() if key.startswith('loss')]
-    assert losses and all(math.isfinite(loss) for loss in losses)
-
-    checkpoint = next(work_dir.glob('*_1.pth'))
-    state = torch.load(checkpoint, map_location='cpu', weights_only=False)['state_dict']
+    checkpoint = next(Path('w').glob('*_1.pth'))
+    state = tiny_runs.checkpoint(checkpoint)['state_dict']
     assert all(tensor.isfinite().all() for tensor in state.values())
     steps = {int(tensor) for key, tensor in state.items() if key.endswith('num_batches_tracked')}
     assert steps == (set() if '_ln_' in name else {1})
     updates = [int(tensor) for key, tensor in state.items() if key.endswith('update_clock.updates')]
-    assert updates == [1] * (name == TRAINED_DEEP)
+    assert updates == [1] * ('deit' in name)
 
-    metrics = tiny_runs.call(test, config, checkpoint, '--work-dir', work_dir, '--cfg-options', *options)
+    metrics = tiny_runs.call('test', config, checkpoint, '--work-dir', 'w', '--cfg-options', *options)
     checkpoint.unlink()
     wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'enhancement/PSNR'} if 'iat_' in name else {'accuracy/top1'}
     if 'maskrcnn' in name:
         wanted.add('coco/segm_mAP')
     assert wanted <= set(metrics)
     # The same weights were validated after the step.
-    validated = {key: value for entry in log for key, value in entry.items()}
-    assert all(metrics[key] == pytest.approx(validated[key], abs=1e-3) for key in wanted)
+    assert all(metrics[key] == pytest.approx(logged[key], abs=1e-3) for key in wanted)

@@ -1,7 +1,4 @@
-"""Full disks, read-only folders, links that lead nowhere, damaged data, odd pictures: it works, or it is one line.
-
-What was there before stays whole.
-"""
+"""Full disks, links that lead nowhere, damaged data, odd pictures: it works, or it is one line, and old files stay."""
 import errno
 import json
 import math
@@ -14,12 +11,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.fileio.backends import LocalBackend
 
-from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import write_csv
 from mmunorm.backbones import UNT2TViT
 from mmunorm.cli.arguments import out_folder
 from mmunorm.cli.preflight import check_data
@@ -34,70 +28,44 @@ from .logs import write_log
 from .recording.records import write_record
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
-
+ANALYSES = ('report', 'pnac', 'outliers', 'channels', 'curves')  # of a work directory
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
-@pytest.fixture
-def capsys(capsys):
-    """Without what a library says only once, when it is imported."""
-    capsys.readouterr()
-    return capsys
-
-
-def run(name, *arguments):
-    return tiny_runs.call(tiny_runs.load_tool(name), *arguments)
+run = tiny_runs.call
 
 
 def error_of(capsys, status, name, *arguments):
-    """The line that a tool ends with: its only one on stderr, but for progress bars."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(name, *arguments)
-    text = capsys.readouterr().err
-    lines = [line for line in text.splitlines() if line.strip() and '%|' not in line and 'warning: ' not in line]
-    assert stop.value.code == status and len(lines) == 1 and lines[0].startswith('error: '), text
-    return lines[0]
-
-
-def mount(folder, options):
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(folder)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f'no file system can be mounted here: {done.stderr.strip()}')
+    return tiny_runs.error_of(capsys, name, *arguments, status=status)
 
 
 @pytest.fixture
 def disk(tmp_path):
     """A disk of 64 MB; `remount` makes it full or read-only."""
     folder = tmp_path / 'disk'
+    folder.mkdir()
     if shutil.which('mount') is None:
         pytest.skip('there is no `mount`')
-    mount(folder, 'size=64m')
+    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f'no file system can be mounted here: {done.stderr.strip()}')
     yield folder
-    subprocess.run(['umount', '-l', str(folder)], check=True)
+    subprocess.run(['umount', '-l', folder], check=True)
 
 
 def remount(folder, options):
-    subprocess.run(['mount', '-o', f'remount,{options}', str(folder)], check=True)
+    subprocess.run(['mount', '-o', f'remount,{options}', folder], check=True)
 
 
-def full(*_, **__):
+def full():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def half_written(write):
-    """A write that the disk is too small for."""
-
-    def put(self, content, *args):
-        target = args[0] if args else self  # mmengine's backend, or a Path
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        with open(target, 'wb') as file:
-            file.write(bytes(content)[:len(content) // 2])
-        full()
-
-    return put
+def half_written(self, content, path):
+    """`LocalBackend.put` on a disk that is too small."""
+    Path(path).write_bytes(bytes(content)[:len(content) // 2])
+    full()
 
 
 @pytest.fixture(scope='module')
@@ -121,7 +89,7 @@ def scenes(detector, tmp_path):
 
 @pytest.fixture
 def pictures(classifier, tmp_path):
-    """`(config, options, weights, folder)` of the classifier, with a copy of its data to be damaged."""
+    """The same of the classifier."""
     config, weights, data = classifier
     shutil.copytree(data, tmp_path / 'data')
     options = [f'{split}_dataloader.dataset.data_root={tmp_path / "data"}' for split in ('train', 'val', 'test')]
@@ -157,25 +125,28 @@ def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_tables_and_reports_on_a_full_disk(disk, tmp_path, capsys):
+def test_results_on_a_full_disk(disk, pictures, tmp_path, capsys):
+    config, options, weights, _ = pictures
     write_record(tmp_path / 'w')
     write_log(tmp_path / 'w', '1', [log_entry(step, 1.0) for step in range(1, 60)])
     out = disk / 'out'
-    for name in ('report', 'curves'):
-        run(f'analysis/{name}', 'w', '--out', out)
+    commands = (
+        ('analysis/report', 'w', '--out', out), ('analysis/curves', 'w', '--out', out),
+        ('analysis/fuse_and_benchmark', config, weights, '--out', 'o', '--save', out / 'folded.pth', '--repeat', '1',
+         '--warmup', '1', '--batch-size', '1', '--device', 'cpu'),
+        ('test', config, weights, '--work-dir', 'tested', '--out', out / 'a.pkl', *options),
+        ('infer', config, weights, 'data/dark', '--out-dir', out, '--device', 'cpu'))
+    for command in commands:
+        run(*command)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert set(before) == {'report.html', 'report.json', 'curves.csv', 'curves.png'}
+    assert set(before) == {'report.html', 'report.json', 'curves.csv', 'curves.png', 'folded.pth', 'a.pkl', '0.png',
+                           '1.png'}
     remount(disk, f'size={sum(map(len, before.values())) + 40960}')
-    (disk / 'rest').write_bytes(b'0' * 4096)
     with pytest.raises(OSError), (disk / 'rest').open('ab') as rest:
         rest.write(b'0' * 10**6)
-    for name in ('report', 'curves'):
-        message = error_of(capsys, 3, f'analysis/{name}', 'w', '--out', out)
-        assert message.startswith(f'error: {out}/{name}.') and message.endswith(': No space left on device')
-    with pytest.raises(OSError, match='No space left'):
-        write_csv(out / 'curves.csv', ['a'], [['1'] * 10**5])
-    with pytest.raises(OSError, match='No space left'):
-        save(Figure(), out / 'curves.png')
+    for command in commands:
+        message = error_of(capsys, 3, *command)
+        assert message.startswith(f'error: {out}/') and message.endswith(': No space left on device')
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -186,7 +157,7 @@ def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeyp
     run(*train)
     before = Path('w/epoch_1.pth').read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, 'put', half_written(LocalBackend.put))
+        patch.setattr(LocalBackend, 'put', half_written)
         message = error_of(capsys, 3, *train, 'train_cfg.max_epochs=3')
     assert message == (f'error: the run in {tmp_path}/w stopped after step 4: No space left on device. Once that is '
                        'mended, --resume goes on from the last whole checkpoint.')
@@ -222,66 +193,41 @@ def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
     assert NormRecord(disk / 'w/norm_statistics').steps.tolist() == list(range(1, 11))
 
 
-@pytest.mark.slow
-def test_a_folded_checkpoint_and_predictions_on_a_full_disk(pictures, tmp_path, monkeypatch, capsys):
-    config, options, weights, _ = pictures
-    fold = ('analysis/fuse_and_benchmark', config, weights, '--out', 'out', '--save', 'out/folded.pth', '--repeat', '1',
-            '--warmup', '1', '--batch-size', '1', '--device', 'cpu')
-    test = ('test', config, weights, '--work-dir', 'w', '--out', 'out/a.pkl', *options)
-    draw = ('infer', config, weights, 'data/dark', '--out-dir', 'drawn', '--device', 'cpu')
-    for arguments in (fold, test, draw):
-        run(*arguments)
-    folders = Path('out'), Path('drawn')
-    before = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
-    assert {Path('out/folded.pth'), Path('out/a.pkl'), Path('drawn/0.png'), Path('out/benchmark.json')} <= set(before)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, 'put', half_written(LocalBackend.put))
-        patch.setattr('mmengine.dump', full)
-        for arguments in (fold, test, draw):
-            assert 'No space left on device' in error_of(capsys, 3, *arguments)
-    assert {path: path.read_bytes() for folder in folders for path in folder.iterdir()} == before
-
-
 # Folders that cannot be written
 
 
-@pytest.fixture(params=['loop', pytest.param('loop/inside', marks=pytest.mark.grid), 'file/inside',
-                        pytest.param('disk/new', marks=pytest.mark.grid), 'disk'])
-def no_folder(request, tmp_path):
-    """A link to itself, a path under one, a path under a file, a read-only disk."""
-    if request.param.startswith('disk'):
-        request.getfixturevalue('disk')
-        remount(tmp_path / 'disk', 'ro')
+@pytest.mark.parametrize('folder', ['loop', 'loop/inside', 'file', 'file/inside', 'disk/new', 'disk'])
+def test_a_folder_for_results_that_cannot_be_written(folder, request, tmp_path):
+    """A link to itself, a file, a read-only disk, and paths under them."""
+    if folder.startswith('disk'):
+        remount(request.getfixturevalue('disk'), 'ro')
     (tmp_path / 'loop').symlink_to('loop')
     (tmp_path / 'file').touch()
-    return request.param
-
-
-def test_a_folder_for_results_that_cannot_be_written(no_folder, tmp_path, capsys):
-    write_record(tmp_path / 'w')
-    write_log(tmp_path / 'w', '1', [log_entry(1, 1.0)])
-    for name in ('report', 'pnac', 'outliers', 'channels', 'curves'):
-        assert f'--out {no_folder}' in error_of(capsys, 2, f'analysis/{name}', 'w', '--out', no_folder)
-    with pytest.raises(PreflightError, match=f'--save {no_folder}'):
-        out_folder(no_folder, '--save')
+    with pytest.raises(PreflightError, match=f'--save {folder}: '):
+        out_folder(folder, '--save')
 
 
 @pytest.mark.slow
-def test_tools_that_run_a_model_say_so_before_they_do(no_folder, pictures, capsys, monkeypatch):
+def test_tools_say_so_before_they_run_a_model(pictures, tmp_path, capsys, monkeypatch):
     config, options, weights, data = pictures
     monkeypatch.setattr('torch.nn.Module.__call__', lambda *_, **__: pytest.fail('a model runs'))
-    at = f'{no_folder}/a.pkl', f'{no_folder}/a.pth'
-    assert f'--out {no_folder}' in error_of(capsys, 2, 'test', config, weights, '--out', at[0], *options)
-    assert f'--out-dir {no_folder}' in error_of(capsys, 2, 'infer', config, weights, data, '--out-dir', no_folder)
-    for option, path in (('--out', no_folder), ('--save', at[1])):
-        assert f'{option} {no_folder}' in error_of(capsys, 2, 'analysis/fuse_and_benchmark', config, weights, option,
-                                                   path, *([] if option == '--out' else ['--out', 'o']))
-    assert f'--out {no_folder}' in error_of(capsys, 2, 'analysis/cka', config, weights, config, weights, '--images',
-                                            '4', '--out', no_folder, *options)
-    for name, arguments in (('train', []), ('test', [weights])):
-        assert no_folder in error_of(capsys, 3, name, config, *arguments, '--work-dir', no_folder, *options)
-    assert no_folder in error_of(capsys, 3, 'analysis/compare_norms', config, '--norms', 'LN', '--seeds', '1', '--out',
-                                 no_folder, *options)
+    write_record(tmp_path / 'w')
+    write_log(tmp_path / 'w', '1', [log_entry(1, 1.0)])
+    (tmp_path / 'file').touch()
+    folder = 'file/inside'
+    fold = 'analysis/fuse_and_benchmark', config, weights
+    analyses = ((f'analysis/{name}', 'w', '--out', folder) for name in ANALYSES)
+    for *command, option, path in (
+            *analyses,
+            ('test', config, weights, *options, '--out', f'{folder}/a.pkl'),
+            ('infer', config, weights, data, '--out-dir', folder), (*fold, '--out', folder),
+            (*fold, '--out', 'o', '--save', f'{folder}/a.pth'),
+            ('analysis/cka', config, weights, config, weights, '--images', '4', *options, '--out', folder)):
+        assert f'{option} {folder}' in error_of(capsys, 2, *command, option, path)
+    for *command, option in (
+            ('train', config, *options, '--work-dir'), ('test', config, weights, *options, '--work-dir'),
+            ('analysis/compare_norms', config, '--norms', 'LN', '--seeds', '1', *options, '--out')):
+        assert folder in error_of(capsys, 3, *command, option, folder)
 
 
 @pytest.mark.slow
@@ -295,7 +241,7 @@ def test_links_that_lead_to_themselves_as_inputs(pictures, tmp_path, capsys):
     assert 'no folder loop' in error_of(capsys, 2, 'train', config, '--cfg-options',
                                         'train_dataloader.dataset.data_root=loop')
     assert 'no picture at loop' in error_of(capsys, 2, 'infer', config, weights, 'loop', '--out-dir', 'out')
-    for name in ('report', 'pnac', 'outliers', 'channels', 'curves'):
+    for name in ANALYSES:
         assert 'loop' in error_of(capsys, 2, f'analysis/{name}', 'loop', '--out', 'out')
 
 
@@ -326,16 +272,16 @@ def test_a_damaged_picture_is_named_in_training_and_test(damage, workers, pictur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('damage, said', [
-    (cut, 'it is empty, cut off, or no picture'), (lead_nowhere, 'No such file or directory')])
-def test_a_damaged_scene_is_named_in_training_and_test(damage, said, scenes, capsys):
+@pytest.mark.parametrize('tool, split, damage, said', [
+    ('train', 'train', cut, 'it is empty, cut off, or no picture'),
+    ('test', 'val', lead_nowhere, 'No such file or directory')])
+def test_a_damaged_scene_is_named_in_training_and_test(tool, split, damage, said, scenes, capsys):
     config, options, weights, folder = scenes
-    more = [f'{split}_dataloader.num_workers=1' for split in ('train', 'val', 'test')]
-    for name, arguments, split in (('train', [], 'train'), ('test', [weights], 'val')):
-        picture = folder / split / '000001.png'
-        damage(picture)
-        message = error_of(capsys, 3, name, config, *arguments, '--work-dir', 'w', *options, *more)
-        assert message == f'error: cannot use the picture {picture}: {said}.'
+    picture = folder / split / '000001.png'
+    damage(picture)
+    message = error_of(capsys, 3, tool, config, *[weights] * (tool == 'test'), '--work-dir', 'w', *options,
+                       *(f'{split}_dataloader.num_workers=1' for split in ('train', 'val', 'test')))
+    assert message == f'error: cannot use the picture {picture}: {said}.'
 
 
 @pytest.mark.slow
@@ -359,37 +305,30 @@ def test_a_folder_with_damaged_pictures_is_drawn_without_them(pictures, capsys):
     (data / 'dark/loop.png').symlink_to('loop.png')
     (data / 'dark/folder.png').mkdir()
     run('infer', config, weights, data / 'dark', '--out-dir', 'out', '--device', 'cpu')
-    printed = capsys.readouterr().out
-    left_out, count = printed.splitlines()[-2:]
-    assert left_out.startswith('skipped, not readable as pictures: ') and count == '2 pictures are in out'
-    assert sorted(left_out.rpartition(': ')[2].split(', ')) == [
-        str(data / 'dark' / f'{name}.png') for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
-    assert sorted(os.listdir('out')) == ['0.png', '1.png']
+    *_, skipped, count = capsys.readouterr().out.splitlines()
+    assert sorted(skipped.removeprefix('skipped: ').split('; ')) == [
+        f'{data}/dark/{name}.png: not readable as a picture' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
+    assert count == '2 pictures are in out' and sorted(os.listdir('out')) == ['0.png', '1.png']
     message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
-    assert message == f'error: no picture could be read: {data}/dark/cut.png.'
+    assert message == f'error: no picture could be drawn: {data}/dark/cut.png: not readable as a picture.'
 
 
 # Annotations
 
 
+def change(edit):
+    """Of the content of a JSON file."""
+
+    def changed(path):
+        content = json.loads(path.read_text())
+        edit(content)
+        path.write_text(json.dumps(content))
+
+    return changed
+
+
 def set_box(*box):
-
-    def change(path):
-        content = json.loads(path.read_text())
-        content['annotations'][0]['bbox'] = list(box)
-        path.write_text(json.dumps(content))
-
-    return change
-
-
-def drop(key):
-
-    def change(path):
-        content = json.loads(path.read_text())
-        content.pop(key)
-        path.write_text(json.dumps(content))
-
-    return change
+    return change(lambda content: content['annotations'][0].update(bbox=list(box)))
 
 
 def config_of(root, split='train'):
@@ -404,7 +343,7 @@ def config_of(root, split='train'):
     ('train', lambda path: path.write_text('[]'), 'it is cut off, or is no JSON object'),
     ('val', lambda path: path.write_text('{"images": [}'), 'JSONDecodeError: Expecting value: line 1 column 13'),
     ('val', lambda path: path.write_bytes(b'{"\xff": 1}'), 'UnicodeDecodeError'),
-    ('train', drop('categories'), 'no list of categories'),
+    ('train', change(lambda content: content.pop('categories')), 'no list of categories'),
     ('val', set_box(math.nan, 1, 2, 3), 'annotation 1 has the box [nan, 1, 2, 3]'),
     ('train', set_box(1, 1, math.inf, 3), 'annotation 1 has the box [1, 1, inf, 3]'),
     ('val', set_box(1, 1, 3), 'annotation 1 has the box [1, 1, 3]')])
@@ -431,19 +370,9 @@ def test_of_a_large_annotation_file_only_the_end_is_read(tmp_path, monkeypatch):
         check_data(cfg, ['train'])
 
 
-def losses(work_dir):
-    logs = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
-    return [entry['loss'] for log in logs for entry in map(json.loads, log.open()) if 'loss' in entry]
-
-
-@pytest.mark.slow
-def test_a_cut_annotation_file_ends_a_run_before_it_starts(scenes, capsys):
-    config, options, _, folder = scenes
-    path = folder / 'annotations/instances_train.json'
-    cut(path)
-    message = error_of(capsys, 2, 'train', config, '--work-dir', 'w', *options)
-    assert message == f'error: the annotation file {path} cannot be used: it is cut off, or is no JSON object.'
-    assert not Path('w').exists()
+def assert_finite(work_dir, steps=1):
+    losses = [entry['loss'] for entry in tiny_runs.scalars(work_dir) if 'loss' in entry]
+    assert len(losses) >= steps and np.isfinite(losses).all()
 
 
 def test_boxes_that_are_none_leave_the_loss_finite(scenes, monkeypatch):
@@ -457,7 +386,7 @@ def test_boxes_that_are_none_leave_the_loss_finite(scenes, monkeypatch):
     path.write_text(json.dumps(content))
     monkeypatch.setattr('mmunorm.cli.preflight.LARGE', 0)
     run('train', config, '--work-dir', 'w', *options, 'train_cfg.max_iters=2')
-    assert len(losses('w')) == 2 and np.isfinite(losses('w')).all()
+    assert_finite('w', steps=2)
 
 
 # Odd pictures
@@ -483,7 +412,7 @@ def test_odd_pictures_are_classified(tmp_path):
     run('infer', config, weights, 'in', '--out-dir', 'out', '--device', 'cpu')
     assert [cv2.imread(f'out/odd_{i}.png').shape[:2] for i in range(3)] == [(512, 512), *SIZES[1:]]
     run('train', config, '--work-dir', 'w', '--cfg-options', *options)
-    assert losses('w') and np.isfinite(losses('w')).all()
+    assert_finite('w')
     metrics = run('test', config, weights, '--work-dir', 'w', '--cfg-options', *options)
     assert 0 <= metrics['accuracy/top1'] <= 100
 
@@ -504,21 +433,18 @@ def make_odd(folder, split, height, width):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', SIZES[:2])
-def test_odd_scenes(size, scenes, capsys):
+def test_odd_scenes(scenes, capsys):
     """A scene of 1 x 1 works. At the size of the small config, one of 20000 x 20 is less than a pixel high."""
     config, options, weights, folder = scenes
-    for name, arguments, split in (('train', [], 'train'), ('test', [weights], 'val')):
-        picture = make_odd(folder, split, *size)
-        arguments = (name, config, *arguments, '--work-dir', f'w_{name}', *options)
-        if size == (1, 1):
-            run(*arguments)
-            continue
-        message = error_of(capsys, 3, *arguments)
-        assert message.startswith(f'error: cannot use the picture {picture} of {size[1]} x {size[0]} pixels: OpenCV '
-                                  'refuses it (') and message.endswith(' in resize).')
-    if size == (1, 1):
-        assert losses('w_train') and np.isfinite(losses('w_train')).all()
+    commands = dict(train=('train', config), val=('test', config, weights))
+    for split, command in commands.items():
+        make_odd(folder, split, 1, 1)
+        run(*command, '--work-dir', 'w', *options)
+        picture = make_odd(folder, split, 20, 20000)
+        message = error_of(capsys, 3, *command, '--work-dir', 'w', *options)
+        assert message.startswith(f'error: cannot use the picture {picture} of 20000 x 20 pixels: OpenCV refuses it (')
+        assert message.endswith(' in resize).')
+    assert_finite('w')
 
 
 @pytest.mark.slow
@@ -529,7 +455,7 @@ def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
     options = ('--out-dir', 'out', '--device', 'cpu', '--score-thr', '0', *options)
     run('infer', config, weights, 'in', *options)
     *_, left_out, count = capsys.readouterr().out.splitlines()
-    assert left_out.startswith('skipped, not to be resized or drawn: in/wide.png (20000 x 20 pixels): OpenCV')
+    assert left_out.startswith('skipped: in/wide.png (20000 x 20 pixels): OpenCV')
     assert count == '1 pictures are in out' and os.listdir('out') == ['small.png']
     message = error_of(capsys, 2, 'infer', config, weights, 'in/wide.png', *options)
     assert message.startswith('error: no picture could be drawn: in/wide.png (20000 x 20 pixels): ')
@@ -539,16 +465,17 @@ def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', SIZES[:2])
-def test_backbones_take_odd_sizes(size):
-    for name in ('swin_un_classifier', 't2t_un_classifier'):
-        cfg = Config.fromfile(DIGITS / f'{name}.py')
-        cfg.model.backbone.init_cfg = None
-        backbone = build_model(cfg).backbone.eval()
-        with torch.no_grad():
-            if isinstance(backbone, UNT2TViT) and size == (1, 1):
-                with pytest.raises(RuntimeError, match='spatial size'):  # its first window takes 3 pixels at least
-                    backbone(torch.randn(1, 3, *size))
-                size = (3, 3)
+@pytest.mark.parametrize('name', ['swin_un_classifier', 't2t_un_classifier'])
+def test_backbones_take_odd_sizes(name):
+    cfg = Config.fromfile(DIGITS / f'{name}.py')
+    cfg.model.backbone.init_cfg = None
+    backbone = build_model(cfg).backbone.eval()
+    smallest = 1
+    with torch.no_grad():
+        if isinstance(backbone, UNT2TViT):
+            with pytest.raises(RuntimeError, match='spatial size'):  # its first window takes 3 pixels at least
+                backbone(torch.randn(1, 3, 1, 1))
+            smallest = 3
+        for size in ((smallest, smallest), (20, 20000)):
             outputs = backbone(torch.randn(1, 3, *size))
-        assert all(output.numel() and output.isfinite().all() for output in outputs)
+            assert all(output.numel() and output.isfinite().all() for output in outputs)

@@ -52,16 +52,20 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
 
 
 def test_a_config_of_one_line_trains(installed, tmp_path):
-    """compare_norms trains in a process of its own."""
     config = tmp_path / 'mine.py'
     config.write_text("_base_ = ['mmunorm::configs/digits/swin_un_classifier.py']\n")
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'digits')
-    arguments = ['analysis/compare_norms', config, '--norms', 'UN', '--seeds', 1, '--out', 'compared',
-                 '--cfg-options', *options, 'model.backbone.norm_cfg.warmup_iters=0']
-    done = subprocess.run([sys.executable, '-m', 'mmunorm', *map(str, arguments)], cwd=tmp_path, capture_output=True,
-                          text=True, env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin'))
+    code = """
+from mmunorm import __main__
+from mmunorm.comparison import processes
+assert processes.TRAIN.samefile(__main__.TOOLS / 'train.py')
+__main__.main()
+"""
+    done = subprocess.run([sys.executable, '-c', code, 'train', config, '--work-dir', 'w', '--cfg-options', *options],
+                          cwd=tmp_path, capture_output=True, text=True,
+                          env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin', OMP_NUM_THREADS='1'))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / 'compared/un/seed_0/epoch_1.pth').is_file()
+    assert (tmp_path / 'w/epoch_1.pth').is_file()
 
 
 def test_an_old_torch_is_one_clear_line():

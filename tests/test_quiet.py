@@ -1,9 +1,14 @@
 """What a person sees who starts a tool."""
+import ast
 import subprocess
 import sys
 import textwrap
 
+import mmengine.logging
 import pytest
+
+from mmunorm.cli.arguments import command
+from mmunorm.utils import quiet_imports
 
 from . import tiny_runs
 
@@ -11,10 +16,10 @@ CHATTER = ('OneDL', 'Hooks will be executed', 'System environment', 'custom_hook
 
 
 @pytest.mark.slow
-def test_a_run_shows_what_concerns_its_user_and_its_log_has_all(tmp_path):
-    config = tiny_runs.write_classifier(tmp_path)
-    command = [sys.executable, tiny_runs.ROOT / 'tools/train.py', config, '--work-dir', tmp_path / 'w']
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_a_run_shows_what_concerns_its_user_and_its_log_has_all(classifier, tmp_path):
+    train = tiny_runs.ROOT / 'tools/train.py'
+    shown = subprocess.run([sys.executable, train, classifier[0], '--work-dir', tmp_path / 'w'], capture_output=True,
+                           text=True, check=True)
     assert not any(word in shown.stdout + shown.stderr for word in CHATTER)
     first, second, *others = shown.stdout.splitlines()
     assert 'ImageClassifier; backbone UNSwinTransformer; norms: 7 UN' in first
@@ -24,25 +29,35 @@ def test_a_run_shows_what_concerns_its_user_and_its_log_has_all(tmp_path):
     assert all(word in log.read_text() for word in CHATTER[1:4])
 
 
-def test_verbose_shows_all(tmp_path, capsys):
-    config = tiny_runs.write_classifier(tmp_path)
-    tiny_runs.call(tiny_runs.load_tool('train'), config, '--work-dir', tmp_path / 'w', '--verbose')
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in CHATTER[1:4])
+def test_verbose_shows_all_and_a_warning_that_concerns_the_user_stays_without_it(classifier, in_a_folder, capsys):
+    options = '--cfg-options', 'model.backbone.norm_cfg.warmup_iters=100'
+    for flags, shows_all in ((['--verbose'], True), ([], False)):
+        tiny_runs.call('train', classifier[0], *flags, *options)
+        shown = capsys.readouterr().out
+        assert all((word in shown) == shows_all for word in CHATTER[1:4])
+        assert 'UN never leaves its warm-up in this run' in shown
 
 
-def test_a_warning_that_concerns_the_user_stays(tmp_path, capsys):
-    config = tiny_runs.write_classifier(tmp_path)
-    train = tiny_runs.load_tool('train')
-    tiny_runs.call(train, config, '--work-dir', tmp_path / 'w', '--cfg-options',
-                   'model.backbone.norm_cfg.warmup_iters=100')
-    assert 'UN never leaves its warm-up in this run' in capsys.readouterr().out
+def test_verbose_shows_what_the_import_has_held_back(capsys):
+    with quiet_imports():
+        mmengine.logging.print_log('Could not import OneDL')
+        mmengine.logging.print_log('something else')
+    for argv in [], ['--verbose']:
+        command(lambda argv: print('main'))(argv)
+    first, second, *others, last = capsys.readouterr().out.splitlines()
+    assert (first, second, last) == ('something else', 'main', 'main')
+    assert 'Could not import OneDL' in others
 
 
-def in_a_process(code):
-    """What a new Python prints."""
-    return subprocess.run([sys.executable, '-W', 'ignore', '-c', textwrap.dedent(code)], capture_output=True, text=True,
-                          check=True, cwd=tiny_runs.ROOT).stdout.splitlines()
+def test_progress_bars_stay_out_of_logs():
+    """Where stderr is no terminal, `disable=None` leaves a bar out; tqdm draws it by default."""
+    paths = [path for folder in ('mmunorm', 'tools') for path in (tiny_runs.ROOT / folder).rglob('*.py')]
+    calls = [node for path in paths if 'tqdm(' in path.read_text() for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'tqdm']
+    assert len(calls) > 5
+    for call in calls:
+        values = [ast.unparse(word.value) for word in call.keywords if word.arg == 'disable']
+        assert values and 'None' in values[0], ast.unparse(call)
 
 
 @pytest.mark.slow
@@ -51,7 +66,7 @@ def test_importing_it_changes_nothing_in_other_packages():
 
     Neither does a module that is imported on the way keep a function of ours: they keep what they import by name.
     """
-    shown = in_a_process('''
+    code = textwrap.dedent('''
         import sys
         import warnings
         import mmengine.runner, mmcv, mmpretrain.models, mmpretrain.datasets, mmpretrain.engine  # noqa: E401
@@ -81,22 +96,7 @@ def test_importing_it_changes_nothing_in_other_packages():
         for name, module in sys.modules.items():
             assert vars(module).get('print_log', logging.print_log) is logging.print_log, name
     ''')
+    shown = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True,
+                           cwd=tiny_runs.ROOT).stdout.splitlines()
     # What mmdet says on its own behalf stays.
     assert set(shown[shown.index('from here') + 1:]) <= {'Could not import OneDL. Skipping OneDL datasets.'}
-
-
-@pytest.mark.slow
-def test_verbose_shows_what_the_import_has_held_back():
-    """Which of these packages have something to say depends on their distribution."""
-    first, second, third, *others, last = in_a_process('''
-        import mmengine.logging
-        from mmunorm import utils
-        with utils.quiet_imports():
-            mmengine.logging.print_log('Could not import OneDL')
-            mmengine.logging.print_log('something else')
-        from mmunorm.cli.arguments import command
-        for argv in [], ['--verbose']:
-            command(lambda argv: print('main'))(argv)
-    ''')
-    assert (first, second, last) == ('something else', 'main', 'main')
-    assert 'Could not import OneDL' in [third, *others]

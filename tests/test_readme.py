@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mmunorm.config.models import build_model
 from mmunorm.norms import UN
 
 from . import processes, tiny_runs
@@ -26,28 +27,19 @@ def load(text, folder, name):
     return Config.fromfile(path)
 
 
-def build(cfg):
-    init_default_scope(cfg.default_scope)
-    return MODELS.build(cfg.model)
-
-
 def norms_of(model):
     return [module for module in model.modules() if isinstance(module, (UN, nn.LayerNorm))]
 
 
-@pytest.fixture
-def own_data(tmp_path):
-    return load(next(block for block in BLOCKS if 'bolt' in block), tmp_path, 'mine.py')
-
-
-def test_own_coco_data(own_data):
+def test_own_coco_data(tmp_path):
+    own_data = load(next(block for block in BLOCKS if 'bolt' in block), tmp_path, 'mine.py')
     assert own_data.train_dataloader.dataset.data_root == 'data/mine/'
     assert own_data.train_dataloader.dataset.metainfo.classes == ('bolt', 'nut')
     assert own_data.test_dataloader.dataset.ann_file == 'val.json'
     assert own_data.test_evaluator.ann_file == 'data/mine/val.json'
     assert len(own_data.train_dataloader.dataset.pipeline) > 3
     own_data.model.backbone.init_cfg = None
-    model = build(own_data)
+    model = build_model(own_data)
     assert {norm.warmup_iters for norm in norms_of(model)} == {500}
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 2
 
@@ -60,45 +52,32 @@ def stock_config(folder):
 def test_norm_cfg_in_a_stock_config(tmp_path):
     cfg = stock_config(tmp_path)
     assert cfg.model.backbone.type == 'SwinTransformer'
-    norms = norms_of(build(cfg))
+    norms = norms_of(build_model(cfg))
     assert len(norms) == 32 and {type(norm) for norm in norms} == {UN}
 
 
 @pytest.mark.slow
 def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
-    """The file word for word, on small pictures, from weights of LayerNorm."""
+    """The file word for word, with small pictures and few channels, from weights of LayerNorm."""
     monkeypatch.chdir(tmp_path)
     cfg = stock_config(tmp_path)
-    options = tiny_runs.tiny_data(cfg, tmp_path / 'data/coco')
-    init_default_scope(cfg.default_scope)
-    weights = MODELS.build({**cfg.model.backbone, 'norm_cfg': dict(type='LN'), 'init_cfg': None}).state_dict()
-    torch.save(dict(state_dict={f'backbone.{key}': value for key, value in weights.items()}), 'ln.pth')
-    options += ['model.backbone.init_cfg.checkpoint=ln.pth', 'model.backbone.convert_weights=False',
-                'custom_hooks.0.adapt_steps=1']
     # The stock tools ask for workers that persist.
-    options = [option.replace('num_workers=0', 'num_workers=1') for option in options]
-    options.append('train_dataloader.batch_size=1')
+    options = [option.replace('num_workers=0', 'num_workers=1')
+               for option in tiny_runs.tiny_data(cfg, tmp_path / 'data/coco')]
+    init_default_scope(cfg.default_scope)
+    ln = {**cfg.model.backbone, 'embed_dims': 12, 'norm_cfg': dict(type='LN'), 'init_cfg': None}
+    weights = MODELS.build(ln).state_dict()
+    torch.save(dict(state_dict={f'backbone.{key}': value for key, value in weights.items()}), 'ln.pth')
+    options += ['model.backbone.embed_dims=12', 'model.neck.in_channels=[12,24,48,96]', 'train_dataloader.batch_size=1',
+                'model.backbone.init_cfg.checkpoint=ln.pth', 'model.backbone.convert_weights=False',
+                'custom_hooks.0.adapt_steps=1']
     tool = Path(mmdet.__file__).parent / '.mim/tools/train.py'
-    assert processes.run_script(tool, 'stock.py', '--work-dir', 'w', '--cfg-options', *options) == 0
+    assert processes.run_tool(tool, 'stock.py', '--work-dir', 'w', '--cfg-options', *options) == [0]
     assert (tmp_path / 'w/conversion.md').read_text().startswith('32 of 32 LayerNorms converted')
-    state = torch.load('w/epoch_1.pth', weights_only=False)['state_dict']
+    state = tiny_runs.checkpoint('w/epoch_1.pth')['state_dict']
     norms = [key.removesuffix('.running_var') for key in state if key.endswith('.running_var')]
     assert len(norms) == 32 and all(state[f'{norm}.num_batches_tracked'] == 2 for norm in norms)
     assert all(value.isfinite().all() for value in state.values())
-
-
-def test_norm_cfg_in_mmpretrains_own_swin(tmp_path):
-    """It hands `norm_cfg` to the output norm; the others have keys of their own."""
-    cfg = load("""
-_base_ = ['mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py']
-custom_imports = dict(imports=['mmunorm'])
-norm_cfg = dict(type='UN', window=2)
-model = dict(backbone=dict(
-    norm_cfg=norm_cfg, patch_cfg=dict(norm_cfg=norm_cfg),
-    stage_cfgs=dict(block_cfgs=dict(norm_cfg=norm_cfg), downsample_cfg=dict(norm_cfg=norm_cfg))))
-""", tmp_path, 'pretrain.py')
-    norms = norms_of(build(cfg))
-    assert len(norms) == 29 and {type(norm) for norm in norms} == {UN}
 
 
 def test_commands_name_what_exists():

@@ -1,18 +1,21 @@
 """Runs of the real tools, in this process, on tiny data."""
 import gc
 import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
+import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import loops
 from mmengine.utils import ManagerMixin
 from mmpretrain.registry import DATASETS
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from mmunorm.config.models import build_model
 
 from . import data_makers
 
@@ -75,7 +78,8 @@ def skip_config_formatting(monkeypatch):
 
 
 def call(tool, *arguments):
-    """Runs a tool as in a process of its own: mmengine keeps loggers and visualizers for a whole process."""
+    """Runs a tool, a module or its name, as in a process of its own: mmengine keeps loggers for a whole process."""
+    tool = load_tool(tool) if isinstance(tool, str) else tool
     pending = [ManagerMixin]
     while pending:
         cls = pending.pop()
@@ -87,6 +91,28 @@ def call(tool, *arguments):
         # Left to the garbage collector, each worker takes five seconds to end.
         for workers in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
             workers._shutdown_workers()
+
+
+def error_of(capsys, tool, *arguments, status=2):
+    """The line on stderr that a tool ends with; besides it there are only progress, warnings and argparse's usage."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        call(tool, *arguments)
+    text = capsys.readouterr().err
+    lines = [line for line in text.splitlines() if line.strip() and '%|' not in line and 'warning: ' not in line]
+    assert stop.value.code == status, text
+    assert lines[0].startswith('usage: ') or len(lines) == 1 and lines[0].startswith('error: '), text
+    return lines[-1]
+
+
+def checkpoint(path):
+    """The content of a checkpoint, on the CPU."""
+    return torch.load(path, map_location='cpu', weights_only=False)
+
+
+def scalars(work_dir):
+    """What the runs in a work directory have logged, in order."""
+    return [json.loads(line) for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')) for line in log.open()]
 
 
 def write_classifier(folder):
@@ -104,10 +130,7 @@ def write_classifier(folder):
 
 def save_weights(cfg, path, classes):
     """A checkpoint of untrained weights, with class names as a trained one has them."""
-    init_default_scope(cfg.default_scope)
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = MODELS.build(cfg.model)
+    model = build_model(cfg)
     model.init_weights()
     torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))), path)
     return path

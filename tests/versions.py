@@ -6,6 +6,8 @@ from inspect import signature
 import pytest
 import torch
 import torch.export
+from mmengine.optim import OptimWrapper
+from mmengine.optim.optimizer import amp_optimizer_wrapper
 from torch import nn
 from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
@@ -125,6 +127,15 @@ class _OldGradScaler(GradScaler):
 
 
 CPUGradScaler = partial(torch.amp.GradScaler, 'cpu') if hasattr(torch.amp, 'GradScaler') else _OldGradScaler
+
+
+def amp_on_a_cpu(monkeypatch):
+    """Lets mmengine's AmpOptimWrapper run on a CPU, which it would refuse; without autocast, for the scale alone."""
+    monkeypatch.setattr(amp_optimizer_wrapper, 'is_cuda_available', lambda: True)
+    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler', CPUGradScaler)
+    monkeypatch.setattr(amp_optimizer_wrapper.AmpOptimWrapper, 'optim_context', OptimWrapper.optim_context)
+
+
 needs_rms_norm = pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='this torch has no nn.RMSNorm')
 needs_fully_shard = pytest.mark.skipif(not hasattr(fsdp, 'fully_shard'), reason='this torch has no fully_shard')
 needs_fused_adamw = pytest.mark.skipif(

@@ -33,7 +33,7 @@ def average(paths):
         PreflightError: a checkpoint cannot be read, or is of another model than the first.
     """
     sums, shapes = {}, None
-    for path in tqdm(paths, desc='reading', unit='checkpoint'):
+    for path in tqdm(paths, desc='reading', unit='checkpoint', disable=None):
         content = read_checkpoint(path)
         state = content.get('state_dict', content)
         found = {name: value.shape for name, value in state.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS
 
 from mmunorm.cli import shipping
 from mmunorm.cli.arguments import (
@@ -105,12 +105,6 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
     return stages, file
 
 
-def test_size(cfg):
-    """The number of test pictures."""
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    return len(DATASETS.build(cfg.test_dataloader.dataset))
-
-
 @command
 def main(argv=None):
     args = parse_args(argv)
@@ -125,7 +119,7 @@ def main(argv=None):
     if not can_adapt(model):
         args.adapt_steps = 0
     per_picture = shipping.seconds_per_picture(cfg, model) if args.dry_run else 0.
-    a_test = test_size(cfg) * per_picture if args.dry_run else 0.
+    a_test = len(DATASETS.build(cfg.test_dataloader.dataset)) * per_picture if args.dry_run else 0.
     stages, file = plan(args, cfg, chosen, int8, steps, per_picture, a_test)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):

@@ -11,20 +11,11 @@ from mmunorm.cli.resume import set_resume
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
-    parser.add_argument(
-        '--resume',
-        nargs='?',
-        const='auto',
-        metavar='CHECKPOINT',
-        help='continue from a checkpoint, or from the latest one in the work directory')
-    parser.add_argument(
-        '--amp',
-        action='store_true',
-        help='mixed precision: float16 with a loss scale on a GPU, bfloat16 on a CPU')
-    parser.add_argument(
-        '--auto-scale-lr',
-        action='store_true',
-        help='scale the learning rate by the batch size')
+    parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
+                        help='continue from a checkpoint, or from the latest one in the work directory')
+    parser.add_argument('--amp', action='store_true',
+                        help='mixed precision: float16 with a loss scale on a GPU, bfloat16 on a CPU')
+    parser.add_argument('--auto-scale-lr', action='store_true', help='scale the learning rate by the batch size')
     add_runner_arguments(parser)
     return parser.parse_args(argv)
 

@@ -90,7 +90,7 @@ def main(argv=None):
         if args.fuse:
             print(str(fuse_norms(model)).partition('\n')[0])
     model.to(args.device)
-    lines = tqdm(read_lines(args.file or '/dev/stdin', allow_empty=True), desc='translating', unit='line')
+    lines = tqdm(read_lines(args.file or '/dev/stdin', allow_empty=True), desc='translating', unit='line', disable=None)
     for number, hypotheses in enumerate(translate_lines(model, subwords, lines, args.batch_size), start=1):
         for line in format_hypotheses(number, hypotheses, args.nbest, args.scores):
             print(line)

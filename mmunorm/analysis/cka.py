@@ -20,11 +20,9 @@ _BRANCHES = ('attn', 'ffn', 'mlp')
 
 
 def gram(features: Tensor) -> Tensor:
-    """Inner products between the examples of a batch, `(n, n)` float64.
+    """Inner products between the examples of a batch `(n, ...)`, as `(n, n)` float64.
 
-    Args:
-        features: `(n, ...)`; all but the first dimension are features. Each feature's mean over the
-            batch is subtracted. This does not change CKA, but keeps digits.
+    Each feature's mean over the batch is subtracted. This does not change CKA, but keeps digits.
     """
     features = features.flatten(1)
     total = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
@@ -36,13 +34,9 @@ def gram(features: Tensor) -> Tensor:
 
 
 def centre(grams: Tensor) -> Tensor:
-    """U-centres Gram matrices. The inner product of two, divided by n (n - 3), is their unbiased HSIC.
+    """U-centres symmetric Gram matrices `(layers, n, n)`: zeros on the diagonals, and rows that sum to zero.
 
-    Args:
-        grams: `(layers, n, n)`, symmetric.
-
-    Returns:
-        The same shape, with zeros on the diagonals and rows that sum to zero.
+    The inner product of two, divided by n (n - 3), is their unbiased HSIC.
 
     Raises:
         ValueError: n is less than 4, for which there is no unbiased estimate.
@@ -58,11 +52,7 @@ def centre(grams: Tensor) -> Tensor:
 
 
 def hsic(grams_a: Tensor, grams_b: Tensor) -> np.ndarray:
-    """The unbiased HSIC between all layers of two models, `(layers_a, layers_b)`.
-
-    Args:
-        grams_a, grams_b: Gram matrices `(layers, n, n)` of the same n examples in both models.
-    """
+    """The unbiased HSIC `(layers_a, layers_b)` from the Gram matrices `(layers, n, n)` of the same n examples."""
     n = grams_a.shape[-1]
     a, b = centre(grams_a).flatten(1), centre(grams_b).flatten(1)
     return (a @ b.T / (n * (n - 3))).cpu().numpy()
@@ -83,15 +73,10 @@ def branch_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def output_grams(layers: dict[str, nn.Module], forward: Callable[[], object], examples: int) -> dict[str, Tensor]:
-    """Gram matrices `(n, n)` of the outputs of a model's layers, in the order in which they run.
+    """Gram matrices `(n, n)` of the outputs of a model's layers, in the order in which they run in `forward`.
 
     Each output becomes a matrix at once, so no activation is kept. If a layer runs several times, all its outputs are
-    features. An output that is not a tensor `(n, ...)` is left out.
-
-    Args:
-        layers: the layers, by name.
-        forward: runs the model on a batch.
-        examples: n, their number.
+    features. An output that is not a tensor of n examples `(n, ...)` is left out.
     """
     grams: dict[str, Tensor] = {}
 
@@ -114,9 +99,7 @@ def output_grams(layers: dict[str, nn.Module], forward: Callable[[], object], ex
 def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b: Callable,
                    layers_a: dict[str, nn.Module],
                    layers_b: dict[str, nn.Module]) -> tuple[np.ndarray, list[str], list[str]]:
-    """Linear CKA between the layers of two models on the same pictures, from one batch after another.
-
-    Between batches, only some numbers for each pair of layers are kept.
+    """Linear CKA between the layers of two models on the same pictures, summed over batches.
 
     Args:
         batches: pairs of a batch and its number of examples; batches of fewer than 4 are left out.

@@ -1,7 +1,6 @@
 """Training curves from mmengine's logs."""
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
@@ -22,7 +21,6 @@ LINES = ('-', '--', ':')
 # The metrics that tables and pictures show if a run has several, and their labels.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP',
            'translation/BLEU': 'BLEU', 'enhancement/PSNR': 'PSNR (dB)'}
-_TAIL = 8192  # bytes; many lines of a log
 
 
 def read_scalars(path: str | Path) -> Scalars:
@@ -36,37 +34,33 @@ def read_scalars(path: str | Path) -> Scalars:
         path: a work directory, or one `scalars.json`.
 
     Returns:
-        `(n, 2)` float64 arrays of training step and value, by name; values may be NaN or infinite.
+        `(n, 2)` float64 arrays of training step and value, by name; values may be NaN or infinite. Empty if there is
+        no log, or no line in it yet.
 
     Raises:
-        FileNotFoundError: there is no log.
         ValueError: a line is not what mmengine's LoggerHook writes.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.glob('*/vis_data/scalars.json'))
-    if not files:
-        raise FileNotFoundError(f'there is no mmengine log (TIME/vis_data/scalars.json) in {path}')
     points: dict[str, dict[float, float]] = {}
-    for file in files:
+    for file in [path] if path.is_file() else _logs(path):
         _read_into(points, file)
     return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
 
 
-def latest(work_dir: str | Path, name: str) -> tuple[int, float] | None:
-    """Step and value of the newest entry of a training scalar; reads only the end of the newest log."""
-    files = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
-    if not files:
-        return None
-    with files[-1].open('rb') as file:
-        file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL))
-        lines = file.read().decode(errors='replace').splitlines()
-    for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-            return entry['step'], entry[name]
-        except (ValueError, TypeError, KeyError):  # a line that is cut off, or a validation's
-            continue
+def latest(work_dir: Path, name: str) -> tuple[int, float] | None:
+    """Step and value of the newest entry of a training scalar in the newest log."""
+    for file in _logs(work_dir)[-1:]:
+        for line in reversed(file.read_text(errors='replace').splitlines()):
+            try:
+                entry = json.loads(line)
+                return entry['step'], entry[name]
+            except (ValueError, TypeError, KeyError):  # a line that is cut off, or a validation's
+                continue
     return None
+
+
+def _logs(work_dir: Path) -> list[Path]:
+    return sorted(work_dir.glob('*/vis_data/scalars.json'))
 
 
 def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
@@ -95,13 +89,8 @@ def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
 def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) -> None:
     """Draws one scalar over training steps: the mean of each label's runs, and a band from least to most.
 
-    A run counts up to its last step. Points that are not finite are left out. The scale is logarithmic if a value
-    exceeds 100 times the median; otherwise that value would flatten all others.
-
-    Args:
-        axes: where to draw.
-        runs: the runs of each label, in the order of colours.
-        name: the scalar, such as 'loss' or 'accuracy/top1'; runs without it are left out.
+    A run counts up to its last step. Points that are not finite, and runs without the scalar, are left out. The scale
+    is logarithmic if a value exceeds 100 times the median; otherwise that value would flatten all others.
     """
     drawn = []
     for i, (label, group) in enumerate(runs.items()):
@@ -127,14 +116,7 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
 
 def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str], title: str,
                   below: Sequence[str] = ()) -> Figure:
-    """A grid of :func:`draw_curves`: a row for each panel, a column for each scalar.
-
-    Args:
-        panels: the runs of each label, by the title of their row.
-        names: scalars.
-        title: title of the figure.
-        below: lines below the title.
-    """
+    """A grid of :func:`draw_curves`: a row for each panel, by its title, and a column for each scalar."""
     figure, grid = new_panels(len(panels), len(names), width=6. * len(names))
     for axes, ((panel, runs), name) in zip(grid, itertools.product(panels.items(), names), strict=True):
         draw_curves(axes, runs, name)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -82,14 +83,12 @@ def pnac_density_figure(run: str, measure: PNACOverTraining) -> Figure:
     ends = {f'{name} (steps {measure.first[i]} to {measure.last[i]})': i for name, i in ends.items()}
     for axes, field in zip(panels, FIELDS, strict=True):
         percent = measure.percent(field)
-        drawn = False
         for colour, line, (label, i) in zip(COLOURS, ('--', '-'), ends.items(), strict=False):
             curve = density(percent[i], grid)
             if np.isfinite(curve).all():
                 axes.plot(grid, curve, line, color=colour, label=label)
                 axes.fill_between(grid, curve, color=colour, alpha=0.1, linewidth=0)
-                drawn = True
-        if not drawn:
+        if not axes.lines:
             axes.text(0.5, 0.5, 'layers do not differ\nor were not tested', ha='center', va='center',
                       transform=axes.transAxes)
         axes.set(xlabel='PNAC (%)', xlim=(0, 100))
@@ -127,9 +126,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
-        axes.set_xlabel('training step', fontsize='small')
-        axes.set_ylabel(NAMES[history.field], fontsize='small')
-        axes.tick_params(labelsize='small')
+        _small_labels(axes, 'training step', NAMES[history.field])
     finish(figure, 1.4, 'Statistics of single channels', [run])
     return figure
 
@@ -164,12 +161,7 @@ def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
 
 
 def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) -> Figure:
-    """How runs of deep models begin, and what their layers do (Figures 3, 8 and 9 of arXiv 2305.02790).
-
-    Args:
-        runs: log and layers of each run.
-        steps: how many steps count as the start.
-    """
+    """How runs begin in so many steps, and what their layers do (Figures 3, 8 and 9 of arXiv 2305.02790)."""
     figure, panels = new_panels(5)
     loss, gradient, by_layer, distance, active = panels
     for i, (name, (scalars, layers)) in enumerate(runs.items()):
@@ -187,15 +179,12 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
         active.plot(numbers, 100 * layers.values['active'][-1], **style)
     for axes in (gradient, by_layer, distance):
         axes.set_yscale('log', nonpositive='mask')
-    for axes in (loss, gradient):
-        axes.set_xlabel('training step', fontsize='small')
-    for axes in panels[2:]:
-        axes.set_xlabel('layer, from input to output', fontsize='small')
-    for axes, label in zip(panels, ('loss', 'gradient norm', 'gradient norm, first\nstep that has one',
-                                    '1 - cosine to the\nlayer before, last step', 'active after the\nactivation (%)'),
-                           strict=True):
-        axes.set_ylabel(label, fontsize='small')
-        axes.tick_params(labelsize='small')
+    step, layer = 'training step', 'layer, from input to output'
+    for axes, x, y in ((loss, step, 'loss'), (gradient, step, 'gradient norm'),
+                       (by_layer, layer, 'gradient norm, first\nstep that has one'),
+                       (distance, layer, '1 - cosine to the\nlayer before, last step'),
+                       (active, layer, 'active after the\nactivation (%)')):
+        _small_labels(axes, x, y)
     finish(figure, 1.3, 'How deep models begin, and what their layers do')
     return figure
 
@@ -203,11 +192,8 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
 def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
     """A metric against depth, a line for each kind of model: the mean of its seeds, in a band from least to most.
 
-    The name of a kind is the scheme and the norm. A scheme has a colour, a norm a style of line.
-
-    Args:
-        results: by kind and depth, the metric of each seed; None for a run that diverged, which is a cross below.
-        metric: name of the metric.
+    `results` has the metric of each seed by kind and depth; None for a run that diverged, which is a cross below. The
+    name of a kind is its scheme, which has a colour, and its norm, which has a style of line.
     """
     figure, (axes,) = new_panels()
     schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))
@@ -256,6 +242,44 @@ def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[st
     _layer_ticks(axes, layers, most=30)
     finish(figure, 2.4, 'Likeness at equal depth')
     return figure
+
+
+class Light(NamedTuple):
+    """One picture, and what an IAT's global branch says of its light."""
+    name: str
+    before: np.ndarray  # RGB uint8 `(h, w, 3)`
+    after: np.ndarray
+    gamma: float  # what the light is raised to; below 1 makes a picture lighter
+    matrix: np.ndarray  # of colours, `(3, 3)`
+
+
+def light_figure(lights: Sequence[Light]) -> Figure:
+    """A row for each picture: before, after, and the colour matrix, with gamma above it."""
+    figure, panels = new_panels(len(lights), 3)
+    limit = max(1., *(np.abs(light.matrix).max() for light in lights))
+    for before, after, axes, light in zip(panels[::3], panels[1::3], panels[2::3], lights, strict=True):
+        before.imshow(light.before, aspect='auto')
+        before.set_title(wrapped(light.name, WIDTH / 3), fontsize='x-small')
+        after.imshow(light.after, aspect='auto')
+        for picture in (before, after):
+            picture.set_axis_off()
+        axes.grid(False)
+        axes.imshow(light.matrix, cmap='RdBu_r', vmin=-limit, vmax=limit, aspect='auto')
+        for i, j in np.ndindex(3, 3):
+            value = light.matrix[i, j]
+            axes.text(j, i, f'{value:.2f}', ha='center', va='center', fontsize='x-small',
+                      color='white' if abs(value) > 0.6 * limit else 'black')
+        axes.set_title(f'gamma {light.gamma:.2f}', fontsize='x-small')
+        axes.set_xticks(range(3), 'RGB', fontsize='x-small')
+        axes.set_yticks(range(3), 'RGB', fontsize='x-small')
+    finish(figure, 1.2, 'Before, after, and the colour matrix from columns to rows', handles={})
+    return figure
+
+
+def _small_labels(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize='small')
+    axes.set_ylabel(y, fontsize='small')
+    axes.tick_params(labelsize='small')
 
 
 def _layer_ticks(axes: Axes, layers: Sequence[str], most: int = 40) -> None:

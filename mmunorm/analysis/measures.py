@@ -19,20 +19,11 @@ DEFAULT_SPAN = 100
 
 
 class PNACOverTraining(NamedTuple):
-    """PNAC of each layer and span.
-
-    Attributes:
-        first (numpy.ndarray): first training step of each span `(S,)`.
-        last (numpy.ndarray): last training step of each span `(S,)`.
-        layers (list[str]): names of the L layers.
-        results (dict[str, numpy.ndarray]): `(S, L, 4)` for 'activation' and 'gradient', each row a :class:`PNAC`.
-        span (int): recorded steps of every span.
-        left_out (int): recorded steps, before the last span, that are in no span.
-    """
-    first: np.ndarray
+    """PNAC of L layers in S spans of `span` recorded steps; `left_out` steps before the last span are in none."""
+    first: np.ndarray  # training step of each span `(S,)`
     last: np.ndarray
     layers: list[str]
-    results: dict[str, np.ndarray]
+    results: dict[str, np.ndarray]  # `(S, L, 4)` for 'activation' and 'gradient', each row a PNAC
     span: int
     left_out: int
 
@@ -72,13 +63,8 @@ PNAC_HEADER = ('run', 'statistic', 'layer', 'first_step', 'last_step', 'pnac_per
                'constant', 'steps')
 
 
-def measure_pnac(record: NormRecord, span: int | None = None, progress: bool = False) -> PNACOverTraining:
-    """PNAC of all layers of a record, over training.
-
-    Args:
-        record: a record.
-        span (int, optional): recorded steps of a span. Defaults to None: 100, or all if there are fewer.
-        progress (bool): whether to show a progress bar. Defaults to False.
+def measure_pnac(record: NormRecord, span: int | None = None) -> PNACOverTraining:
+    """PNAC of all layers of a record, over training; a `span` of None is 100 recorded steps, or all if there are fewer.
 
     Raises:
         RecordError: the record or the span is too short.
@@ -91,7 +77,7 @@ def measure_pnac(record: NormRecord, span: int | None = None, progress: bool = F
     span = pieces[0].stop
     results = {field: np.empty((len(pieces), len(record.layers), 4)) for field in FIELDS}
     work = [(field, *place) for field in FIELDS for place in np.ndindex(len(pieces), len(record.layers))]
-    for field, i, layer in tqdm(work, desc='PNAC', unit='test', disable=not progress):
+    for field, i, layer in tqdm(work, desc='PNAC', unit='test', disable=None):
         results[field][i, layer] = pnac(getattr(record, field)(layer, pieces[i]))
     return PNACOverTraining(
         np.array([record.steps[piece][0] for piece in pieces]),
@@ -119,14 +105,11 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
                     rows: slice = slice(None)) -> ChannelHistory:
     """The history of one channel (Fig. 4).
 
-    The means are NaN for the first M - 1 recorded steps. The geometric mean is also NaN where the last M steps have a
-    negative value.
+    The means are of `window`, M, recorded steps, and NaN for the first M - 1. The geometric mean is also NaN where
+    the last M steps have a negative value.
 
     Args:
-        record: a record.
-        layer, channel: which channel.
         field: 'activation' or 'gradient'.
-        window (int): M, the number of recorded steps in each mean.
         rows: which of the recorded steps to take. The means also use steps before these.
 
     Raises:
@@ -147,18 +130,11 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
 
 
 class MeanShares(NamedTuple):
-    """How much of a norm's input is its mean: `mean(x)^2 / mean(x^2)` over tokens.
-
-    Attributes:
-        steps (numpy.ndarray): the training steps in which the means were recorded `(S,)`.
-        layers (list[str]): names of the L layers.
-        all_channels (numpy.ndarray): both squares summed over the channels `(S, L)`; NaN where a layer did not run.
-        highest_channel (numpy.ndarray): the highest share of a single channel `(S, L)`.
-    """
-    steps: np.ndarray
+    """How much of a norm's input is its mean: `mean(x)^2 / mean(x^2)` over tokens; NaN where a layer did not run."""
+    steps: np.ndarray  # in which means were recorded `(S,)`
     layers: list[str]
-    all_channels: np.ndarray
-    highest_channel: np.ndarray
+    all_channels: np.ndarray  # both squares summed over the channels `(S, L)`
+    highest_channel: np.ndarray  # the highest share of a single channel `(S, L)`
 
 
 def measure_mean_shares(record: NormRecord) -> MeanShares | None:
@@ -184,11 +160,7 @@ class Outliers(NamedTuple):
 
 
 def accumulated_outliers(record: NormRecord, points: int = 4) -> Outliers:
-    """Outlier steps of each layer up to several points of training (Fig. 5).
-
-    Args:
-        record: a record that holds a step.
-        points (int): how many points, at equal distances; the last is the end of training. Defaults to 4.
+    """Outlier steps of each layer up to several points of training, at equal distances; the last is its end (Fig. 5).
 
     Raises:
         RecordError: no layer has an outlier filter.

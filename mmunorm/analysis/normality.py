@@ -26,25 +26,15 @@ class PNAC(NamedTuple):
     steps: int
 
 
-def pnac(statistics: np.ndarray, significance: float = SIGNIFICANCE) -> PNAC:
-    """PNAC of one layer over a span of steps (Eq. 15).
+def pnac(statistics: np.ndarray) -> PNAC:
+    """PNAC of one layer over a span of steps (Eq. 15), from its statistics `(T, C)`.
 
     Each channel's sequence of statistics goes through D'Agostino and Pearson's test of normality
-    (:func:`scipy.stats.normaltest`). PNAC is the percentage of channels with p > `significance`. A high PNAC means
-    mild fluctuation. A trend within the span counts as fluctuation, so spans should be much shorter than training.
-
-    Args:
-        statistics: `(T, C)`, one row per step.
-        significance: significance level of the test. Defaults to 0.05.
-
-    Raises:
-        ValueError: the span has fewer than 20 steps.
+    (:func:`scipy.stats.normaltest`). PNAC is the percentage of channels with p > 0.05. A high PNAC means mild
+    fluctuation. A trend within the span counts as fluctuation, so spans should be much shorter than training.
     """
     from scipy.stats import normaltest  # imported here, so that runs without a record need not wait for it
     statistics = np.asarray(statistics, dtype=np.float64)
-    if len(statistics) < LEAST_STEPS:
-        raise ValueError(f'statistics: the test of normality needs at least {LEAST_STEPS} steps, got '
-                         f'{len(statistics)}')
     # After an overflow of mixed precision, a whole step is useless.
     finite = statistics[np.isfinite(statistics).all(axis=1)]
     if len(finite) < LEAST_STEPS:
@@ -52,17 +42,14 @@ def pnac(statistics: np.ndarray, significance: float = SIGNIFICANCE) -> PNAC:
     # Changes of the size of float32 rounding are not a fluctuation either.
     rounding = 4 * np.finfo(np.float32).eps * np.abs(finite).max(axis=0)
     varies = np.ptp(finite, axis=0) > rounding
-    tested = finite[:, varies]
     percent = float('nan')
-    if tested.shape[1]:
-        # The test does not depend on the scale. Unscaled, the fourth powers of tiny gradients would underflow.
-        tested = (tested - tested.mean(axis=0)) / tested.std(axis=0)
-        percent = 100 * float(np.mean(normaltest(tested).pvalue > significance))
+    if varies.any():
+        percent = 100 * float(np.mean(normaltest(finite[:, varies]).pvalue > SIGNIFICANCE))
     return PNAC(percent, int(varies.sum()), int((~varies).sum()), len(finite))
 
 
 def spans(steps: int, span: int) -> list[slice]:
-    """Cuts the recorded steps into spans of `span` steps each. The test is sharper with more steps.
+    """Cuts the recorded steps into spans of `span` steps each.
 
     The first span starts at the first step. The last span ends at the last step. Fewer than `span` steps may remain
     before the last span; they are in no span. If there is only one span, it is at the end.
@@ -79,17 +66,11 @@ def spans(steps: int, span: int) -> list[slice]:
 
 
 def density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Kernel density estimate on `grid` (Fig. 7), with Scott's bandwidth.
+    """Kernel density estimate of values `(N,)` at the points `grid` `(G,)`, with Scott's bandwidth (Fig. 7).
 
-    Args:
-        values: `(N,)`; NaN is left out.
-        grid: `(G,)`, the points at which to compute the density.
-
-    Returns:
-        `(G,)`; NaN if there are fewer than two values, or if all are equal.
+    NaN is left out. The density `(G,)` is NaN if there are fewer than two values, or if all are equal.
     """
     from scipy.stats import gaussian_kde
-    values = np.asarray(values, dtype=np.float64)
     values = values[np.isfinite(values)]
     if len(values) < 2 or np.ptp(values) == 0:
         return np.full(len(grid), np.nan)

@@ -14,18 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..recording import RecordError
+from . import figures
 from .curves import METRICS
-from .figures import (
-    cka_diagonal_figure,
-    cka_figure,
-    mean_shares_figure,
-    outliers_figure,
-    pnac_density_figure,
-    pnac_figure,
-    pnac_layers_figure,
-    scalar_figure,
-    statistics_figure,
-)
 from .layout import DPI
 from .measures import FIELDS
 from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twice
@@ -52,12 +42,7 @@ class Picture:
 
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
-    """Builds the page.
-
-    Args:
-        measured: the runs, as :func:`.work_dirs.measure_work_dir` measures them.
-        cka: summaries of CKA, as :func:`read_cka` reads them.
-    """
+    """A page of runs as :func:`.work_dirs.measure_work_dir` measures them, with CKA as :func:`read_cka` reads it."""
     loader = jinja2.PackageLoader('mmunorm.analysis', '')
     template = jinja2.Environment(loader=loader, autoescape=True).get_template('report.html.jinja')
     runs = [one.run.name for one in measured]
@@ -74,7 +59,8 @@ def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
             'norms': [run.norms for run in runs],
             'work directory': [str(run.folder) for run in runs],
             'last logged step': [str(run.last_step or '') for run in runs],
-            'recorded steps': [_recorded(run) for run in runs]}
+            'recorded steps': [run.record and f'{len(run.record.steps)}, from step {run.record.steps[0]} to '
+                               f'{run.record.steps[-1]}, of {len(run.record.layers)} layers' for run in runs]}
     for metric, label in METRICS.items():
         pairs = [run.last_and_best(metric) for run in runs]
         rows[f'{label}, last / best'] = [f'{pair[0]:.4g} / {pair[1]:.4g}' if pair else '' for pair in pairs]
@@ -87,18 +73,11 @@ def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
     return rows
 
 
-def _recorded(run: WorkDir) -> str:
-    if run.record is None:
-        return ''
-    steps = run.record.steps
-    return f'{len(steps)}, from step {steps[0]} to {steps[-1]}, of {len(run.record.layers)} layers'
-
-
 def _curves(runs: Sequence[WorkDir]) -> Section:
     logged = {run.name: run.scalars for run in runs if run.scalars}
     names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
     return Section('Training curves', '', [[
-        Picture(scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
+        Picture(figures.scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
         for name in names]])
 
 
@@ -111,9 +90,9 @@ def _pnac(measured: Sequence[MeasuredRun]) -> Section:
         'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
         "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
         'span counts as fluctuation.',
-        [[Picture(pnac_figure(found), 'Mean PNAC over training')] if found else [],
-         [Picture(pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
-         [Picture(pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
+        [[Picture(figures.pnac_figure(found), 'Mean PNAC over training')] if found else [],
+         [Picture(figures.pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
+         [Picture(figures.pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
 
 
 def _channels(measured: Sequence[MeasuredRun]) -> Section:
@@ -122,7 +101,7 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
         'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
         'change their sign have no GM.',
-        [[Picture(statistics_figure(one.run.label, one.histories, WINDOW),
+        [[Picture(figures.statistics_figure(one.run.label, one.histories, WINDOW),
                   f'Statistics of single channels of {one.run.label}') for one in measured if one.histories]])
 
 
@@ -132,14 +111,14 @@ def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
         'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not '
         'subtract the mean (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` '
         'subtracts it.',
-        [[Picture(mean_shares_figure(one.run.label, one.mean_shares),
+        [[Picture(figures.mean_shares_figure(one.run.label, one.mean_shares),
                   f'Share of the mean in the input of each norm of {one.run.label}')
           for one in measured if one.mean_shares]])
 
 
 def _outliers(measured: Sequence[MeasuredRun]) -> Section:
-    pictures = [Picture(outliers_figure(one.run.label, *one.outliers), f'Accumulated outlier steps of {one.run.label}')
-                for one in measured if one.outliers]
+    pictures = [Picture(figures.outliers_figure(one.run.label, *one.outliers),
+                        f'Accumulated outlier steps of {one.run.label}') for one in measured if one.outliers]
     notes = [f'{one.run.label}: no layer has an outlier filter.'
              for one in measured if pictures and one.run.record is not None and one.outliers is None]
     return Section('Outlier steps', 'Steps on which a layer dropped its moving averages (Eq. 18-19).',
@@ -151,11 +130,11 @@ def _cka(summaries: Sequence[dict]) -> Section:
     for summary in summaries:
         cka = np.array(summary['cka'], dtype=float)
         layers = summary['layers_a'], summary['layers_b']
-        pictures.append(Picture(cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
+        pictures.append(Picture(figures.cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
                                 f'Linear CKA between the layers of {summary["label"]}'))
         if layers[0] == layers[1]:
             diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
-    pictures += [Picture(cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
+    pictures += [Picture(figures.cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
                  for layers, lines in diagonals.items()]
     return Section('CKA: how alike two models are',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
@@ -166,8 +145,7 @@ def _cka(summaries: Sequence[dict]) -> Section:
 def read_cka(paths: Sequence[str | Path]) -> list[dict]:
     """Reads `cka.json` files, given by their paths or folders.
 
-    Each summary gets a `label` of its own: the names of its models. If several summaries compare models of the same
-    names, the label also has the folder.
+    Each summary gets a `label` of its own: the names of its models, and the folder where several have the same names.
 
     Raises:
         RecordError: a file is missing, is not a `cka.json`, or is named twice.

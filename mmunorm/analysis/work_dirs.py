@@ -11,32 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ..recording.norm_record import FOLDER, HEAD, NormRecord, RecordError
+from . import measures
 from .curves import METRICS, Scalars, read_scalars
-from .measures import (
-    FIELDS,
-    ChannelHistory,
-    MeanShares,
-    Outliers,
-    PNACOverTraining,
-    accumulated_outliers,
-    around_peak,
-    channel_history,
-    evenly_spaced,
-    measure_mean_shares,
-    measure_pnac,
-    peak_channel,
-)
 
 # M, the number of steps in the means of single channels.
 WINDOW = 4
 
 
 def find_record(source: str | Path) -> NormRecord:
-    """Finds the record of a `source`.
-
-    Args:
-        source: the record's folder; or a work directory; or a config file `NAME.py`, whose work directory is
-            `work_dirs/NAME`.
+    """The record of `source`: its folder, a work directory, or a config `NAME.py` that was trained in `work_dirs/NAME`.
 
     Raises:
         RecordError: there is no record, or it holds no step.
@@ -72,18 +55,10 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def run_names(records: Sequence[NormRecord]) -> list[str]:
-    """A name of each run for titles and legends: the work directory, and its norms.
-
-    If the record's folder has another name than `norm_statistics`, such as an older record, that name is used.
-    """
+    """A name of each run for titles and legends: the work directory, or an older record's folder, and the norms."""
     paths = [record.path for record in records]
     names = distinct_names([path.parent if path.name == FOLDER else path for path in paths])
-    return [f'{name} ({norms_of(record)})' for name, record in zip(names, records, strict=True)]
-
-
-def norms_of(record: NormRecord) -> str:
-    """The kinds of norms in a record."""
-    return ', '.join(dict.fromkeys(layer.norm for layer in record.layers))
+    return [f'{name} ({record.norms})' for name, record in zip(names, records, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +81,7 @@ class WorkDir:
     @property
     def norms(self) -> str:
         """The norms that the record names."""
-        return '' if self.record is None else norms_of(self.record)
+        return '' if self.record is None else self.record.norms
 
     @property
     def last_step(self) -> int | None:
@@ -146,8 +121,6 @@ def _read_work_dir(name: str, folder: Path) -> WorkDir:
     record = find_record(folder) if (folder / FOLDER).is_dir() else None
     try:
         scalars = read_scalars(folder)
-    except FileNotFoundError:
-        scalars = {}
     except ValueError as error:
         raise RecordError(f'{error}.') from error
     if record is None and not scalars:
@@ -158,31 +131,17 @@ def _read_work_dir(name: str, folder: Path) -> WorkDir:
 
 
 class MeasuredRun(NamedTuple):
-    """A run and its measures.
-
-    Attributes:
-        run (WorkDir): the run.
-        pnac (PNACOverTraining | None): its PNAC.
-        histories (list[ChannelHistory]): single channels, around their highest peaks.
-        outliers (Outliers | None): accumulated outlier steps.
-        mean_shares (MeanShares | None): how much of each norm's input is its mean.
-        missing (list[str]): sentences about what could not be measured because the record is too short.
-    """
+    """A run and its measures."""
     run: WorkDir
-    pnac: PNACOverTraining | None
-    histories: list[ChannelHistory]
-    outliers: Outliers | None
-    mean_shares: MeanShares | None
-    missing: list[str]
+    pnac: measures.PNACOverTraining | None
+    histories: list[measures.ChannelHistory]  # around their highest peaks
+    outliers: measures.Outliers | None
+    mean_shares: measures.MeanShares | None
+    missing: list[str]  # sentences about what could not be measured because the record is too short
 
 
-def measure_work_dir(run: WorkDir, span: int | None = None, progress: bool = False) -> MeasuredRun:
-    """Measures a run.
-
-    Args:
-        run: a work directory, as :func:`read_work_dirs` reads it.
-        span (int, optional): recorded steps of a span for PNAC. Defaults to None: 100, or all if fewer.
-        progress (bool): whether to show a progress bar. Defaults to False.
+def measure_work_dir(run: WorkDir, span: int | None = None) -> MeasuredRun:
+    """Measures a run; `span` is that of :func:`.measures.measure_pnac`.
 
     Raises:
         RecordError: `span` does not fit a record.
@@ -192,7 +151,7 @@ def measure_work_dir(run: WorkDir, span: int | None = None, progress: bool = Fal
         return MeasuredRun(run, None, [], None, None, [])
     pnac, histories, missing = None, [], []
     try:
-        pnac = measure_pnac(record, span, progress)
+        pnac = measures.measure_pnac(record, span)
     except RecordError as error:
         if span is not None:
             raise
@@ -200,21 +159,17 @@ def measure_work_dir(run: WorkDir, span: int | None = None, progress: bool = Fal
     if len(record.steps) < WINDOW:
         missing.append(f'{run.label}: fewer than {WINDOW} steps are recorded.')
     else:
-        for layer in evenly_spaced(record.layers, 3):
-            channel = peak_channel(record, layer)
-            rows = around_peak(record, layer, channel)
-            histories += [channel_history(record, layer, channel, field, WINDOW, rows) for field in FIELDS]
-    outliers = None if run.outlier_share is None else accumulated_outliers(record)
-    return MeasuredRun(run, pnac, histories, outliers, measure_mean_shares(record), missing)
+        for layer in measures.evenly_spaced(record.layers, 3):
+            channel = measures.peak_channel(record, layer)
+            rows = measures.around_peak(record, layer, channel)
+            histories += [measures.channel_history(record, layer, channel, field, WINDOW, rows)
+                          for field in measures.FIELDS]
+    outliers = None if run.outlier_share is None else measures.accumulated_outliers(record)
+    return MeasuredRun(run, pnac, histories, outliers, measures.measure_mean_shares(record), missing)
 
 
 def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict:
-    """All that the report shows, as values that JSON can hold: NaN and infinity become None.
-
-    Args:
-        measured: the runs.
-        cka: summaries of CKA, as :func:`.page.read_cka` reads them.
-    """
+    """All that the report shows, as values that JSON can hold: NaN and infinity become None."""
     return _plain(dict(runs=[_run_numbers(*one) for one in measured], cka=list(cka)))
 
 
@@ -228,7 +183,7 @@ def _run_numbers(run, pnac, histories, outliers, mean_shares, missing) -> dict:
         last_and_best={metric: run.last_and_best(metric) for metric in METRICS if metric in run.scalars},
         curves={name: run.scalars[name] for name in ('loss', *METRICS) if name in run.scalars},
         pnac=pnac and dict(span=pnac.span, first_steps=pnac.first, last_steps=pnac.last,
-                           **{f'{field}_percent': pnac.percent(field) for field in FIELDS}),
+                           **{f'{field}_percent': pnac.percent(field) for field in measures.FIELDS}),
         channels=[history._asdict() for history in histories],
         outlier_share=run.outlier_share, outliers=outliers and outliers._asdict(),
         mean_shares=mean_shares and mean_shares._asdict(), missing=missing)

@@ -14,20 +14,14 @@ from torch import Tensor, nn
 from ..residuals import DEFAULT_NORM_CFG
 
 
-def positive_random_features(x: Tensor, w: Tensor) -> Tensor:
-    """`phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)` of `x` `(..., d)`; `phi(q) . phi(k)` estimates `exp(q . k)`.
-
-    The exponent never exceeds `|w_i|^2 / 2`, so large inputs vanish and cannot overflow in float32.
-    """
-    return torch.exp(x @ w.t() - x.square().sum(-1, keepdim=True) / 2) / w.shape[0]**0.5
-
-
 def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float = 1e-8) -> Tensor:
     """Computes `phi(q) (phi(k)^T v) / (phi(q) . sum phi(k) + eps)`, which approximates `softmax(q k^T) v`.
 
+    The features are `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`; `phi(q) . phi(k)` estimates `exp(q . k)`. The exponent
+    never exceeds `|w_i|^2 / 2`, so large inputs vanish and cannot overflow in float32.
+
     Args:
-        q, k, v: `(B, N, d)`, any floating dtype. Computed in float32 (float64 for float64) under any
-            autocast.
+        q, k, v: `(B, N, d)`, any floating dtype. Computed in float32 (float64 for float64) under any autocast.
         w: random directions `(m, d)`.
         eps: keeps the quotient finite where all features vanish.
 
@@ -35,10 +29,14 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float =
         `(B, N, d)` in the dtype of `v`.
     """
     dtype = torch.promote_types(v.dtype, torch.float32)
+    w = w.to(dtype)
+
+    def phi(x: Tensor) -> Tensor:
+        x = x.to(dtype)
+        return torch.exp(x @ w.t() - x.square().sum(-1, keepdim=True) / 2) / w.shape[0]**0.5
+
     with torch.autocast(v.device.type, enabled=False):
-        w = w.to(dtype)
-        q_features = positive_random_features(q.to(dtype), w)
-        k_features = positive_random_features(k.to(dtype), w)
+        q_features, k_features = phi(q), phi(k)
         weighted = q_features @ (k_features.transpose(1, 2) @ v.to(dtype))
         total = q_features @ k_features.sum(dim=1).unsqueeze(-1)
         return (weighted / (total + eps)).to(v.dtype)
@@ -51,13 +49,9 @@ class PerformerAttention(BaseModule):
     never trained. In distributed training, every rank must draw the same directions. With mmengine's default
     seeding (`diff_rank_seed=False`) it does.
 
-    Args:
-        input_dims (int): channels of the input tokens.
-        embed_dims (int): channels of keys, queries, values and output.
-        kernel_ratio (float): random features per channel, `m = int(embed_dims * kernel_ratio)`. The
-            directions are orthogonal with length `sqrt(m)`, as in the authors' release. The estimate of
-            softmax attention is unbiased only for many features. Defaults to 0.5.
-        drop_rate (float): dropout before the skip connection. Defaults to 0.1, the authors' value.
+    There are `m = int(embed_dims * kernel_ratio)` of them, orthogonal and of length `sqrt(m)`, as in the authors'
+    release. `input_dims` are the channels of the tokens that come in, `embed_dims` all others. `drop_rate` is that of
+    the dropout before the skip connection.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, kernel_ratio: float = 0.5, drop_rate: float = 0.1):
@@ -79,12 +73,8 @@ class PerformerLayer(BaseModule):
     """Pre-norm Performer block of T2T-ViT's tokens-to-token module.
 
     Parts are named as in mmpretrain's `T2TTransformerLayer`: `ln1`, `attn`, `ln2`, `ffn`.
-
-    Args:
-        input_dims (int): channels of the input tokens.
-        embed_dims (int): channels of the output tokens and of the FFN's hidden layer.
-        drop_rate (float): dropout at the end of both branches. Defaults to 0.1, the authors' value.
-        norm_cfg (dict): config of both norms. Defaults to `dict(type='UN')`.
+    `input_dims` are the channels of the tokens that come in, `embed_dims` all others, and `drop_rate` is that of the
+    dropout at the end of both branches.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, drop_rate: float = 0.1, norm_cfg: dict = DEFAULT_NORM_CFG):
@@ -92,11 +82,8 @@ class PerformerLayer(BaseModule):
         self.ln1 = build_norm_layer(norm_cfg, input_dims)
         self.attn = PerformerAttention(input_dims, embed_dims, drop_rate=drop_rate)
         self.ln2 = build_norm_layer(norm_cfg, embed_dims)
-        self.ffn = FFN(
-            embed_dims=embed_dims,
-            feedforward_channels=embed_dims,
-            act_cfg=dict(type='GELU'),
-            dropout_layer=dict(type='Dropout', drop_prob=drop_rate))
+        self.ffn = FFN(embed_dims, embed_dims, act_cfg=dict(type='GELU'),
+                       dropout_layer=dict(type='Dropout', drop_prob=drop_rate))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, N, input_dims)` to `(B, N, embed_dims)`."""

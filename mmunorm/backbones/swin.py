@@ -55,11 +55,9 @@ class UNSwinTransformer(SwinTransformer):
     Args:
         arch (str | dict): 'tiny', 'small', 'base', 'large' or a dict of `embed_dims`, `depths` and
             `num_heads`. Defaults to 'tiny'.
-        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
-            residual schemes without norms.
-        residual_cfg (dict): config of every block's residuals, with the types of :class:`UNVisionTransformer`
-            except DLCL. The depth that a scheme goes by is the number of all blocks. The output norms stay with
-            every scheme. Defaults to `dict(type='PreNorm')`.
+        norm_cfg (dict): config of every norm. Defaults as that of :class:`UNVisionTransformer`.
+        residual_cfg (dict): as there, of the blocks, except DLCL. The depth that a scheme goes by is the number of
+            all blocks. The output norms stay with every scheme.
         stage_cfgs (dict | Sequence[dict], optional): extra arguments of all stages, or of each stage. A
             `norm_cfg` in its `block_cfgs` or `downsample_cfg` wins over the argument above.
         patch_cfg (dict, optional): extra arguments of the patch embedding; its `norm_cfg` wins as well.
@@ -77,15 +75,9 @@ class UNSwinTransformer(SwinTransformer):
         ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
-    def __init__(self,
-                 arch: str | dict = 'tiny',
-                 *,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
-                 stage_cfgs: dict | Sequence[dict] | None = None,
-                 patch_cfg: dict | None = None,
-                 init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
-                 **kwargs):
+    def __init__(self, arch: str | dict = 'tiny', *, norm_cfg: dict = DEFAULT_NORM_CFG,
+                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG, stage_cfgs: dict | Sequence[dict] | None = None,
+                 patch_cfg: dict | None = None, init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
         norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             arch,
@@ -140,10 +132,9 @@ class UNSwinTransformer(SwinTransformer):
             if key not in state_dict:
                 continue
             table = state_dict[key]
-            new_length = module.relative_position_bias_table.shape[0]
-            if table.shape[0] == new_length:
+            old_side, new_side = isqrt(len(table)), isqrt(len(module.relative_position_bias_table))
+            if old_side == new_side:
                 continue
-            old_side, new_side = isqrt(table.shape[0]), isqrt(new_length)
             print_log(f'Resize {key} from {old_side} x {old_side} to {new_side} x {new_side}', 'current')
             grid = table.float().t().reshape(1, -1, old_side, old_side)
             grid = F.interpolate(grid, size=(new_side, new_side), mode='bicubic')

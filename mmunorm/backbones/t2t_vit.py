@@ -10,20 +10,12 @@ from mmpretrain.models import T2T_ViT
 from mmpretrain.models.backbones.t2t_vit import T2TModule as StockT2TModule
 from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer, get_sinusoid_encoding
 from mmpretrain.models.utils import to_2tuple
-from torch import Tensor
 from torch.nn import functional as F
 
 from ..norms.base import check_norm_cfg
-from ..residuals import (
-    DEFAULT_NORM_CFG,
-    DEFAULT_RESIDUAL_CFG,
-    ResidualLayer,
-    connect,
-    initialize,
-    norm_of,
-    scheme_of,
-)
+from ..residuals import DEFAULT_NORM_CFG, DEFAULT_RESIDUAL_CFG, connect, initialize, norm_of, scheme_of
 from .performer import PerformerLayer
+from .vit import ResidualPreLayer
 
 # As in mmpretrain's T2T-ViT configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02)
@@ -44,62 +36,38 @@ class T2TModule(StockT2TModule):
     Takes `(N, in_channels, H, W)` and returns tokens `(N, L, embed_dims)` and their map size `(h, w)`.
 
     Args:
-        img_size (int | tuple[int, int]): expected image size, which sets the size of the position table.
-            Defaults to 224.
-        in_channels (int): image channels. Defaults to 3.
-        embed_dims (int): channels of the output tokens. Defaults to 384.
+        img_size, in_channels, embed_dims, norm_cfg, init_cfg: as of :class:`UNT2TViT`.
         token_dims (int): channels inside the module. Defaults to 64.
         use_performer (bool): True for Performer attention, the paper's; False for softmax attention.
             Defaults to True.
         performer_drop_rate (float): dropout in the Performer blocks. Defaults to 0.1, the authors' value.
-        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`.
-        init_cfg (dict, optional): initialization config.
 
     Raises:
         ValueError: `img_size` is smaller than the stride of 16.
     """
 
-    def __init__(self,
-                 img_size: int | tuple[int, int] = 224,
-                 in_channels: int = 3,
-                 embed_dims: int = 384,
-                 token_dims: int = 64,
-                 use_performer: bool = True,
-                 performer_drop_rate: float = 0.1,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 init_cfg: dict | None = None):
-        super().__init__(
-            in_channels=in_channels, embed_dims=embed_dims, token_dims=token_dims, init_cfg=init_cfg)
+    def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3, embed_dims: int = 384,
+                 token_dims: int = 64, use_performer: bool = True, performer_drop_rate: float = 0.1,
+                 norm_cfg: dict = DEFAULT_NORM_CFG, init_cfg: dict | None = None):
+        super().__init__(in_channels=in_channels, embed_dims=embed_dims, token_dims=token_dims, init_cfg=init_cfg)
         check_norm_cfg(norm_cfg)
         # The soft splits have 7 x 7, then 3 x 3 positions. These blocks replace the stock ones.
         for step, input_dims in ((1, in_channels * 7 * 7), (2, token_dims * 3 * 3)):
             if use_performer:
                 layer = PerformerLayer(input_dims, token_dims, performer_drop_rate, norm_cfg)
             else:
-                layer = T2TTransformerLayer(
-                    input_dims=input_dims,
-                    embed_dims=token_dims,
-                    num_heads=1,
-                    feedforward_channels=token_dims,
-                    norm_cfg=norm_cfg)
+                layer = T2TTransformerLayer(token_dims, 1, token_dims, input_dims=input_dims, norm_cfg=norm_cfg)
                 _scale_attention(layer, input_dims**-0.5)  # as the authors' code
             setattr(self, f'attention{step}', layer)
 
         self.init_out_size = [side // 16 for side in to_2tuple(img_size)]
         self.num_patches = self.init_out_size[0] * self.init_out_size[1]
         if self.num_patches == 0:
-            raise ValueError(
-                f'img_size={img_size!r}: each side must be at least 16, the stride of the tokens')
+            raise ValueError(f'img_size={img_size!r}: each side must be at least 16, the stride of the tokens')
 
 
-class ResidualT2TLayer(ResidualLayer, T2TTransformerLayer):
-    """mmpretrain's T2T-ViT layer, of one width, with the connections of a residual scheme."""
-    norm_names = ('ln1', 'ln2')
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, L, C)` to the same shape."""
-        x = self.residual1(x, self.attn, self.ln1)
-        return self.residual2(x, self.ffn, self.ln2)
+class ResidualT2TLayer(ResidualPreLayer, T2TTransformerLayer):
+    """Of T2T-ViT, where it has one width."""
 
 
 @MODELS.register_module()
@@ -121,20 +89,14 @@ class UNT2TViT(T2T_ViT):
         img_size (int | tuple[int, int]): expected image size. Defaults to 224.
         in_channels (int): image channels. Defaults to 3.
         embed_dims (int): channels of the encoder. Defaults to 384.
-        out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
-        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
-            residual schemes without norms.
-        residual_cfg (dict): config of the residuals of the encoder, with the types of :class:`UNVisionTransformer`.
-            The tokens-to-token module changes the width of its tokens and keeps its own. Defaults to
-            `dict(type='PreNorm')`.
-        final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: as the scheme
-            has it.
+        out_indices, norm_cfg, final_norm: as of :class:`UNVisionTransformer`.
+        residual_cfg (dict): as there, of the encoder. The tokens-to-token module changes the width of its tokens and
+            keeps its own residuals.
         t2t_cfg (dict, optional): extra arguments of :class:`T2TModule`, such as
             `dict(token_dims=64, use_performer=True)`; its `norm_cfg` wins over the argument above.
         init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
             a deviation of 0.02 for every linear layer.
-        **kwargs: the other arguments of :class:`mmpretrain.models.T2T_ViT`, with its defaults. A
-            `norm_cfg` in `layer_cfgs` wins over the argument above.
+        **kwargs: the other arguments of :class:`mmpretrain.models.T2T_ViT`, with its defaults.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
@@ -142,18 +104,10 @@ class UNT2TViT(T2T_ViT):
         ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
-    def __init__(self,
-                 img_size: int | tuple[int, int] = 224,
-                 in_channels: int = 3,
-                 embed_dims: int = 384,
-                 *,
-                 out_indices: int | Sequence[int] = -1,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
-                 final_norm: bool | None = None,
-                 t2t_cfg: dict | None = None,
-                 init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG,
-                 **kwargs):
+    def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3, embed_dims: int = 384, *,
+                 out_indices: int | Sequence[int] = -1, norm_cfg: dict = DEFAULT_NORM_CFG,
+                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG, final_norm: bool | None = None,
+                 t2t_cfg: dict | None = None, init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
         norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             # The stock tokens-to-token module takes no tuple, no norm and no Performer. So the stock class builds

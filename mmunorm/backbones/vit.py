@@ -21,14 +21,18 @@ from ..residuals import (
 )
 
 
-class ResidualEncoderLayer(ResidualLayer, TransformerEncoderLayer):
-    """mmpretrain's encoder layer with the connections of a residual scheme."""
+class ResidualPreLayer(ResidualLayer):
+    """A layer of mmpretrain's with `ln1`, `attn`, `ln2` and `ffn`, with the connections of a residual scheme."""
     norm_names = ('ln1', 'ln2')
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, L, C)` to the same shape."""
         x = self.residual1(x, self.attn, self.ln1)
         return self.residual2(x, self.ffn, self.ln2)
+
+
+class ResidualEncoderLayer(ResidualPreLayer, TransformerEncoderLayer):
+    """Of the Vision Transformer."""
 
     def init_weights(self) -> None:
         """The stock initial weights; the stock method wants a bias in every linear layer of the FFN."""
@@ -52,8 +56,8 @@ class UNVisionTransformer(VisionTransformer):
     Args:
         arch (str | dict): an architecture of mmpretrain's, or a dict of `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`. Defaults to 'base'.
-        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
-            schemes without norms, ReZero, TFixup and ScaledResidual.
+        norm_cfg (dict): config of every norm; one in `layer_cfgs` wins. Defaults to `dict(type='UN')`, and to
+            `dict(type='NoNorm')` for the schemes without norms, ReZero, TFixup and ScaledResidual.
         residual_cfg (dict): config of every residual, such as `dict(type='BranchNorm', warmup_iters=4000)`. The
             types are PostNorm, PreNorm, DeepNorm, BranchNorm, SubLN, NormFormer, Admin, DSInit, TFixup, ReZero,
             SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has initial weights,
@@ -65,24 +69,16 @@ class UNVisionTransformer(VisionTransformer):
             their statistics do not change. -1 freezes nothing. Defaults to -1.
         bias (bool): whether linear layers and convolutions have a bias; T5 (arXiv 1910.10683) has none. Norms keep
             their shift: `dict(type='RMSN')` has none. Defaults to True.
-        **kwargs: the other arguments of :class:`mmpretrain.models.VisionTransformer`, with its defaults. A
-            `norm_cfg` in `layer_cfgs` wins over the argument above.
+        **kwargs: the other arguments of :class:`mmpretrain.models.VisionTransformer`, with its defaults.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
-    def __init__(self,
-                 arch: str | dict = 'base',
-                 *,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
-                 out_indices: int | Sequence[int] = -1,
-                 final_norm: bool | None = None,
-                 frozen_stages: int = -1,
-                 bias: bool = True,
-                 **kwargs):
+    def __init__(self, arch: str | dict = 'base', *, norm_cfg: dict = DEFAULT_NORM_CFG,
+                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG, out_indices: int | Sequence[int] = -1,
+                 final_norm: bool | None = None, frozen_stages: int = -1, bias: bool = True, **kwargs):
         norm_cfg = norm_of(residual_cfg, norm_cfg)
         super().__init__(
             arch,

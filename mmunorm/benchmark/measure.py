@@ -28,8 +28,7 @@ class Race:
     Args:
         runs (dict[str, Callable]): the functions to run, by name. They take no arguments.
         device (torch.device): where they run.
-        clock (Callable[[], float], optional): tells the time in seconds. Defaults to `time.perf_counter`. None: each
-            function returns its own seconds.
+        clock (Callable[[], float], optional): tells the time in seconds. None: each function returns its own.
 
     Attributes:
         failed (set[str]): names of those that did not fit.
@@ -37,15 +36,13 @@ class Race:
 
     def __init__(self, runs: dict[str, Callable], device: torch.device,
                  clock: Callable[[], float] | None = time.perf_counter):
-        self.runs = dict(runs)
-        self.device = device
-        self.clock = clock
+        self.runs, self.device, self.clock = runs, device, clock
         self.failed: set[str] = set()
 
     def each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
         """Calls `action(name)` for each name that has not failed, in order; the results leave new failures out."""
         results = {}
-        for name in list(self.runs if names is None else names):
+        for name in self.runs if names is None else names:
             if name in self.failed:
                 continue
             try:
@@ -60,7 +57,6 @@ class Race:
         return results
 
     def seconds(self, name: str) -> float:
-        """The time of one run."""
         if self.clock is None:
             return self.runs[name]()
         _synchronize(self.device)
@@ -98,21 +94,14 @@ class Race:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the memory of a GPU or of the CPU was too small."""
-    if isinstance(error, (MemoryError, OutOfMemoryError)):
-        return True
-    # What torch's CPU allocator says on Linux, and on Windows.
-    return isinstance(error, RuntimeError) and any(
+    # The words are those of torch's CPU allocator on Linux, and on Windows.
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or any(
         words in str(error) for words in ("can't allocate memory", 'not enough memory'))
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """The ratio of two median times, as a reader would compute it, and how much it varies.
-
-    Args:
-        seconds, others: the times of two runs that :meth:`Race.time` has run in turn.
-
-    Returns:
-        `value`, the ratio of the medians; `low` and `high`, the quartiles of the ratios of single rounds.
+    """Of times that :meth:`Race.time` has taken in turn: `value`, the ratio of the medians; `low` and `high`, the
+    quartiles of the ratios of single rounds.
     """
     seconds, others = np.array(seconds), np.array(others)
     low, high = np.percentile(seconds / others, (25, 75))
@@ -134,11 +123,10 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(run: Callable, device: torch.device) -> int:
-    """The largest number of bytes that `run` needs beyond what is allocated before it.
+    """The largest number of bytes that `run` needs beyond what is allocated before it, by torch's allocators.
 
-    It comes from torch's caching allocator on a GPU, and on a CPU from torch's profiler, for torch's CPU allocator.
-    That counts every tensor, also inside an operator or compiled code. It does not count Python's memory, or that
-    of libraries with an allocator of their own.
+    On a CPU torch's profiler tells it: of every tensor, also inside an operator or compiled code; not of libraries
+    with an allocator of their own.
     """
     if device.type == 'cuda':
         _synchronize(device)
@@ -164,11 +152,6 @@ def size_in_memory(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storages of tensors, each counted once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def size_of_weights(model: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return size_in_memory([*model.parameters(), *model.buffers()])
 
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int]:

@@ -22,19 +22,14 @@ NORM_FREE = 'norm-free'
 
 
 def norm_name(cfg: Config) -> str:
-    """The type of the backbone's norm.
-
-    Raises:
-        PreflightError: the model has no backbone, or its norm is LN. LN cannot be folded; it is the baseline.
-    """
+    """The type of the backbone's norm; a PreflightError without a backbone, or for LN, which cannot be folded."""
     if 'backbone' not in cfg.model:
         raise PreflightError('the model of the config has no backbone whose norms could be folded.')
     holder = cfg.model if cfg.model.get('type') == CONVERTED_TYPE else cfg.model.backbone
     name = (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
     if name == LN:
-        raise PreflightError("norm_cfg=dict(type='LN') computes its statistics for every token and cannot be "
-                             "folded: name a config with an offline norm, such as dict(type='UN'). The benchmark "
-                             'then measures LN too.')
+        raise PreflightError("norm_cfg=dict(type='LN') cannot be folded: name a config with an offline norm, such as "
+                             "dict(type='UN'). The benchmark then measures LN too.")
     return name
 
 
@@ -48,15 +43,13 @@ class Models(NamedTuple):
 def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
     """Builds the compared models in eval mode on the CPU, with the same weights outside their norms.
 
+    The rows are 'LN', the config's norm, that name with ' folded', and 'norm-free', where every norm is an Identity.
+
     Args:
         cfg (Config): config of a classifier or a detector whose backbone has an offline norm.
         checkpoint (str, optional): weights of that model. Without it, weights are drawn as at the start of
             training, and every norm gets random statistics and a random affine part.
         seed (int): seed of all that is drawn. Defaults to 0.
-
-    Returns:
-        Models: the rows 'LN', the config's norm, that name with ' folded', and 'norm-free', where every
-        norm is an Identity.
 
     Raises:
         PreflightError: the config cannot be built, its norm is LN, or the checkpoint does not fit.
@@ -80,10 +73,8 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
     layer_norm = build_model(cfg).eval()
     # Copies by name, and so the affine parts too. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)
-
-    folded = copy.deepcopy(model)
+    folded, norm_free = copy.deepcopy(model), remove_norms(copy.deepcopy(model))
     report = fuse_norms(folded)
-    norm_free = remove_norms(copy.deepcopy(model))
     return Models({LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report, meta)
 
 

@@ -36,13 +36,9 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
 
 
 def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | float]], label: str) -> None:
-    """Groups of bars, one colour a series.
+    """Groups of bars, one colour a series: for each name the values by group, whose axis gets the `label`.
 
-    Args:
-        axes (Axes): where to draw.
-        series (Mapping): for each name the values by group: numbers, or dicts of `median` or `value` and the
-            quartiles `low` and `high`, which become error bars.
-        label (str): of the values.
+    Values are numbers, or dicts of `median` or `value` and the quartiles `low` and `high`, which become error bars.
     """
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     width = 0.8 / max(len(series), 1)

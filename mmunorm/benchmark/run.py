@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from . import measure
 from .environment import device_name, environment
 from .models import LN, NORM_FREE, build_models, norm_name
 from .table import summarize
-from .tasks import ClassifierTask, DetectorTask, task_of
+from .tasks import ClassifierTask, task_of
 
 SEED = 0
 AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
@@ -25,39 +25,20 @@ AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
 
 @dataclass
 class Settings:
-    """How to measure. None means a default that depends on task and device.
-
-    Args:
-        batch_size (int, optional): images in a batch.
-        shape (tuple[int, int], optional): height and width of the images.
-        device (str): such as 'cpu' or 'cuda:0'.
-        amp (str, optional): 'fp16' or 'bf16' runs under autocast.
-        compile (bool): use torch.compile.
-        channels_last (bool): weights and images in NHWC memory.
-        warmup (int, optional): rounds that are not counted, at least 1.
-        repeat (int, optional): rounds that are counted; in each, every model runs one batch.
-        threads (int, optional): threads of the CPU.
-        task_part (str): 'model', or 'backbone' to time the backbone alone.
-    """
+    """How to measure. None means a default that depends on task and device."""
     batch_size: int | None = None
-    shape: tuple[int, int] | None = None
-    device: str = 'cpu'
-    amp: str | None = None
-    compile: bool = False
-    channels_last: bool = False
-    warmup: int | None = None
-    repeat: int | None = None
-    threads: int | None = None
-    task_part: str = 'model'
+    shape: tuple[int, int] | None = None  # height and width of the images
+    device: str = 'cpu'  # or such as 'cuda:0'
+    amp: str | None = None  # 'fp16' or 'bf16' runs under autocast
+    compile: bool = False  # use torch.compile
+    warmup: int | None = None  # rounds that are not counted, at least 1
+    repeat: int | None = None  # rounds that are counted; in each, every model runs one batch
+    threads: int | None = None  # of the CPU
 
     @classmethod
     def of_the_paper(cls, cfg: Config, **others) -> Settings:
         """The settings of Table 8: 512 images of 224 x 224, or 2 of 1333 x 800; 1000 batches. `others` win."""
-        if isinstance(task_of(cfg, 'model'), DetectorTask):
-            paper = dict(batch_size=2, shape=(800, 1333), repeat=1000)
-        else:
-            paper = dict(batch_size=512, shape=(224, 224), repeat=1000)
-        return cls(**{**paper, **{key: value for key, value in others.items() if value is not None}})
+        return cls(**task_of(cfg).paper | {key: value for key, value in others.items() if value is not None})
 
 
 def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
@@ -66,11 +47,10 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
 
     Args:
         cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm.
-        settings (Settings): how to measure.
+        settings (Settings): how to measure; unchanged.
         checkpoint (str, optional): weights; without it, they are random.
         title (str, optional): title of the report. Defaults to the name of the config file.
-        save (str, optional): write the folded model to this checkpoint file, see
-            :func:`mmunorm.fusion.save_folded`.
+        save (str, optional): write the folded model to this file, see :func:`mmunorm.fusion.save_folded`.
 
     Returns:
         A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
@@ -80,13 +60,17 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         `peak_memory` (bytes), `flops` (per image) and `norm_calls`. The folded row has `output_difference`.
 
     Raises:
-        PreflightError: the config does not fit, see :func:`build_models`.
+        PreflightError: the config does not fit, see :func:`build_models`; or nothing to `save` was folded.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    device = torch.device(settings.device)
-    task = task_of(cfg, settings.task_part)
-    settings = _complete(settings, task, cfg, device)
+    device, task = torch.device(settings.device), task_of(cfg)
+    settings = replace(
+        settings, threads=torch.get_num_threads(),
+        batch_size=settings.batch_size or task.default_batch_size.get(device.type, 1),
+        shape=settings.shape or task.default_shape(cfg, device.type),
+        # Under torch.compile the first round compiles.
+        warmup=settings.warmup or (10 if device.type == 'cuda' else 2 if settings.compile else 1))
     plain = norm_name(cfg)
     models, fusion, meta = build_models(cfg, checkpoint, SEED)
     if save is not None:
@@ -109,7 +93,6 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         seconds = race.time(settings.repeat, 'measuring')
         settings.repeat = max(map(len, seconds.values()), default=0)
 
-    images = measure.size_in_memory([task.images])
     rows = []
     for name, model in models.items():
         row = dict(name=name, error=None, parameters=sum(p.numel() for p in model.parameters()))
@@ -117,43 +100,27 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
             row['error'] = measure.OUT_OF_MEMORY
         else:
             norm_calls, flops = counted[name]
-            row.update(
-                seconds=seconds[name], norm_calls=norm_calls, flops=flops / settings.batch_size,
-                peak_memory=memory[name] + images + measure.size_of_weights(model))
+            held = measure.size_in_memory([*model.parameters(), *model.buffers(), task.images])
+            row.update(seconds=seconds[name], norm_calls=norm_calls, flops=flops / settings.batch_size,
+                       peak_memory=memory[name] + held)
         if name == f'{plain} folded':
             row['output_difference'] = difference
         rows.append(row)
     return dict(
-        title=title or Path(cfg.filename or 'model').stem,
-        checkpoint=checkpoint,
-        notes=notes,
-        settings=asdict(settings),
-        environment=environment(device),
+        title=title or Path(cfg.filename or 'model').stem, checkpoint=checkpoint, notes=notes,
+        settings=asdict(settings), environment=environment(device),
         fusion=dict(folded=len(fusion.folded), kept=len(fusion.kept), report=str(fusion)),
         rows=summarize(rows, settings.batch_size))
-
-
-def _complete(settings: Settings, task: ClassifierTask, cfg: Config, device: torch.device) -> Settings:
-    """Puts a number in place of every None in the settings, except `repeat`."""
-    settings = Settings(**asdict(settings))
-    settings.batch_size = settings.batch_size or task.default_batch_size.get(device.type, 1)
-    settings.shape = settings.shape or task.default_shape(cfg, device.type)
-    # Under torch.compile the first round compiles.
-    settings.warmup = settings.warmup or (10 if device.type == 'cuda' else 2 if settings.compile else 1)
-    settings.threads = torch.get_num_threads()
-    return settings
 
 
 def _prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
              device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, float] | None]:
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded model."""
-    layout = torch.channels_last if settings.channels_last else torch.preserve_format
     for model in models.values():
-        model.to(device, memory_format=layout)
-    pictures = torch.randint(
-        256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(SEED)).to(device)
-    task.load(models[plain], pictures, layout)
+        model.to(device)
+    generator = torch.Generator().manual_seed(SEED)
+    pictures = torch.randint(256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8, generator=generator)
+    task.load(models[plain], pictures.to(device))
 
     def call(method, *args):
         with precision(device, settings.amp):
@@ -177,25 +144,19 @@ def precision(device: torch.device, amp: str | None) -> AbstractContextManager:
     return torch.autocast(device.type, AMP_DTYPES[amp]) if amp else nullcontext()
 
 
-def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None,
-           device: torch.device) -> list[str]:
+def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, device: torch.device) -> list[str]:
     """What the reader of the numbers must know."""
-    part = task.about if task.part == 'model' else (
-        'the backbone alone, from normalized images on the device to its maps. It is folded as part of the whole '
-        'model: the norms on its outputs go into the next layer, so they are not in the folded row')
     height, width = settings.shape
-    precision_name = f'autocast to {settings.amp}' if settings.amp else 'float32'
-    memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
-              "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
     weights = (f'{checkpoint}; LN and norm-free have the same weights outside their norms, but their outputs '
                'mean nothing' if checkpoint else
-               f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs mean '
-               'nothing')
+               f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs mean nothing')
+    memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
+              "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
     return [
         f'Weights: {weights}.',
-        f'Timed: {part}.',
-        f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; {precision_name}'
-        f'{", channels last" if settings.channels_last else ""}; on {device_name(device)}'
+        f'Timed: {task.about}.',
+        f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; '
+        f'{f"autocast to {settings.amp}" if settings.amp else "float32"}; on {device_name(device)}'
         f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
         'All rows run in one process, one batch each in turn, in an order that rotates. Speed is the median '
         'with its quartiles. A ratio is that of two medians.',

@@ -14,25 +14,18 @@ COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch',
 
 
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
-    """Adds throughput, latency and ratios to rows of measurements.
+    """Rows of measurements, see :func:`.run.run_benchmark`, with throughput, latency and ratios.
 
-    Args:
-        rows: each with `name`, `error` and `parameters`. A row without an error also has `peak_memory`, `flops`,
-            `norm_calls` and `seconds` (list[float], one for each batch, of the same repeats in all rows).
-        batch_size: images in a batch.
-
-    Returns:
-        New rows. `throughput` (images/s) and `latency_ms` are dicts of `median` and the quartiles `low` and `high`.
-        `to_ln` has the ratios to LN: `throughput` and `latency_ms` as :func:`.measure.ratio` returns them, and
-        `peak_memory`, `parameters` and `flops` as numbers. It is empty where LN or the row has failed.
+    Of :func:`.measure.speed`. `to_ln` has the ratios to LN: `throughput` and `latency_ms` as :func:`.measure.ratio`
+    returns them, and `peak_memory`, `parameters` and `flops` as numbers. It is empty where LN or the row has failed.
     """
-    ln = next((row for row in rows if row['name'] == LN), None)
+    ln = next(row for row in rows if row['name'] == LN)
     summaries = []
     for row in rows:
         row = dict(row, to_ln={})
         if row['error'] is None:
             row.update(speed(row['seconds'], batch_size))
-            if ln is not None and ln['error'] is None:
+            if ln['error'] is None:
                 row['to_ln'] = dict(throughput=ratio(ln['seconds'], row['seconds']),
                                     latency_ms=ratio(row['seconds'], ln['seconds']))
                 for key in ('peak_memory', 'parameters', 'flops'):
@@ -62,8 +55,7 @@ def _cells(row: dict) -> list[str]:
         return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text
 
     cells = [
-        row['name'],
-        speed_cell(row['throughput']),
+        row['name'], speed_cell(row['throughput']),
         speed_beside(ratios['throughput']) if ratios and row['name'] != LN else '-',
         f'{row["latency_ms"]["median"]:.4g}',
         with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
@@ -86,13 +78,12 @@ def chart(result: dict) -> Figure:
                     f'{settings["shape"][1]}, {result["environment"]["device"]}', fontsize=10)
     left, right = figure.subplots(1, 2)
     unit = ' relative to LN' if relative else ''
-    draw_bars(left, {'': {row['name']: (row['to_ln'] if relative else row)['throughput'] for row in rows}},
-              f'images/s{unit}')
-    draw_bars(right, {'': {row['name']: row['to_ln']['peak_memory'] if relative else row['peak_memory'] / 1e6
-                           for row in rows}}, f'MB{unit}')
-    left.set_title('Throughput, more is better', fontsize=10)
-    right.set_title('Peak memory, less is better', fontsize=10)
-    if relative:
-        for axes in (left, right):
+    speeds = {row['name']: (row['to_ln'] if relative else row)['throughput'] for row in rows}
+    memory = {row['name']: row['to_ln']['peak_memory'] if relative else row['peak_memory'] / 1e6 for row in rows}
+    for axes, values, label, title in ((left, speeds, 'images/s', 'Throughput, more is better'),
+                                       (right, memory, 'MB', 'Peak memory, less is better')):
+        draw_bars(axes, {'': values}, label + unit)
+        axes.set_title(title, fontsize=10)
+        if relative:
             axes.axhline(1, color='black', linewidth=0.8, linestyle='--')
     return figure

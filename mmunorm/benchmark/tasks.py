@@ -1,9 +1,8 @@
-"""What is run: a classifier up to its logits, a detector up to boxes and masks, or a backbone alone."""
+"""What is run: a classifier up to its logits, or a detector up to boxes and masks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
@@ -15,16 +14,10 @@ CANDIDATES = 50
 
 
 class ClassifierTask:
-    """A classifier from normalized images to logits.
-
-    Args:
-        part (str): 'model', or 'backbone' to run that alone.
-    """
+    """A classifier from normalized images to logits."""
     about = 'backbone, neck and head, from normalized images on the device to logits'
     default_batch_size = {'cpu': 4, 'cuda': 128}
-
-    def __init__(self, part: str = 'model'):
-        self.part = part
+    paper = dict(batch_size=512, shape=(224, 224), repeat=1000)
 
     @staticmethod
     def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
@@ -32,10 +25,10 @@ class ClassifierTask:
         side = cfg.model.backbone.get('img_size', 224)
         return (side, side) if isinstance(side, int) else tuple(side)
 
-    def load(self, model: nn.Module, pictures: Sequence[Tensor], layout: torch.memory_format) -> None:
+    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
         """Prepares the inputs of all models with the data preprocessor of one; pictures are uint8 `(3, H, W)`."""
         data = model.data_preprocessor(dict(inputs=list(pictures), **self._samples(pictures)), False)
-        self.images, self.samples = data['inputs'].to(memory_format=layout), data.get('data_samples')
+        self.images, self.samples = data['inputs'], data.get('data_samples')
 
     def _samples(self, pictures: Sequence[Tensor]) -> dict:
         """What the data preprocessor gets beside the pictures."""
@@ -46,12 +39,7 @@ class ClassifierTask:
         return _tensors(model(self.images, mode='tensor'))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
-        """Makes the work of all models equal, where it depends on their outputs.
-
-        Args:
-            models: all models.
-            reference: the `outputs` of one of them.
-        """
+        """Makes the work of all models equal, where it depends on `outputs`; `reference` is those of one model."""
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
         """Runs `model`, sets what the work of all `models` depends on, and returns notes for the reader."""
@@ -59,13 +47,10 @@ class ClassifierTask:
 
     def run(self, model: nn.Module):
         """What is timed."""
-        return model.backbone(self.images) if self.part == 'backbone' else model(self.images, mode='tensor')
+        return model(self.images, mode='tensor')
 
     def compile(self, model: nn.Module) -> str:
         """Compiles what `run` calls, in place; returns a name of it for the reader."""
-        if self.part == 'backbone':
-            model.backbone.compile()
-            return 'the backbone'
         model.compile()
         return 'the whole model'
 
@@ -75,6 +60,7 @@ class DetectorTask(ClassifierTask):
     about = ('backbone, neck, RPN, RoI heads and post-processing, from normalized images on the device to '
              'boxes and pasted masks')
     default_batch_size = {'cpu': 1, 'cuda': 2}
+    paper = dict(batch_size=2, shape=(800, 1333), repeat=1000)
 
     @staticmethod
     def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
@@ -98,13 +84,10 @@ class DetectorTask(ClassifierTask):
 
         Each model still computes its own maps, so their time and memory count. Then they are overwritten.
         """
-        if self.part == 'model':
-            for model in models:
-                _overwrite_features(model, reference)
+        for model in models:
+            _overwrite_features(model, reference)
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
-        if self.part == 'backbone':
-            return []
         notes = ['The heads of every row read the same feature maps. They overwrite those that the row has '
                  'computed, so proposals, boxes and masks are the same work in all rows.']
         threshold = self._score_threshold(model)
@@ -114,8 +97,7 @@ class DetectorTask(ClassifierTask):
             notes.append('The images are noise, so the score threshold of the box head is set to '
                          f'{threshold:.4g}: {CANDIDATES} boxes per image pass it.')
         found = [sample.pred_instances for sample in self.run(model)]
-        notes.append(f'Detections in a batch: {sum(len(instances) for instances in found)}'
-                     f'{", with masks" if "masks" in found[0] else ""}.')
+        notes.append(f'Detections in a batch: {sum(map(len, found))}{", with masks" if "masks" in found[0] else ""}.')
         return notes
 
     def _score_threshold(self, model: nn.Module) -> float | None:
@@ -134,24 +116,19 @@ class DetectorTask(ClassifierTask):
         return float(scores.topk(count + 1).values[-1])
 
     def run(self, model: nn.Module):
-        if self.part == 'backbone':
-            return model.backbone(self.images)
         # New samples: old ones hold results of the last run, which would be freed while this run is measured.
         return model(self.images, [sample.new() for sample in self.samples], mode='predict')
 
     def compile(self, model: nn.Module) -> str:
         model.backbone.compile()
-        if self.part == 'backbone' or not model.with_neck:
+        if not model.with_neck:
             return 'the backbone'
         model.neck.compile()
         return 'the backbone and the neck, because the number of boxes is not known before a run'
 
 
-def task_of(cfg: Config, part: str) -> ClassifierTask:
+def task_of(cfg: Config) -> ClassifierTask:
     """The task of a config, by its `default_scope`.
-
-    Args:
-        part (str): 'model' or 'backbone'.
 
     Raises:
         PreflightError: the scope is neither 'mmpretrain' nor 'mmdet'.
@@ -160,7 +137,7 @@ def task_of(cfg: Config, part: str) -> ClassifierTask:
     scope = cfg.get('default_scope')
     if scope not in tasks:
         raise PreflightError(f"default_scope must be 'mmdet' or 'mmpretrain', got {scope!r}.")
-    return tasks[scope](part)
+    return tasks[scope]()
 
 
 def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:

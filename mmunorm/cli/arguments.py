@@ -83,20 +83,17 @@ def is_first_process() -> bool:
     return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
 
 
-def positive(text: str) -> int:
+def positive(text: str, least: int = 1) -> int:
     """An argument that is a whole number of at least 1, for argparse's `type`."""
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, got {value}')
+    if value < least:
+        raise argparse.ArgumentTypeError(f'must be at least {least}, got {value}')
     return value
 
 
 def not_negative(text: str) -> int:
     """An argument that is a whole number of at least 0, for argparse's `type`."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f'must be at least 0, got {value}')
-    return value
+    return positive(text, least=0)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
@@ -105,14 +102,10 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
         parser.add_argument('--norm', metavar='NORM',
                             help='replace every norm of the backbone; the names of the work directory and of the '
                             f'backbone weights follow. NORM is one of {HELP}')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=_ConfigOptions,
-        metavar='KEY=VALUE',
-        help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
-        'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
-        'without any')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, type=_key_and_value, metavar='KEY=VALUE',
+                        help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
+                        'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
+                        'without any')
     parser.add_argument('--trust-checkpoint', action='store_true',
                         help='load checkpoints that hold more than weights and plain data, which may run code')
     parser.add_argument('--verbose', action='store_true',
@@ -124,23 +117,17 @@ def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that training and testing share, as the stock OpenMMLab tools have them."""
     parser.add_argument('--work-dir', help='folder for logs and checkpoints; work_dirs/CONFIG by default')
     add_config_arguments(parser)
-    parser.add_argument(
-        '--launcher',
-        choices=['none', 'pytorch', 'slurm', 'mpi'],
-        default='none',
-        help='how the processes of a distributed run were started')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
+                        help='how the processes of a distributed run were started')
     # torch.distributed.launch passes one spelling or the other.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
-class _ConfigOptions(DictAction):
-    """mmengine's DictAction, with a usage error instead of a traceback."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        for value in values:
-            if '=' not in value:
-                parser.error(f'{option_string} takes KEY=VALUE pairs, got {value!r}')
-        super().__call__(parser, namespace, values, option_string)
+def _key_and_value(text: str) -> str:
+    """An argument that mmengine's DictAction can split, for argparse's `type`."""
+    if '=' not in text:
+        raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
+    return text
 
 
 def load_config(path: str, options: dict | None = None, norm: str | None = None) -> Config:
@@ -220,10 +207,8 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise PreflightError(f'{option} {path}: this path is a file, or lies under one; name a folder.') from error
     except OSError as error:
-        raise PreflightError(f'{option} {path}: {error.strerror}.') from error
+        raise PreflightError(f'{option} {path}: it must be a folder that can be written ({error.strerror}).') from error
     if not os.access(folder, os.W_OK):
         raise PreflightError(f'{option} {path}: nothing can be written into this folder.')
     return folder

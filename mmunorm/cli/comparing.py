@@ -103,12 +103,9 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
 
 def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namespace,
                     write: Callable[[dict[ComparedRun, str]], list[Path]]) -> None:
-    """Trains the runs that have not finished, and prints the results of all.
+    """Trains the runs that have not finished, in the order of `configs`, and prints the results of all.
 
-    Args:
-        configs: of each run, in the order of running.
-        args: those of :func:`add_comparison_arguments`.
-        write: writes the results so far, given what went wrong by run; returns the files, the table first.
+    `write` writes the results so far, given what went wrong by run, and returns the files, the table first.
 
     Raises:
         RunError: the user interrupted the training, or a run crashed.

@@ -13,9 +13,6 @@ from tqdm import tqdm
 from ..engine.pictures import picture_problem
 from ..utils import PICTURE_SUFFIXES, PreflightError, whole_file
 
-# The visualizers' lines and letters have a fixed size, so a smaller picture is enlarged to be readable.
-READABLE_SIDE = 512
-
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
     """The pictures at `source` with the paths that their drawings get under `out_dir`.
@@ -42,21 +39,18 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
 
 def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], object],
               out_dir: str) -> None:
-    """Draws pictures, shows how far it is, and says at the end which ones were skipped and why.
+    """Draws the pictures of :func:`find_images`, and says at the end which ones were skipped and why.
 
-    Args:
-        images: what :func:`find_images` gives.
-        draw: writes the drawing of a picture, from its path, the picture uint8 BGR and the path to write.
-        out_dir: what the user called the folder.
+    `draw(path, picture, out_file)` writes the drawing of a picture, which is uint8 BGR; `out_dir` is for the message.
 
     Raises:
-        PreflightError: none could be read, or none could be drawn.
+        PreflightError: none could be drawn.
     """
-    unreadable, refused = [], []
-    for path, out_file in tqdm(images, desc='drawing', unit='picture'):
+    skipped = []
+    for path, out_file in tqdm(images, desc='drawing', unit='picture', disable=None):
         picture = read_picture(path)
         if picture is None:
-            unreadable.append(str(path))
+            skipped.append(f'{path}: not readable as a picture')
             continue
         out_file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out_file) as part:
@@ -64,21 +58,20 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
                 draw(path, picture, part)
             except cv2.error as error:
                 height, width = picture.shape[:2]
-                refused.append(f'{path} ({width} x {height} pixels): {picture_problem(error)}')
-    if len(unreadable) == len(images):
-        raise PreflightError(f'no picture could be read: {", ".join(unreadable)}.')
-    if len(unreadable) + len(refused) == len(images):
-        raise PreflightError(f'no picture could be drawn: {"; ".join(unreadable + refused)}.')
-    if unreadable:
-        print(f'skipped, not readable as pictures: {", ".join(unreadable)}')
-    if refused:
-        print(f'skipped, not to be resized or drawn: {"; ".join(refused)}')
-    print(f'{len(images) - len(unreadable) - len(refused)} pictures are in {out_dir}')
+                skipped.append(f'{path} ({width} x {height} pixels): {picture_problem(error)}')
+    if len(skipped) == len(images):
+        raise PreflightError(f'no picture could be drawn: {"; ".join(skipped)}.')
+    if skipped:
+        print(f'skipped: {"; ".join(skipped)}')
+    print(f'{len(images) - len(skipped)} pictures are in {out_dir}')
 
 
 def drawing_scale(height: int, width: int) -> float:
-    """The factor that enlarges a picture before drawing: at least 1, and never to more than 2048 pixels."""
-    return max(1.0, min(READABLE_SIDE / min(height, width), 2048 / max(height, width)))
+    """The factor that enlarges a picture before drawing: to a short side of 512, and a long one of 2048 at most.
+
+    The visualizers' lines and letters have a fixed size.
+    """
+    return max(1.0, min(512 / min(height, width), 2048 / max(height, width)))
 
 
 def read_picture(path: Path) -> np.ndarray | None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
@@ -51,11 +52,8 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks that the data files and folders of a run are there, and that COCO annotations are whole.
 
     It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
-    sets that download themselves: their classes do. Subwords must be those of the model.
-
-    Args:
-        cfg (Config): a config with `{split}_dataloader` and `{split}_evaluator`; each may be missing.
-        splits (Sequence[str]): some of 'train', 'val' and 'test'.
+    sets that download themselves: their classes do. Subwords must be those of the model. `splits` are some of 'train',
+    'val' and 'test'; a config may lack any of their loaders and evaluators.
 
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
@@ -111,14 +109,9 @@ def check_norms(cfg: Config) -> None:
 def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
-    Args:
-        cfg (Config): a config that is to be trained from its `model.backbone.init_cfg`, and `model.enhancer.init_cfg`
-            of an EnhancedModel.
-        config_path (str): the path of that config. The config that makes the checkpoint should lie beside it,
-            or in a folder beside its own.
-
     Raises:
-        PreflightError: a checkpoint does not exist. The message says how to make it, and how to start without.
+        PreflightError: a checkpoint does not exist. The message says how to start without, and how to make it if the
+            config that does so lies beside `config_path`, or in a folder beside its own.
     """
     for part, without, option in (('backbone', 'pretrained', 'pretrained'),
                                   ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
@@ -159,21 +152,24 @@ def _is_local(path: str, part: dict) -> bool:
 
 def _problems(part: dict) -> dict[str, str]:
     """What is wrong with the files of a data set or a metric, by path."""
-    root = part.get('data_root') or ''
-    cls = DATASETS.get(f'mmpretrain.{class_name(part)}')
-    if isinstance(cls, type) and issubclass(cls, CIFAR10):
-        return _cifar_problems(cls, root) if _is_local(root, part) and not part.get('download') else {}
     problems = {}
-    for path, exists, problem in _expected_paths(part, cls):
-        path = os.path.join(root, path)
+    for path, exists, problem in _expected_paths(part):
+        path = os.path.join(part.get('data_root') or '', path)
         if _is_local(path, part) and not exists(path):
             path = os.path.normpath(path)
             problems[path] = problem.format(path)
     return problems
 
 
-def _expected_paths(part: dict, cls: type | None) -> Iterator[tuple[str, Callable[[str], bool], str]]:
+def _expected_paths(part: dict) -> Iterator[tuple[str, Callable[[str], bool], str]]:
     """Each path, relative to `data_root`, with the test that it is there and what to say if it is not."""
+    cls = DATASETS.get(f'mmpretrain.{class_name(part)}')
+    cls = cls if isinstance(cls, type) else object
+    if issubclass(cls, CIFAR10):
+        for name, md5 in [] if part.get('download') else cls.train_list + cls.test_list:
+            yield (os.path.join(cls.base_folder, name), partial(_has_md5, md5=md5),
+                   'no file {}, or it is damaged (its MD5 sum is not the published one)')
+        return
     if class_name(part) in ('TranslationDataset', 'TranslationScore'):
         yield from ((part[name], os.path.isfile, 'no file {}') for name in _TEXTS if part.get(name))
         return
@@ -181,7 +177,7 @@ def _expected_paths(part: dict, cls: type | None) -> Iterator[tuple[str, Callabl
         yield part['ann_file'], os.path.isfile, 'no file {}'
     prefixes = part.get('data_prefix') or ''
     if 'split' in part:
-        if not (isinstance(cls, type) and issubclass(cls, ImageNet)):
+        if not issubclass(cls, ImageNet):
             return  # the files of a split depend on the class
         prefixes = prefixes or part['split']
     for prefix in prefixes.values() if isinstance(prefixes, dict) else [prefixes]:
@@ -192,15 +188,8 @@ def _is_filled_folder(path: str) -> bool:
     return os.path.isdir(path) and any(os.scandir(path))
 
 
-def _cifar_problems(cls: type[CIFAR10], root: str) -> dict[str, str]:
-    problems = {}
-    for name, md5 in cls.train_list + cls.test_list:
-        path = os.path.join(root, cls.base_folder, name)
-        if not os.path.isfile(path):
-            problems[path] = f'no file {path}'
-        elif md5 is not None and not check_md5(path, md5):
-            problems[path] = f'{path} is damaged (its MD5 sum is not the published one)'
-    return problems
+def _has_md5(path: str, md5: str | None) -> bool:
+    return os.path.isfile(path) and (md5 is None or check_md5(path, md5))
 
 
 def _annotation_problem(path: str) -> str | None:

@@ -18,10 +18,8 @@ _CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
-    A resumed run takes all its weights from the checkpoint, so pretrained weights are not looked for. It also takes
-    its seed from there if the config has none. :func:`find_resumable` finds the latest checkpoint; damaged files of
-    an interrupted run do not count. If the work directory has no checkpoint, the run starts at the beginning, and
-    says so.
+    A resumed run takes all its weights from the checkpoint, so pretrained weights are not looked for, and its seed if
+    the config has none. If the work directory has no whole checkpoint, the run starts at the beginning, and says so.
 
     Raises:
         PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
@@ -62,10 +60,9 @@ def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
     mmengine writes a checkpoint, and then its name into `last_checkpoint`. If a run is killed in between, its newest
     checkpoint is not the named one. If it is killed while it writes a checkpoint, that checkpoint is damaged.
 
-    The function takes the named checkpoint, unless a whole one has both a higher number and a later time. Times
-    alone do not survive a copy. A copied or renamed work directory goes on from its own checkpoints, even if
-    `last_checkpoint` names another folder. That folder counts only if the work directory does not have the named
-    checkpoint, as with CheckpointHook's `out_dir`.
+    The named checkpoint counts, unless a whole one has both a higher number and a later time; times alone do not
+    survive a copy. If the work directory has a checkpoint of the named one's file name, it counts in its place: the
+    folder was copied. Else that other folder counts, as CheckpointHook's `out_dir`.
 
     Returns:
         The path of the checkpoint or None, and the damaged checkpoints that would have come before it.
@@ -106,8 +103,5 @@ def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
 
 
 def is_whole(path: str | os.PathLike) -> bool:
-    """Whether a checkpoint is whole: the file ends as torch.save ends it, and was not cut off.
-
-    A folder, which sharded training writes, counts as whole.
-    """
+    """Whether a checkpoint ends as torch.save ends it; a folder, which sharded training writes, counts as whole."""
     return os.path.isdir(path) or zipfile.is_zipfile(path)

@@ -28,20 +28,12 @@ PICTURES = 8
 
 @dataclass(frozen=True)
 class Stage:
-    """One command of the chain.
-
-    Attributes:
-        title: for the reader.
-        command: a tool, and its arguments.
-        result: the file or folder that is there when it is done.
-        seconds: roughly how long it takes.
-        prepare: what comes before the command.
-    """
+    """One command of the chain."""
     title: str
-    command: tuple[str, ...]
-    result: Path
-    seconds: float = 0.
-    prepare: Callable[[], None] | None = None
+    command: tuple[str, ...]  # a tool, and its arguments
+    result: Path  # the file or folder that is there when it is done
+    seconds: float = 0.  # roughly how long it takes
+    prepare: Callable[[], None] | None = None  # what comes before the command
 
     def __str__(self) -> str:
         return f'python {shlex.join(self.command)}'
@@ -115,10 +107,8 @@ def test_folder(cfg: Config) -> Path | None:
     prefix = dataset.get('data_prefix') or ''
     if isinstance(prefix, dict):
         prefix = prefix.get('img') or prefix.get('img_path') or ''
-    folder = Path(dataset.get('data_root') or '', prefix)
-    if not dataset.get('data_root') or not any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob('*')):
-        return None
-    return folder
+    folder = Path(dataset.get('data_root') or 'nowhere', prefix)
+    return folder if any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob('*')) else None
 
 
 @torch.no_grad()
@@ -143,14 +133,8 @@ def write_report(path: Path, title: str, metrics: dict[str, dict], stages: list[
                  tables: dict[str, str], pictures: list[Path]) -> None:
     """Writes a page that opens from disk and loads nothing.
 
-    Args:
-        path: of the page.
-        title: its heading.
-        metrics: by model, in the order of the chain.
-        stages: that ran.
-        seconds: of each, by its command.
-        tables: Markdown by heading.
-        pictures: that are shown.
+    `metrics` are by model, in the order of the chain, `seconds` by the command of a stage, and `tables` Markdown by
+    heading.
     """
     names = [name for name in metrics[next(iter(metrics))] if all(name in each for each in metrics.values())]
     kinds = {'.png': 'png', '.jpg': 'jpeg', '.jpeg': 'jpeg'}

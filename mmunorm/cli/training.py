@@ -128,10 +128,9 @@ def introduce(runner: Runner) -> None:
 
 
 def train(runner: Runner) -> None:
-    """Trains, and lets hooks that hold data write them when an error or Ctrl-C ends the run.
+    """Trains, and calls `flush(runner)` of each hook that has it when an error or Ctrl-C ends the run.
 
-    mmengine calls `after_train` only when a run ends normally. This function calls the method `flush(runner)` of
-    each hook that has one.
+    So a hook writes what it holds. mmengine calls `after_train` only when a run ends normally.
     """
     introduce(runner)
     try:

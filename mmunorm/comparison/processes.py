@@ -61,21 +61,14 @@ class Process:
 def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
               after_each: Callable[[dict[ComparedRun, str]], object],
               trusted: bool = False) -> dict[ComparedRun, str]:
-    """Trains runs.
+    """Trains runs, `jobs` at a time, in the order of their configs; returns what went wrong, by run.
 
-    Args:
-        pending: the config of each run, in the order of running.
-        jobs: how many runs at a time.
-        after_each: called after each run with what went wrong so far.
-        trusted: whether the runs get `--trust-checkpoint`.
-
-    Returns:
-        What went wrong, by run.
+    `after_each` is called after each run with what went wrong so far. `trusted` runs get `--trust-checkpoint`.
     """
     errors = {}
     threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else None
     queue, active = list(pending.items()), []
-    with tqdm(total=len(queue), desc='runs', unit='run') as bar, ExitStack() as stack:
+    with tqdm(total=len(queue), desc='runs', unit='run', disable=None) as bar, ExitStack() as stack:
         stack.callback(lambda: [process.stop() for process in active])
         while queue or active:
             while queue and len(active) < jobs:
@@ -97,9 +90,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
                     errors[process.run] = f'tools/train.py ended {what}; see {process.run.log}'
                 after_each(errors)
                 bar.update()
-            progress = '; '.join(process.progress() for process in active)
-            if progress != bar.postfix:
-                bar.set_postfix_str(progress)
+            bar.set_postfix_str('; '.join(process.progress() for process in active))
             if active:
                 time.sleep(1)
     return errors

@@ -38,21 +38,16 @@ def write_files(out: Path, name: str, lines: Sequence[str], columns: Sequence[st
 
 def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mapping[ComparedRun, str],
                 header: str, recipe: str) -> list[Path]:
-    """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) of the finished runs into `out`.
+    """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) into `out`; returns the files, the table first.
 
     In the CSV, `last_logged_step` is the last step in a finished run's log; the run itself may have gone further.
-    `failed_step` is the first bad step of a run that diverged.
+    `failed_step` is the first bad step of a run that diverged. There is no picture before a run has finished.
 
     Args:
-        out: folder.
-        name: name of the files.
         runs: all runs of the comparison, finished or not.
         errors: what went wrong with runs that crashed.
         header: what the table is about, in Markdown.
         recipe: the name of what was trained, for the title of the picture.
-
-    Returns:
-        The files, the table first; there is no picture before a run has finished.
     """
     results = results_of(runs, errors)
     metrics = metrics_of(results)
@@ -81,8 +76,8 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     # A norm keeps its colour in every picture of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in results)
     panels = {'' if conditions == [CALM] else condition: {
-        norm: [_scalars(run) for run in ended if (run.condition, run.norm) == (condition, norm)] for norm in norms}
-        for condition in conditions}
+        norm: [read_scalars(run.work_dir) for run in ended if (run.condition, run.norm) == (condition, norm)]
+        for norm in norms} for condition in conditions}
     notes = []
     counts = {len(group) for groups in panels.values() for group in groups.values()} - {0}
     if max(counts) > 1:
@@ -91,13 +86,6 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     if any(result['status'] == FAIL for result in results.values()):
         notes.append(f'Runs that diverged ({FAIL}) end where they were stopped.')
     return curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes)
-
-
-def _scalars(run: ComparedRun) -> dict:
-    try:
-        return read_scalars(run.work_dir)
-    except FileNotFoundError:  # it diverged before its first line
-        return {}
 
 
 def _tables(results: Results, metrics: Sequence[str]) -> list[str]:

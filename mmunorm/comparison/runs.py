@@ -22,11 +22,7 @@ _RESULT = 'result.json'
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One training run of a comparison.
-
-    It lies in `OUT/NORM/seed_K/`; a stressed run lies in `OUT/stressed/NORM/seed_K/`. Its config is the `.py`
-    file of the same name beside that folder.
-    """
+    """One training run in `OUT/NORM/seed_K/` or `OUT/stressed/NORM/seed_K/`; its config is beside it, `seed_K.py`."""
     out: Path
     norm: str
     seed: int
@@ -59,29 +55,22 @@ class ComparedRun:
     def close(self, returncode: int) -> dict | None:
         """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
 
-        A run without a log is not finished. After an interrupted validation, a metric was last measured before the
-        last step; such a run is not finished either. Both return None for any exit status: they can be resumed.
+        A run without a log is not finished, and one whose last step is later than a metric: its validation was
+        interrupted. Both return None for any exit status: they can be resumed.
         """
         if (self.work_dir / RECORD).exists():
             record = json.loads((self.work_dir / RECORD).read_text())
             result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
-        elif returncode == 0:
-            try:
-                scalars = read_scalars(self.work_dir)
-            except FileNotFoundError:
-                return None
-            if not scalars:
-                return None
-            last = max(int(values[-1, 0]) for values in scalars.values())
+        else:
+            scalars = read_scalars(self.work_dir) if returncode == 0 else {}
+            last = max((int(values[-1, 0]) for values in scalars.values()), default=None)
             # NormStatisticsHook's numbers belong to training, not to a validation.
             measured = {name: values[-1] for name, values in scalars.items()
                         if '/' in name and not name.startswith('norm/')}
-            if any(step < last for step, _ in measured.values()):
+            if last is None or any(step < last for step, _ in measured.values()):
                 return None
             metrics = {name: float(value) for name, (_, value) in measured.items()}
             result = dict(status=FINISHED, step=last, metrics=metrics, message='')
-        else:
-            return None
         write_text(self.work_dir / _RESULT, json.dumps(result, indent=1))
         return result
 

@@ -21,23 +21,21 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
         return
     if not os.path.isdir(path):
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
-    if not folder:
-        raise PreflightError(_folder_problem(path))
-
-
-def _folder_problem(path: str) -> str:
-    """A sentence on a folder that was named where a checkpoint has to be a file."""
+    if folder:
+        return
     names = os.listdir(path)
     if '.metadata' in names:
-        return (f'{path} is a folder of torch.distributed.checkpoint, and a file is needed here: make one '
-                f'with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
+        raise PreflightError(
+            f'{path} is a folder of torch.distributed.checkpoint, and a file is needed here: make one with '
+            f'`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
     if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
-        return (f'{path} is a folder with a part for each process, which only `--resume` of a run with the '
-                "strategy that wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole "
-                "files with state_dict_cfg='full'.")
+        raise PreflightError(
+            f'{path} is a folder with a part for each process, which only `--resume` of a run with the strategy that '
+            "wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole files with "
+            "state_dict_cfg='full'.")
     latest = max(Path(path).glob('*.pth'), key=os.path.getmtime, default=None)
     advice = f'name a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
-    return f'{path} is a folder: {advice}.'
+    raise PreflightError(f'{path} is a folder: {advice}.')
 
 
 def read_checkpoint(path: str) -> dict:

@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
 from ..utils import PreflightError
-from .checkpoints import pretrained_path, read_checkpoint, set_pretrained
+from .checkpoints import pretrained_path, read_checkpoint
 
 NORMS = {
     'LN': dict(type='LN'),
@@ -113,21 +113,19 @@ def keep_means(cfg: Config, options: Mapping | None = None) -> None:
     else:
         path = pretrained_path(cfg)
         prefix = '' if path is None else cfg.model.backbone.init_cfg.get('prefix', '')
-    if path is not None and _bring_means(path, prefix):
-        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, with_means_kept(norm_cfg))
+    if path is None:
+        return
+    if '://' not in path and os.path.isfile(path):
+        content = read_checkpoint(path)
+        if not any(key.startswith(prefix) and key.endswith('.running_mean')
+                   for key in content.get('state_dict', content)):
+            return
+    cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, with_means_kept(norm_cfg))
 
 
 def with_means_kept(norm_cfg: dict) -> dict:
     """The `norm_cfg` for weights that have means: with 'frozen' for `centered=True`."""
     return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
-
-
-def _bring_means(path: str, prefix: str) -> bool:
-    """Whether the norms of the backbone, whose names begin with `prefix`, have means in a checkpoint."""
-    if '://' in path or not os.path.isfile(path):
-        return True
-    content = read_checkpoint(path)
-    return any(key.startswith(prefix) and key.endswith('.running_mean') for key in content.get('state_dict', content))
 
 
 def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
@@ -156,16 +154,14 @@ def apply_norm(cfg: Config, text: str) -> str:
     old = next((cfg.model[part].norm_cfg.type for part in _parts(cfg)), '')
     set_norm(cfg, norm_cfg)
 
-    def of_the_norm(path: str) -> str:
-        folder = Path(path).parent
-        return str(folder.parent / _renamed(folder.name, old, name) / Path(path).name)
-
-    path = pretrained_path(cfg)
-    if path is not None and '://' not in path:
-        set_pretrained(cfg, of_the_norm(path))
-    enhancer = pretrained_path(cfg, 'enhancer')
-    if enhancer is not None and '://' not in enhancer:
-        cfg.model.enhancer.init_cfg.checkpoint = of_the_norm(enhancer)
+    for part in ('backbone', 'enhancer'):
+        path = pretrained_path(cfg, part)
+        if path is not None and '://' not in path:
+            folder = Path(path).parent
+            path = str(folder.parent / _renamed(folder.name, old, name) / Path(path).name)
+            cfg.model[part].init_cfg.checkpoint = path
+            if part == 'backbone' and 'pretrained' in cfg:
+                cfg.pretrained = path
     return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 

@@ -11,10 +11,12 @@ from tqdm import tqdm
 from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..norms.replace import put
-from .convert import layer_norm_of, norms_to_fit
+from .convert import layer_norm_of, norms_to_fit, watched
 from .statistics import mean_and_square, valid_tokens
 
-RATE = 1e-3
+RATE = 1e-3  # of the first try
+SLOWER = 0.3  # each next try has this share of the rate
+CHECK_EVERY = 25  # steps
 
 
 @torch.no_grad()
@@ -31,8 +33,10 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
     """Trains a converted backbone to give the outputs of its teacher, in place; labels are not needed.
 
     The norms are as in inference, so that the map that is learned is the one that folds: AdamW without weight decay, a
-    cosine from a rate of 1e-3, one batch a step, half of them mirrored. Statistics are measured anew at the end; the
-    maps stay.
+    cosine from a rate of 1e-3, one batch a step, half of them mirrored. A network without statistics of its own breaks
+    at a rate that another one takes. So the distance is measured every 25 steps, and where it has doubled or is not
+    finite, training goes back to the best weights so far, with 0.3 of the rate. The best weights stay in the end.
+    Statistics are measured anew; the maps stay.
 
     Args:
         student (nn.Module): converted; `(N, 3, H, W)` to a sequence of outputs.
@@ -43,16 +47,29 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
         steps (int): of training.
 
     Returns:
-        tuple[float, float]: the mean distance before and after, on up to 16 batches.
+        tuple[float, float]: the mean distance before and after, on up to 8 batches; it is never larger after.
     """
     modes = {module: module.training for module in student.modules()}
     student.eval()
     weights = [weight for weight in student.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(0)
-    before = _mean_distance(student, teacher, map(inputs_of, batches[:16]), distance)
-    for _ in tqdm(range(steps), desc='adapting', unit='step'):
+
+    @torch.no_grad()
+    def mean_distance() -> float:
+        return torch.stack([distance(student(x), teacher(x)) for x in map(inputs_of, batches[:8])]).mean().item()
+
+    def kept() -> list[Tensor]:
+        return [weight.detach().clone() for weight in weights]
+
+    def optimizer_for(left: int, rate: float):
+        optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.)
+        # The rise is at least two steps long: torch divides by one less.
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(left, 20), pct_start=0.1)
+
+    before = least = mean_distance()
+    best, rate = kept(), RATE
+    optimizer, schedule = optimizer_for(steps, rate)
+    for step in tqdm(range(1, steps + 1), desc='adapting', unit='step', disable=None):
         x = inputs_of(batches[torch.randint(len(batches), (), generator=generator)])
         if torch.rand((), generator=generator) < 0.5:
             x = x.flip(-1)
@@ -64,17 +81,26 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
+        if step % CHECK_EVERY == 0 or step == steps or not loss.isfinite():
+            now = mean_distance()
+            if now <= least:
+                best, least = kept(), now
+            elif not now < 2 * least:  # nan, too
+                _put_back(weights, best)
+                rate *= SLOWER
+                optimizer, schedule = optimizer_for(steps - step, rate)
+    _put_back(weights, best)
     optimizer.zero_grad()
-    after = _mean_distance(student, teacher, map(inputs_of, batches[:16]), distance)
     _measure_again(student, map(inputs_of, batches))
     for module, mode in modes.items():
         module.training = mode
-    return before, after
+    return before, least
 
 
 @torch.no_grad()
-def _mean_distance(student: nn.Module, teacher: nn.Module, inputs: Iterable[Tensor], distance: Callable) -> float:
-    return torch.stack([distance(student(x), teacher(x)) for x in inputs]).mean().item()
+def _put_back(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
 
 
 @torch.no_grad()
@@ -88,11 +114,9 @@ def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])
         sums[norm] = sums[norm] + new if norm in sums else new
 
-    handles = [module.register_forward_pre_hook(add, with_kwargs=True) for module in model.modules()
-               if isinstance(module, OfflineNorm) and not module.fold_obstacle]
-    for x in inputs:
-        model(x)
-    for handle in handles:
-        handle.remove()
+    with watched((module for module in model.modules()
+                  if isinstance(module, OfflineNorm) and not module.fold_obstacle), add):
+        for x in inputs:
+            model(x)
     for norm, total in sums.items():
         norm.set_affine(*norm.affine(), *mean_and_square(total))

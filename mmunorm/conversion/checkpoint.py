@@ -25,19 +25,12 @@ CONVERTED_TYPE = 'ConvertedModel'
 
 @MODELS.register_module(name=CONVERTED_TYPE)
 def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) -> nn.Module:
-    """Builds a model with other norms in the place of some of its LayerNorms.
+    """Builds a model of type `of` with norms of `norm_cfg` in the place of some of its LayerNorms.
 
     Args:
-        of (str): the model's own type, such as 'ImageClassifier'.
+        of (str): the model's own type, such as 'ImageClassifier'; `cfg` has its other settings.
         norm_cfg (dict): config of the norms.
-        converted (Sequence[str]): full names of these LayerNorms.
-        **cfg: the model's other settings, unchanged.
-
-    Returns:
-        nn.Module: a model of type `of`.
-
-    Raises:
-        ValueError: the model has no such LayerNorm.
+        converted (Sequence[str]): full names of these LayerNorms. A name of none is a ValueError.
     """
     model = MODELS.build(dict(type=of, **cfg))
     norms = layer_norms(model)
@@ -53,27 +46,28 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     """The config of a converted model; `cfg` is unchanged.
 
     Where `norm_cfg` in the backbone says all, it is set there, and mmpretrain's Swin, which does not give it to each
-    of its norms, becomes ours, which has the same names. Else, for example if norms are kept, the model's type
-    becomes `ConvertedModel`, which lists the converted norms. Training it is distillation from the model with
-    LayerNorm, if there is a backbone.
+    of its norms, becomes ours. Else, for example if norms are kept, the model's type becomes `ConvertedModel`, which
+    lists the converted norms. Training a backbone is distillation from the model with LayerNorm.
 
     Args:
-        cfg (Config): of the model with LayerNorm.
-        model (nn.Module): converted.
-        report (ConversionReport): what `convert_norms` returned.
-        norm_cfg (dict): what it was given.
-        teacher (str): the checkpoint with LayerNorm.
+        cfg (Config): of the model with LayerNorm; `teacher` (str) is its checkpoint.
+        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned for `norm_cfg`.
     """
     new = copy.deepcopy(cfg)
     new.pop('pretrained', None)
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
-    imports['imports'] = list(dict.fromkeys([*_as_list(imports['imports']), 'mmunorm']))
-    new.custom_imports = imports
+    listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+    new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
     if isinstance(new.model.get('backbone'), dict):
+        eps = next(iter(layer_norms(build_model(cfg)).values())).eps
+        layer_norm = dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
         new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
-            type='DistillationHook', checkpoint=teacher, norm_cfg=_layer_norm_cfg(build_model(cfg)))]
+            type='DistillationHook', checkpoint=teacher, norm_cfg=layer_norm)]
         new.model.backbone.init_cfg = None  # the checkpoint has all
-        new.model.backbone = replace_norm_cfgs(_with_norm_cfg(new), norm_cfg)
+        with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            if registry.get(new.model.backbone.type) is SwinTransformer:
+                new.model.backbone.type = 'UNSwinTransformer'
+        new.model.backbone = replace_norm_cfgs(new.model.backbone, norm_cfg)
         if not report.kept and _is_same(new, model):
             return new
     converted = {model.get_submodule(norm.norm) for norm in report.converted}
@@ -88,12 +82,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     """The config of a model with LayerNorm from that of a converted one, which is unchanged.
 
-    Args:
-        model_cfg (dict): with a backbone that takes `norm_cfg`, or of type `ConvertedModel`.
-        norm_cfg (dict): config of the LayerNorms in a backbone that takes it.
-
-    Raises:
-        PreflightError: neither.
+    `model_cfg` is of type `ConvertedModel`, or has a backbone that takes `norm_cfg`; else it is a PreflightError.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.get('type') == CONVERTED_TYPE:
@@ -106,25 +95,6 @@ def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     if isinstance(cfg.get('backbone'), dict):
         cfg.backbone.init_cfg = None
     return cfg
-
-
-def _layer_norm_cfg(model: nn.Module) -> dict:
-    """The `norm_cfg` of a model's LayerNorms."""
-    eps = next(iter(layer_norms(model).values())).eps
-    return dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
-
-
-def _as_list(value) -> list:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _with_norm_cfg(cfg: Config) -> ConfigDict:
-    """The config of a backbone that gives its `norm_cfg` to all its norms, with the names of that of `cfg`."""
-    backbone = copy.deepcopy(cfg.model.backbone)
-    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-        if registry.get(backbone.type) is SwinTransformer:
-            backbone.type = 'UNSwinTransformer'
-    return backbone
 
 
 def _is_same(cfg: Config, model: nn.Module) -> bool:
@@ -147,11 +117,9 @@ def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, fold
     """Writes checkpoint, config, and the report as Markdown and JSON; each file appears whole or not at all.
 
     Args:
-        model (nn.Module): converted.
+        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned.
         cfg (Config): of :func:`converted_config`; in the file, it starts from the checkpoint.
-        report (ConversionReport): what `convert_norms` returned.
-        folder: where to write; made if it is missing.
-        name (str): of the files, without suffix.
+        folder: where to write; made if it is missing. `name` (str) is that of the files, without suffix.
         meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
 
     Returns:

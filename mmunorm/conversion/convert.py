@@ -168,35 +168,39 @@ def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
 def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
-    places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
     batches = list(batches)
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
+    places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
+    aliases = defaultdict(list)
+    for name, norm in names.items():
+        aliases[norm].append(name)
 
     with _eval_mode(model), Replay(model, goals) as replay, tqdm(
-            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch', disable=not progress) as bar:
+            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch',
+            disable=None if progress else True) as bar:
         changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
-            first = {name: norm for name, norm in _first_names(names).items() if len(norm.normalized_shape) == 1}
-            before = _measure_all(model, batches, first, replay, bar)
+            before = _measure_all(model, batches, aliases, replay, bar)
             rows, left = [], set(goals)
-            for name, seen in before.items():
-                norm = names[name]
-                row = _row(name, seen, kept.get(norm, ''))
-                if norm in kept:
-                    rows.append(row)
-                    continue
-                now = _measure(model, batches, name, norm, seen, left, replay, bar)
-                rows.append(_convert(norm, goals[norm], row, seen, now))
-                left.remove(norm)
-                put(model, {alias: places[norm] for alias in names if names[alias] is norm})
+            for norm, seen in before.items():
+                nearest, errors = seen.nearest(), {}
+                if norm in goals:
+                    now = _measure(model, batches, norm, seen, left, replay, bar)
+                    a, b = now.nearest()
+                    goals[norm].set_affine(a, b, *mean_and_square(now.sums))
+                    errors = dict(before=now.error(*nearest), after=now.error(a, b))
+                    left.remove(norm)
+                    put(model, dict.fromkeys(aliases[norm], places[norm]))
+                rows.append(ConvertedNorm(seen.name, **seen.spread(), least_affine=seen.error(*nearest), **errors,
+                                          kept=kept.get(norm, '')))
         except BaseException:
             put(model, names)
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
-    unused = [name for name in _first_names(names) if name not in before]
-    rows += [ConvertedNorm(name, kept=kept.get(names[name], 'did not run on these samples')) for name in unused]
+    rows += [ConvertedNorm(names_of[0], kept=kept.get(norm, 'did not run on these samples'))
+             for norm, names_of in aliases.items() if norm not in before]
     if all(row.kept for row in rows):
         raise ConversionError(f'model: none of its {len(rows)} LayerNorms ran on these samples')
     return ConversionReport(tuple(rows), sum(map(_num_samples, batches)))
@@ -224,11 +228,9 @@ def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
         goal = build_like(norm_cfg, norm, model).eval()
     except ValueError as error:
         raise ConversionError(str(error)) from error
-    what = f'norm_cfg={norm_cfg!r}: {type(goal).__name__}'
-    if not isinstance(goal, OfflineNorm) or is_channels_first(goal) and not is_channels_first(norm):
-        raise ConversionError(f'{what} is no offline norm over tokens; take UN, MABN, TokenBN or RepBN')
-    if goal.fold_obstacle:
-        raise ConversionError(f'{what} {goal.fold_obstacle}; take UN, MABN, TokenBN or RepBN')
+    is_right = isinstance(goal, OfflineNorm) and (is_channels_first(norm) or not is_channels_first(goal))
+    if why := goal.fold_obstacle if is_right else 'is no offline norm over tokens':
+        raise ConversionError(f'norm_cfg={norm_cfg!r}: {type(goal).__name__} {why}; take UN, MABN, TokenBN or RepBN')
     return goal
 
 
@@ -246,16 +248,11 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = modes[name]
 
 
-def _first_names(names: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Each norm under its first name alone."""
-    return {name: norm for name, norm in names.items()
-            if next(alias for alias in names if names[alias] is norm) == name}
-
-
 class _Seen:
     """What one LayerNorm has read."""
 
-    def __init__(self, norm: nn.Module):
+    def __init__(self, norm: nn.Module, name: str):
+        self.norm, self.name = norm, name
         self.gamma, self.beta = scale_and_shift(norm)
         self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
@@ -263,23 +260,22 @@ class _Seen:
         self.precision = 0.
         self.calls: dict[int, int] = defaultdict(int)  # by batch
 
-    def add(self, norm: nn.Module, args: tuple, kwargs: dict, batch: int) -> None:
+    def add(self, args: tuple, kwargs: dict, batch: int) -> None:
+        """Adds a call of the norm."""
         x, pad_mask = input_of(args, kwargs)
         self.calls[batch] += 1
         self.precision = torch.finfo(x.dtype).eps
-        x = x.movedim(channel_axis(norm, kwargs), -1)
-        eps, centered = eps_of(norm, x.dtype), not is_rms(norm)
-        tokens = valid_tokens(x, pad_mask)
-        if not len(tokens):
-            return
-        self.sums += token_sums(tokens, eps, centered)
-        sigma = deviations(tokens, eps, centered)[1]
-        self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
-        self.largest = torch.maximum(self.largest, sigma.max())
+        eps, centered = eps_of(self.norm, x.dtype), not is_rms(self.norm)
+        tokens = valid_tokens(x.movedim(channel_axis(self.norm, kwargs), -1), pad_mask)
+        if len(tokens):
+            self.sums += token_sums(tokens, eps, centered)
+            sigma = deviations(tokens, eps, centered)[1]
+            self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
+            self.largest = torch.maximum(self.largest, sigma.max())
 
-    def check(self, name: str, where: str) -> None:
+    def check(self, where: str) -> None:
         if not self.sums.isfinite().all():
-            raise ConversionError(f'the input of {name} is not finite {where}: no statistics can be taken')
+            raise ConversionError(f'the input of {self.name} is not finite {where}: no statistics can be taken')
 
     def nearest(self) -> tuple[Tensor, Tensor]:
         return nearest_affine(self.sums, self.gamma, self.beta, self.precision)
@@ -287,81 +283,69 @@ class _Seen:
     def error(self, a: Tensor, b: Tensor) -> float:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
+    def spread(self) -> dict[str, float]:
+        """What the tokens' deviations tell, as a :class:`ConvertedNorm` has it."""
+        mean, square = self.sigma / self.sums[0, 0]
+        cv2 = max(0., (square / mean.square() - 1).item())
+        return dict(cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), largest=(self.largest / mean).item())
 
-def _measure_all(model: nn.Module, batches: list, norms: dict[str, nn.Module], replay: Replay,
-                 bar: tqdm) -> dict[str, _Seen]:
+
+@contextmanager
+def watched(norms: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict], None]) -> Iterator[None]:
+    """Inside, `hook` gets the norm and the arguments of each call."""
+    handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _measure_all(model: nn.Module, batches: list, aliases: dict[nn.Module, list[str]], replay: Replay,
+                 bar: tqdm) -> dict[nn.Module, _Seen]:
     """What each norm of the LN model reads, in the order in which they run; norms that do not run are left out."""
-    seen: dict[str, _Seen] = {}
+    seen: dict[nn.Module, _Seen] = {}
 
-    def hook_of(name: str, batch: int) -> Callable:
-        def hook(norm, args, kwargs):
-            seen.setdefault(name, _Seen(norm)).add(norm, args, kwargs, batch)
-        return hook
+    def hook(norm, args, kwargs):
+        seen.setdefault(norm, _Seen(norm, aliases[norm][0])).add(args, kwargs, batch)
 
-    for i, batch in enumerate(batches):
-        handles = [norm.register_forward_pre_hook(hook_of(name, i), with_kwargs=True)
-                   for name, norm in norms.items()]
-        try:
-            replay.start(i)
+    with watched((norm for norm in aliases if len(norm.normalized_shape) == 1), hook):
+        for batch, inputs in enumerate(batches):
+            replay.start(batch)
             replay.freeze()
-            _run(model, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
-        bar.update()
-    for name, one in seen.items():
-        one.check(name, 'in the model as it is')
-    return {name: one for name, one in seen.items() if one.sums[0, 0] > 0}
+            _run(model, inputs)
+            bar.update()
+    for one in seen.values():
+        one.check('in the model as it is')
+    return {norm: one for norm, one in seen.items() if one.sums[0, 0] > 0}
 
 
-def _measure(model: nn.Module, batches: list, name: str, norm: nn.Module, before: _Seen, left: set[nn.Module],
-             replay: Replay, bar: tqdm) -> _Seen:
+def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, left: set[nn.Module], replay: Replay,
+             bar: tqdm) -> _Seen:
     """What one norm reads after the converted ones; `left` are the others, with this one."""
-    seen = _Seen(norm)
+    seen = _Seen(norm, before.name)
 
     def hook(module, args, kwargs):
         replay.freeze()
         if module is norm:
-            seen.add(norm, args, kwargs, batch)
+            seen.add(args, kwargs, batch)
             if seen.calls[batch] == before.calls[batch]:
                 raise _Enough
 
-    handles = [each.register_forward_pre_hook(hook, with_kwargs=True) for each in left]
-    try:
-        for batch in range(len(batches)):
+    with watched(left, hook):
+        for batch, inputs in enumerate(batches):
             if before.calls[batch]:
                 replay.start(batch)
                 with suppress(_Enough):
-                    _run(model, batches[batch])
+                    _run(model, inputs)
             bar.update()
-    finally:
-        for handle in handles:
-            handle.remove()
-    seen.check(name, 'after the norms that are converted')
+    seen.check('after the norms that are converted')
     return seen
-
-
-def _row(name: str, seen: _Seen, kept: str) -> ConvertedNorm:
-    tokens = seen.sums[0, 0]
-    mean, square = seen.sigma / tokens
-    cv2 = max(0., (square / mean.square() - 1).item())
-    return ConvertedNorm(name, cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), least_affine=seen.error(*seen.nearest()),
-                         largest=(seen.largest / mean).item(), kept=kept)
-
-
-def _convert(norm: nn.Module, goal: OfflineNorm, row: ConvertedNorm, before: _Seen,
-             seen: _Seen) -> ConvertedNorm:
-    """Gives `goal` the map; the row with its errors."""
-    a, b = seen.nearest()
-    goal.set_affine(a, b, *mean_and_square(seen.sums))
-    return ConvertedNorm(**{**vars(row), 'before': seen.error(*before.nearest()), 'after': seen.error(a, b)})
 
 
 def _run(model: nn.Module, batch) -> None:
     """One forward pass; its output is not needed."""
-    device = next(model.parameters()).device
-    if isinstance(batch, (tuple, list)):
-        batch = batch[0]
+    device, batch = next(model.parameters()).device, _inputs(batch)
     if not isinstance(batch, dict):
         model(batch.to(device))
     elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
@@ -370,10 +354,12 @@ def _run(model: nn.Module, batch) -> None:
         model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()})
 
 
+def _inputs(batch):
+    """What goes into the model: of a tuple or list the first entry."""
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
 def _num_samples(batch) -> int:
     """Samples of a batch; 0 if it does not tell."""
-    if isinstance(batch, dict):
-        batch = batch.get('inputs', ())
-    elif isinstance(batch, (tuple, list)):
-        batch = batch[0]
-    return len(batch)
+    inputs = _inputs(batch)
+    return len(inputs.get('inputs', ()) if isinstance(inputs, dict) else inputs)

@@ -16,13 +16,8 @@ class Replay:
 
     A part is a module that holds one of `norms`. Its output is kept if the part finishes before :meth:`freeze` is
     called. The output of a larger part replaces those of the parts inside. An output that another module writes to in
-    place is computed again, and so is one for which `memory` has no room. Passes must be repeatable: eval mode, no
-    random numbers, and modules that pass nothing on except what they return.
-
-    Args:
-        model (nn.Module): its modules have another `forward` inside the block.
-        norms (Collection[nn.Module]): the norms that will change between passes.
-        memory (int): bytes to keep at most. Defaults to 2 GiB.
+    place is computed again, and so is one for which `memory` bytes have no room. Passes must be repeatable: eval mode,
+    no random numbers, and modules that pass nothing on except what they return. `norms` will change between passes.
     """
 
     def __init__(self, model: nn.Module, norms: Collection[nn.Module], memory: int = MEMORY):

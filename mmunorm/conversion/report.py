@@ -14,26 +14,15 @@ COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error be
 
 @dataclass(frozen=True)
 class ConvertedNorm:
-    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured.
-
-    Attributes:
-        norm: full name of the layer.
-        cv: coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma).
-        least_scalar: `cv^2 / (1 + cv^2)`, the least error of one factor for all channels of `x - mu`.
-        least_affine: the least error of one scale and shift a channel. Both on the inputs of the LN model.
-        before: the error of that scale and shift on the inputs that come from the converted layers before it.
-        after: the error of the one that was fitted on these inputs, which the norm now has.
-        largest: the largest deviation of a token over the mean one.
-        kept: why the layer is still LayerNorm, or ''.
-    """
-    norm: str
-    cv: float | None = None
-    least_scalar: float | None = None
-    least_affine: float | None = None
-    before: float | None = None
-    after: float | None = None
-    largest: float | None = None
-    kept: str = ''
+    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured."""
+    norm: str  # full name of the layer
+    cv: float | None = None  # coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma)
+    least_scalar: float | None = None  # cv^2 / (1 + cv^2), the least error of one factor for all channels of x - mu
+    least_affine: float | None = None  # that of one scale and shift a channel; both on the inputs of the LN model
+    before: float | None = None  # of this scale and shift, on inputs from the converted layers before it
+    after: float | None = None  # of the one that was fitted on these inputs, which the norm now has
+    largest: float | None = None  # the largest deviation of a token over the mean one
+    kept: str = ''  # why the layer is still LayerNorm, or ''
 
     @property
     def verdict(self) -> str:
@@ -79,17 +68,14 @@ class ConversionReport:
         stages = defaultdict(list)
         for norm in self.converted:
             stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)
-        lines = []
-        for stage, errors in stages.items():
-            number = f'{len(errors)} norm' + 's' * (len(errors) > 1)
-            lines.append(f'{stage}: {number}, error up to {max(errors):.1%}')
-        return lines
+        return [f'{stage}: {len(errors)} norm{"s" * (len(errors) > 1)}, error up to {max(errors):.1%}'
+                for stage, errors in stages.items()]
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ['  '.join(_align(row, widths)).rstrip() for row in rows]
-        return '\n'.join([self.summary(), '', *lines])
+        form = '  '.join([f'{{:{widths[0]}}}', *(f'{{:>{width}}}' for width in widths[1:-1]), '{}'])  # numbers right
+        return '\n'.join([self.summary(), '', *(form.format(*row) for row in rows)])
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -109,10 +95,3 @@ def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
     errors = (norm.least_scalar, norm.least_affine, norm.before, norm.after)
     return (norm.norm, cell(norm.cv, '{:.3f}'.format), *(cell(error, '{:.2%}'.format) for error in errors),
             cell(norm.largest, '{:.1f}'.format), norm.verdict)
-
-
-def _align(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Names and verdicts to the left, numbers to the right."""
-    last = len(row) - 1
-    return [cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))]

@@ -47,14 +47,10 @@ def token_sums(tokens: Tensor, eps: float, centered: bool = True) -> Tensor:
 
 
 def nearest_affine(sums: Tensor, gamma: Tensor, beta: Tensor, precision: float) -> tuple[Tensor, Tensor]:
-    """The `a * x + b` nearest to LayerNorm: two `(C,)` tensors.
+    """The `a * x + b` nearest to LayerNorm with `gamma` and `beta` `(C,)`: two `(C,)` tensors.
 
-    A channel that does not vary more than the rounding of its values gets a = 0: LN's mean output.
-
-    Args:
-        sums: `(6, C)`, of at least one token.
-        gamma, beta: `(C,)`, LayerNorm's weight and bias.
-        precision: `torch.finfo(dtype).eps` of the tokens.
+    `sums` `(6, C)` are of at least one token. A channel that does not vary more than the rounding of its values, the
+    `precision` of their dtype, gets a = 0: LN's mean output.
     """
     _, x, x2, u, _, xu = sums / sums[0]
     variance = x2 - x.square()

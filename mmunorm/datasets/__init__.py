@@ -3,15 +3,13 @@ from .handwriting import HandwrittenDigits
 from .made_folder import FolderError
 from .pairs import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
 
-_MAKERS = ('CLASSES', 'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits')
-
-__all__ = ['CLASSES', 'FolderError', 'HandwrittenDigits', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair',
-           'RandomFlipPair', 'make_classification_set', 'make_dark_set', 'make_detection_set', 'make_digits']
+__all__ = ['FolderError', 'HandwrittenDigits', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair',
+           'RandomFlipPair', 'make_digits']
 
 
 def __getattr__(name: str):
-    # The makers need scipy and scikit-learn, which a training run does not.
-    if name in _MAKERS:
-        from . import digits
-        return getattr(digits, name)
+    # It needs scipy and scikit-learn, which a training run does not.
+    if name == 'make_digits':
+        from .digits import make_digits
+        return make_digits
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

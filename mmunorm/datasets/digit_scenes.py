@@ -1,8 +1,8 @@
-"""Pictures of handwritten digits on photographs, drawn from scikit-learn's bundled data.
+"""Pictures of handwritten digits on photographs, drawn from data that scikit-learn bundles.
 
-Everything here is a function of a ``numpy.random.Generator``: the same generator state gives the
-same picture. The handwriting is ``sklearn.datasets.load_digits`` (1797 digits of 8x8 cells, values
-0 to 16), the backgrounds are ``sklearn.datasets.load_sample_images`` (two photographs).
+A generator decides all that is random: the same state gives the same picture. The handwriting is
+``sklearn.datasets.load_digits``: 1797 digits of 8x8 cells. The backgrounds are the two photographs of
+``sklearn.datasets.load_sample_images``.
 """
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +25,7 @@ SINGLE_HEIGHT_RANGE = (0.6, 0.85)
 # Far below 45 degrees, so that 6 and 9, and 4 and 9, stay different.
 MAX_ANGLE = 15.
 MAX_DIGITS = 5
-# The share of a digit's mask that must stay visible under later digits. A place that would hide more is not used.
-# So every digit in a picture is visible enough to be annotated.
+# The share of a digit's mask that must stay visible under later digits, so that every digit can be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
 
@@ -41,8 +40,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Glyph:
-    """A digit as it lies in a picture. ``alpha`` (h, w) in [0, 1] has its top left corner at
-    (``top``, ``left``). ``colours`` are the RGB colours (3,) of its upper and its lower end."""
+    """A digit as it lies in a picture: ``alpha`` (h, w) in [0, 1] with its top left corner at (``top``, ``left``).
+    ``colours`` are the RGB colours (3,) of its upper and its lower end."""
     sample: Sample
     alpha: np.ndarray
     top: int
@@ -60,16 +59,9 @@ class Glyph:
 
 
 def split_samples(split, seed):
-    """The samples of a split. Train and val of one seed share none.
+    """The samples of 'train', about four fifths, or of 'val', the others. The seed decides which.
 
     Classes take turns in the list, so a few samples in a row already have many classes.
-
-    Args:
-        split (str): 'train' or 'val'.
-        seed (int): chooses which samples are val samples.
-
-    Returns:
-        list[Sample]: about four fifths of the 1797 samples for train, the others for val.
     """
     digits = load_digits()
     rng = np.random.default_rng([seed, 0])
@@ -79,15 +71,12 @@ def split_samples(split, seed):
         count = len(shuffled) // VAL_EVERY
         chosen = shuffled[:count] if split == 'val' else shuffled[count:]
         ranked += [(rank, label, int(index)) for rank, index in enumerate(chosen)]
-    return [
-        Sample(index, label, digits.images[index] / 16) for _, label, index in sorted(ranked)
-    ]
+    return [Sample(index, label, digits.images[index] / 16) for _, label, index in sorted(ranked)]
 
 
 @cache
 def photo_regions(split):
-    """The part of each photograph that a split may use, uint8 (h, w, 3). Train and val share no
-    pixel."""
+    """The part of each photograph that a split may use, uint8 (h, w, 3). Train and val share no pixel."""
     regions = []
     for photo in load_sample_images().images:
         cut = round(photo.shape[1] * PHOTO_CUT)
@@ -96,16 +85,9 @@ def photo_regions(split):
 
 
 def draw_background(rng, split, size, share=1.):
-    """A darkened crop of a photograph with jittered colours and a little clutter drawn over it.
+    """A darkened crop of a photograph with jittered colours and clutter over it, float32 (size, size, 3) in [0, 255].
 
-    Args:
-        rng (np.random.Generator): decides everything.
-        split (str): 'train' or 'val': which part of the photographs may be used.
-        size (int): side of the square picture in pixels.
-        share (float): share of a scene's side that the picture represents.
-
-    Returns:
-        np.ndarray: float32 (size, size, 3) in [0, 255].
+    It represents ``share`` of a scene's side.
     """
     regions = photo_regions(split)
     region = regions[rng.integers(len(regions))]
@@ -116,8 +98,7 @@ def draw_background(rng, split, size, share=1.):
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
     # Clutter is drawn at twice the size: the reduction smooths its edges.
-    picture = Image.fromarray(np.ascontiguousarray(crop)).resize((2 * size, 2 * size),
-                                                                 Image.Resampling.BICUBIC)
+    picture = Image.fromarray(np.ascontiguousarray(crop)).resize((2 * size, 2 * size), Image.Resampling.BICUBIC)
     draw_clutter(rng, picture, share)
     pixels = np.asarray(picture.resize((size, size), Image.Resampling.BOX), dtype=np.float32)
     mean = pixels.mean(axis=(0, 1))
@@ -149,17 +130,13 @@ def draw_clutter(rng, picture, share):
 
 
 def draw_alpha(rng, cells, height):
-    """Draw 8x8 cells at a size of about ``height`` pixels, turned and sheared at random.
-
-    Returns:
-        np.ndarray: float (h, w) in [0, 1], trimmed to where it is above 0.5. The edge of a stroke
-        is about one pixel wide.
-    """
+    """8x8 cells at a size of about ``height`` pixels, turned and sheared at random: float (h, w) in [0, 1], trimmed to
+    where it is above 0.5. The edge of a stroke is about one pixel wide."""
     scale = height / 8
     angle = np.deg2rad(rng.uniform(-MAX_ANGLE, MAX_ANGLE))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     shape = np.array([[1, 0], [rng.uniform(-0.15, 0.15), rng.uniform(0.85, 1.2)]])
-    # Rows and columns of the picture from those of the cells, and back.
+    # From rows and columns of the picture to those of the cells.
     inverse = np.linalg.inv(scale * turn @ shape)
     padded = np.pad(cells, 2)
     side = int(np.ceil(1.8 * height))
@@ -171,24 +148,25 @@ def draw_alpha(rng, cells, height):
     return alpha[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
 
 
-def pick_colours(rng):
-    """The RGB colours of a digit's upper and lower end: light and close to each other, like chalk."""
+def random_glyph(rng, sample, size, height_range):
+    """A sample at a random place of a picture of ``size``, wholly inside it, in a light colour like chalk."""
+    while True:
+        alpha = draw_alpha(rng, sample.cells, np.exp(rng.uniform(*np.log(np.array(height_range) * size))))
+        if max(alpha.shape) <= size:  # a turned digit can be larger than the height that was asked for
+            break
+    top, left = (int(rng.integers(size - extent + 1)) for extent in alpha.shape)
     colour = rng.uniform(210, 255) + rng.uniform(-45, 10, size=3)
-    return tuple(np.clip(colour + rng.uniform(-15, 15, size=(2, 3)), 0, 255))
+    return Glyph(sample, alpha, top, left, tuple(np.clip(colour + rng.uniform(-15, 15, size=(2, 3)), 0, 255)))
 
 
 def compose(background, glyphs):
-    """Lay glyphs over a background, each over those before it.
-
-    Args:
-        background (np.ndarray): (H, W, 3) in [0, 255].
-        glyphs (Sequence[Glyph]): from the lowest to the topmost.
+    """Lay glyphs over a background (H, W, 3), each over those before it.
 
     Returns:
-        tuple[np.ndarray, np.ndarray]: the picture, float32 (H, W, 3), and the owner of each pixel,
-        int (H, W): -1 for the background, else the index of the topmost glyph whose mask has it.
+        tuple[np.ndarray, np.ndarray]: the picture, uint8 (H, W, 3), and the owner of each pixel, int (H, W): -1 for the
+        background, else the index of the topmost glyph whose mask has it.
     """
-    picture = background.astype(np.float32)
+    picture = background.copy()
     owner = np.full(background.shape[:2], -1)
     for index, glyph in enumerate(glyphs):
         upper, lower = glyph.colours
@@ -197,7 +175,7 @@ def compose(background, glyphs):
         colour = (1 - ramp) * upper + ramp * lower
         picture[glyph.window] = (1 - alpha) * picture[glyph.window] + alpha * colour
         owner[glyph.window][glyph.mask] = index
-    return picture, owner
+    return np.rint(picture).astype(np.uint8), owner
 
 
 def box_iou(first, second):
@@ -208,62 +186,30 @@ def box_iou(first, second):
     return inner / (first.alpha.size + second.alpha.size - inner)
 
 
-def leaves_visible(glyphs, glyph, owner):
-    """Whether every one of ``glyphs`` stays visible enough with ``glyph`` on top of them."""
-    if any(box_iou(glyph, other) > MAX_BOX_IOU for other in glyphs):
-        return False
-    owner = owner.copy()
-    owner[glyph.window][glyph.mask] = len(glyphs)
-    return all((owner == index).sum() >= MIN_VISIBLE * other.mask.sum()
-               for index, other in enumerate(glyphs))
-
-
-def random_glyph(rng, sample, size, heights):
-    """A sample at a random place of a picture of ``size``, wholly inside it, in a light colour."""
-    height = width = size + 1
-    # A turned digit can be larger than the height that was asked for.
-    while max(height, width) > size:
-        alpha = draw_alpha(rng, sample.cells, np.exp(rng.uniform(*np.log(heights))))
-        height, width = alpha.shape
-    top, left = (int(rng.integers(size - extent + 1)) for extent in (height, width))
-    return Glyph(sample, alpha, top, left, pick_colours(rng))
-
-
 def draw_scene(rng, samples, split, size):
-    """One to five digits on a background.
-
-    Args:
-        rng (np.random.Generator): decides everything.
-        samples (Sequence[Sample]): what may be drawn.
-        split (str): 'train' or 'val': which part of the photographs may be used.
-        size (int): side of the square picture in pixels.
+    """One to five of ``samples`` on a background of a split.
 
     Returns:
-        tuple[np.ndarray, list[Glyph]]: the background, float32 (size, size, 3), and the glyphs from
-        the lowest to the topmost. ``compose`` makes the picture of them.
+        tuple[np.ndarray, np.ndarray, list[Glyph]]: picture and owners as ``compose`` returns them, and the glyphs from
+        the lowest to the topmost.
     """
     background = draw_background(rng, split, size)
-    heights = np.array(SCENE_HEIGHT_RANGE) * size
     glyphs = []
-    _, owner = compose(background, glyphs)
     for _ in range(rng.integers(1, MAX_DIGITS + 1)):
         # A crowded scene may find no place: it then keeps fewer digits.
         for _ in range(10):
-            sample = samples[rng.integers(len(samples))]
-            glyph = random_glyph(rng, sample, size, heights)
-            if leaves_visible(glyphs, glyph, owner):
+            glyph = random_glyph(rng, samples[rng.integers(len(samples))], size, SCENE_HEIGHT_RANGE)
+            if any(box_iou(glyph, other) > MAX_BOX_IOU for other in glyphs):
+                continue
+            _, owner = compose(background, [*glyphs, glyph])
+            if all((owner == index).sum() >= MIN_VISIBLE * other.mask.sum() for index, other in enumerate(glyphs)):
                 glyphs.append(glyph)
-                _, owner = compose(background, glyphs)
                 break
-    return background, glyphs
+    return *compose(background, glyphs), glyphs
 
 
 def draw_single(rng, sample, split, size):
-    """One digit that fills most of a picture, looking as digits do in scenes.
-
-    Returns:
-        np.ndarray: float32 (size, size, 3) in [0, 255].
-    """
+    """One digit that fills most of a picture, looking as digits do in scenes: uint8 (size, size, 3)."""
     background = draw_background(rng, split, size, share=0.35)
-    glyph = random_glyph(rng, sample, size, np.array(SINGLE_HEIGHT_RANGE) * size)
-    return compose(background, [glyph])[0]
+    picture, _ = compose(background, [random_glyph(rng, sample, size, SINGLE_HEIGHT_RANGE)])
+    return picture

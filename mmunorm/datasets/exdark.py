@@ -2,20 +2,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from ..utils import write_text
+from ..utils import PreflightError, write_text
 
 CLASSES = ('Bicycle', 'Boat', 'Bottle', 'Bus', 'Car', 'Cat', 'Chair', 'Cup', 'Dog', 'Motorbike', 'People', 'Table')
 SPLITS = ('train', 'val', 'test')  # 1, 2 and 3 in ExDark's list
 LIST = 'imageclasslist.txt'
 PICTURES, BOXES = 'ExDark', 'ExDark_Annno'  # as the archives have them
-
-
-class ExDarkError(ValueError):
-    """ExDark is not there as its archives hold it. The message is one line for the user."""
 
 
 def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
@@ -29,73 +26,66 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
         dict[str, tuple[int, int]]: pictures and boxes of each split.
 
     Raises:
-        ExDarkError: a file is missing or damaged; names it.
+        PreflightError: a file is missing or damaged; names it.
     """
     root = Path(root)
     contents = {split: dict(images=[], annotations=[], categories=[
         dict(id=i, name=name) for i, name in enumerate(CLASSES, start=1)]) for split in SPLITS}
     for name, label, split in _listed(root / LIST):
-        content = contents[split]
-        path = _find(root / PICTURES / CLASSES[label - 1], name)
-        width, height = _size(path)
-        image = dict(id=len(content['images']) + 1, file_name=path.relative_to(root / PICTURES).as_posix(),
-                     width=width, height=height)
-        content['images'].append(image)
-        boxes = root / BOXES / CLASSES[label - 1] / f'{name}.txt'
-        for category, left, top, right, bottom in _boxes(boxes, width, height):
-            box = [left, top, right - left, bottom - top]
-            content['annotations'].append(dict(
-                id=len(content['annotations']) + 1, image_id=image['id'], category_id=category, bbox=box,
-                area=box[2] * box[3], iscrowd=0))
+        images, annotations = contents[split]['images'], contents[split]['annotations']
+        path = _find(root / PICTURES / label, name)
+        try:
+            with Image.open(path) as picture:
+                width, height = picture.size
+        except UnidentifiedImageError:
+            raise PreflightError(f'{path} is no picture, or cut off.') from None
+        images.append(dict(id=len(images) + 1, file_name=path.relative_to(root / PICTURES).as_posix(), width=width,
+                           height=height))
+        for category, box in _boxes(root / BOXES / label / f'{name}.txt', width, height):
+            annotations.append(dict(id=len(annotations) + 1, image_id=len(images), category_id=category, bbox=box,
+                                    area=box[2] * box[3], iscrowd=0))
     (root / 'annotations').mkdir(exist_ok=True)
     for split, content in contents.items():
         write_text(root / 'annotations' / f'{split}.json', json.dumps(content))
     return {split: (len(content['images']), len(content['annotations'])) for split, content in contents.items()}
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file, each with its place for an error."""
     try:
-        return path.read_text(encoding='utf-8').splitlines()
+        lines = path.read_text(encoding='utf-8').splitlines()
     except FileNotFoundError:
-        raise ExDarkError(f'there is no {path}') from None
+        raise PreflightError(f'there is no {path}.') from None
+    for number, line in enumerate(lines, start=1):
+        yield f'{path}, line {number}', line
 
 
-def _listed(path: Path):
-    """Name, number of the class from 1, and split of each picture."""
-    for number, line in enumerate(_lines(path), start=1):
+def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, class and split of each picture."""
+    for place, line in _lines(path):
         fields = line.split()
         if not fields or not fields[-1].isdigit():  # the header, and empty lines
             continue
         # Fields are counted from the end: a name may have spaces.
         label, split = fields[-4:-3], int(fields[-1])
         if len(fields) < 5 or not label[0].isdigit() or not 1 <= int(label[0]) <= 12 or not 1 <= split <= 3:
-            raise ExDarkError(f'{path}, line {number}: must be a name, a class from 1 to 12, light, place, and a split '
-                              f'from 1 to 3, got {line!r}')
-        yield ' '.join(fields[:-4]), int(label[0]), SPLITS[split - 1]
+            raise PreflightError(f'{place}: must be a name, a class from 1 to 12, light, place, and a split from 1 to '
+                                 f'3, got {line!r}.')
+        yield ' '.join(fields[:-4]), CLASSES[int(label[0]) - 1], SPLITS[split - 1]
 
 
 def _find(folder: Path, name: str) -> Path:
     """The picture; some have another case of their suffix in the list than on the disk."""
-    if (folder / name).is_file():
-        return folder / name
-    stem, suffix = Path(name).stem, Path(name).suffix
-    for other in (suffix.lower(), suffix.upper(), suffix.capitalize()):
-        if (folder / f'{stem}{other}').is_file():
-            return folder / f'{stem}{other}'
-    raise ExDarkError(f'there is no picture {folder / name}')
+    path = folder / name
+    for suffix in (path.suffix, path.suffix.lower(), path.suffix.upper(), path.suffix.capitalize()):
+        if path.with_suffix(suffix).is_file():
+            return path.with_suffix(suffix)
+    raise PreflightError(f'there is no picture {path}.')
 
 
-def _size(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path) as picture:
-            return picture.size
-    except UnidentifiedImageError:
-        raise ExDarkError(f'{path} is no picture, or cut off') from None
-
-
-def _boxes(path: Path, width: int, height: int):
-    """Category, left, top, right and bottom of each object of a file in Piotr Dollar's bbGt format, version 3."""
-    for number, line in enumerate(_lines(path), start=1):
+def _boxes(path: Path, width: int, height: int) -> Iterator[tuple[int, list[float]]]:
+    """Category, and left, top, width and height, of each object of a file in Piotr Dollar's bbGt format, version 3."""
+    for place, line in _lines(path):
         if line.startswith('%') or not line.strip():
             continue
         label, *numbers = line.split()
@@ -103,8 +93,9 @@ def _boxes(path: Path, width: int, height: int):
             category = CLASSES.index(label) + 1
             left, top, wide, high = map(float, numbers[:4])
         except ValueError:
-            raise ExDarkError(f'{path}, line {number}: must begin with one of {", ".join(CLASSES)} and four numbers, '
-                              f'got {line!r}') from None
-        box = max(left, 0.), max(top, 0.), min(left + wide, width), min(top + high, height)
-        if box[2] > box[0] and box[3] > box[1]:
-            yield category, *box
+            raise PreflightError(f'{place}: must begin with one of {", ".join(CLASSES)} and four numbers, got '
+                                 f'{line!r}.') from None
+        right, bottom = min(left + wide, width), min(top + high, height)
+        left, top = max(left, 0.), max(top, 0.)
+        if right > left and bottom > top:
+            yield category, [left, top, right - left, bottom - top]

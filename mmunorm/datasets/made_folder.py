@@ -1,4 +1,5 @@
 """Folders that a tool makes as a whole or not at all, and recognises as its own later."""
+import fcntl
 import json
 import os
 import shutil
@@ -6,16 +7,13 @@ import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # On Windows, what a killed run left behind stays there.
-    fcntl = None
+from ..utils import PreflightError
 
 MARKER = '.made_by_mmunorm.json'
 
 
-class FolderError(RuntimeError):
-    """A folder that must not or cannot be written. The message is one line for the user."""
+class FolderError(PreflightError):
+    """A folder that must not or cannot be written."""
 
 
 def is_made(folder, settings, force=False):
@@ -30,8 +28,8 @@ def is_made(folder, settings, force=False):
         bool: True if there is nothing to do; False if ``making_folder`` may write it.
 
     Raises:
-        FolderError: if it is a file, or holds something that was not made here. Without ``force``,
-            also if it was made with other settings or has lost files since.
+        FolderError: if it is a file, or holds something that was not made here. Without ``force``, also if it was made
+            with other settings or has lost files since.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -39,24 +37,21 @@ def is_made(folder, settings, force=False):
     if not folder.is_dir():
         raise FolderError(f'{folder} is a file: name a folder')
     marker = _read_marker(folder)
-    if marker is None:
-        if any(folder.iterdir()):
-            raise FolderError(f'{folder} holds files and was not made by this tool (no {MARKER} in '
-                              'it), so it is left alone: name another folder')
+    if marker is None and any(folder.iterdir()):
+        raise FolderError(f'{folder} holds files and was not made by this tool (no {MARKER} in it), so it is left '
+                          'alone: name another folder')
+    if marker is None or force:
         return False
-    if force:
-        return False
-    if marker['settings'] != settings:
-        keys = {**settings, **marker['settings']}
-        differences = ', '.join(
-            f'{key} {marker["settings"].get(key)} instead of {settings.get(key)}' for key in keys
-            if marker['settings'].get(key) != settings.get(key))
-        raise FolderError(f'{folder} was made with other settings ({differences}): name another '
-                          'folder, or overwrite it with --force')
+    made = marker['settings']
+    differences = [f'{key} {made.get(key)} instead of {settings.get(key)}' for key in {**settings, **made}
+                   if made.get(key) != settings.get(key)]
+    if differences:
+        raise FolderError(f'{folder} was made with other settings ({", ".join(differences)}): name another folder, or '
+                          'overwrite it with --force')
     count = _count_files(folder)
     if count < marker['files']:
-        raise FolderError(f'{folder} has lost files ({count} of {marker["files"]} are there): make '
-                          'it anew with --force')
+        raise FolderError(f'{folder} has lost files ({count} of {marker["files"]} are there): make it anew with '
+                          '--force')
     return True
 
 
@@ -64,9 +59,8 @@ def is_made(folder, settings, force=False):
 def making_folder(folder, settings, force=False):
     """Fill a temporary folder, and move it to its place at the end of the ``with`` block.
 
-    The block gets the path of a new, empty folder beside the real one. If the block fails or is
-    interrupted, that folder is removed and nothing else changes. The next run removes what a killed
-    run left behind.
+    The block gets the path of a new, empty folder beside the real one. If the block fails or is interrupted, that
+    folder is removed and nothing else changes. The next run removes what a killed run left behind.
 
     Args:
         folder, settings, force: as for ``is_made``; the errors are the same too.
@@ -82,9 +76,8 @@ def making_folder(folder, settings, force=False):
     workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         with open(workshop / 'lock', 'w') as lock:
-            if fcntl:
-                # Held as long as this process lives, so that others know the folder is in use.
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Held as long as this process lives, so that others know the folder is in use.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             new = workshop / 'new'
             new.mkdir()
             yield new
@@ -127,8 +120,6 @@ def _count_files(folder):
 
 
 def _remove_if_abandoned(workshop):
-    if fcntl is None:
-        return
     with suppress(OSError), open(workshop / 'lock', 'r+') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(workshop, ignore_errors=True)

@@ -27,18 +27,15 @@ class PairDataset(BaseDataset):
         data_prefix (dict): the folders, `dict(img=..., target=...)`, in `data_root`.
         rename (Sequence[str], optional): a regular expression and its replacement, which make the name of the target
             of that of a picture, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
-        data_root (str): defaults to ''.
-        pipeline (Sequence): begins with :class:`LoadPair`.
-        **kwargs: the other arguments of mmengine's BaseDataset.
+        **kwargs: the other arguments of mmengine's BaseDataset. The `pipeline` begins with :class:`LoadPair`.
 
     Raises:
         PreflightError: a folder does not exist, there is no picture, or one has no target; names it.
     """
 
-    def __init__(self, data_prefix: dict, rename: Sequence[str] | None = None, data_root: str = '',
-                 pipeline: Sequence = (), **kwargs):
+    def __init__(self, data_prefix: dict, rename: Sequence[str] | None = None, **kwargs):
         self.rename = rename
-        super().__init__(data_root=data_root, data_prefix=data_prefix, pipeline=pipeline, **kwargs)
+        super().__init__(data_prefix=data_prefix, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         """`img_path` and `target_path` of each pair, in the order of the names."""
@@ -68,15 +65,9 @@ class LoadPair(BaseTransform):
         """Adds the two pictures.
 
         Raises:
-            OSError or AssertionError: the first cannot be read.
-            LocalError: the target cannot be read, or has another size.
+            LocalError: a picture cannot be read, or the two have not the same size.
         """
-        results['img'] = _read(results['img_path'])
-        try:
-            results['target'] = _read(results['target_path'])
-        except (AssertionError, OSError, cv2.error) as error:
-            raise LocalError(f'cannot use the picture {results["target_path"]}: it is empty, cut off, or no '
-                             'picture.') from error
+        results['img'], results['target'] = _read(results['img_path']), _read(results['target_path'])
         if results['img'].shape != results['target'].shape:
             sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
             raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
@@ -85,8 +76,12 @@ class LoadPair(BaseTransform):
 
 
 def _read(path: str) -> np.ndarray:
-    picture = mmcv.imfrombytes(Path(path).read_bytes())
-    assert picture is not None, f'failed to load image: {path}'
+    try:
+        picture = mmcv.imfrombytes(Path(path).read_bytes())
+    except (OSError, cv2.error):
+        picture = None
+    if picture is None:
+        raise LocalError(f'cannot use the picture {path}: it is missing, empty, cut off, or no picture.')
     return picture
 
 
@@ -102,7 +97,6 @@ class RandomCropPair(BaseTransform):
         self.crop_size = tuple(crop_size)
 
     def transform(self, results: dict) -> dict:
-        """Cuts `img` and `target`."""
         shape = results['img'].shape[:2]
         sides = [min(side, most) for side, most in zip(self.crop_size, shape, strict=True)]
         top, left = (np.random.randint(most - side + 1) for side, most in zip(sides, shape, strict=True))
@@ -116,7 +110,6 @@ class RandomFlipPair(BaseTransform):
     """Flips both pictures, along each axis in half of the cases."""
 
     def transform(self, results: dict) -> dict:
-        """Flips `img` and `target`."""
         for axis in (0, 1):
             if np.random.rand() < 0.5:
                 for key in ('img', 'target'):
@@ -129,7 +122,6 @@ class PackPair(BaseTransform):
     """Gives `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
 
     def transform(self, results: dict) -> dict:
-        """Packs `img` and `target`."""
         picture, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
                            for key in ('img', 'target'))
         sample = BaseDataElement(target=target, metainfo=dict(img_path=results['img_path']))

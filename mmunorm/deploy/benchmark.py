@@ -37,34 +37,34 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
     Returns:
         A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
         `format`, `label` and `error` (what is in the way, or None). Without an error it also has `metrics`, `size`
-        (bytes), `seconds` (of each round), `throughput` (images/s) and `latency_ms`, both as :func:`speed`
-        returns them. A row of the second subject has `to_baseline`, the first one's time over its own as :func:`ratio`
-        returns it, and an INT8 row `to_float`, the time of its runtime's float row over its own, if those were
-        measured. `control` has `model`, `label` and `ratio` of the last row to a second process with the same file,
-        or is None.
+        (bytes), `seconds` (of each round), and what :func:`speed` returns. A row of the second subject has
+        `to_baseline`, the :func:`ratio` of the first one's time to its own, and an INT8 row `to_float`, that of its
+        runtime's float row, if those were measured. `control` has `model`, `label` and `ratio` of the last row to a
+        second process with the same file, or is None.
     """
     rows, workers, openers = [], {}, {}
     with ExitStack() as stack:
 
-        def start(key, opener) -> Worker:
-            workers[key] = Worker(opener)
+        def start(key) -> Worker:
+            workers[key] = Worker(openers[key])
             stack.callback(workers[key].close)
             return workers[key]
 
         for subject in subjects:
             for name in formats:
-                row = dict(model=subject.name, format=name, label=FORMS[name][1].label, error=None)
+                key, row = (subject.name, name), dict(model=subject.name, format=name, label=FORMS[name][1].label)
                 rows.append(row)
                 try:
-                    openers[subject.name, name], row['size'] = subject.made(name)
-                    worker = start((subject.name, name), openers[subject.name, name])
+                    openers[key], row['size'] = subject.made(name)
+                    worker = start(key)
                 except PreflightError as error:
                     row['error'] = str(error)
                     continue
-                row['metrics'] = metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
+                row['error'], row['metrics'] = None, metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
         again = next((row for row in reversed(rows) if row['error'] is None), None)
         if again:
-            start('control', openers[again['model'], again['format']])
+            openers['control'] = openers[again['model'], again['format']]
+            start('control')
         race = Race({key: partial(worker.seconds, *arrays) for key, worker in workers.items()}, torch.device('cpu'),
                     clock=None)
         race.time(2, 'warming up')
@@ -72,18 +72,17 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
 
     batch, _, *shape = subjects[0].exportable.meta['shape']
     for row in rows:
+        if row['error'] is None and (row['model'], row['format']) in race.failed:
+            row['error'] = OUT_OF_MEMORY
         if row['error'] is not None:
             continue
-        if (row['model'], row['format']) in race.failed:
-            row['error'] = OUT_OF_MEMORY
-            continue
-        row['seconds'] = seconds[row['model'], row['format']]
-        row.update(speed(row['seconds'], batch))
+        own = row['seconds'] = seconds[row['model'], row['format']]
+        row.update(speed(own, batch))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
-            row['to_baseline'] = ratio(base, row['seconds'])
+            row['to_baseline'] = ratio(base, own)
         chosen, form = FORMS[row['format']]
         if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
-            row['to_float'] = ratio(in_float, row['seconds'])
+            row['to_float'] = ratio(in_float, own)
     control = None
     if 'control' in seconds and again['error'] is None:
         control = dict(model=again['model'], label=again['label'], ratio=ratio(again['seconds'], seconds['control']))

@@ -1,6 +1,6 @@
 """A model's layers as chips take them: no more than four dimensions, constants in place of what a size decides.
 
-Each layer here computes what the stock one does.
+Each layer here computes what the stock one does. The normalization of pixels becomes part of the layer that reads them.
 """
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import torch
 from mmpretrain.models.utils import MultiheadAttention, to_2tuple
 from torch import Tensor, nn
 
+from .graphs import ClassifierGraph, DetectorGraph, Pixels
 from .windows import StaticWindowMSA, is_window_attention, replace_modules
 
 
 @torch.no_grad()
 def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
-    """A copy of a graph with the layers of this module, for inputs of one size.
+    """A copy of a graph of :mod:`.graphs` with the layers of this module, for inputs of one size.
 
-    Args:
-        graph (nn.Module): what :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
-        inputs (Sequence[Tensor]): a sample. It runs once, which makes the constants that its size decides.
+    The sample `inputs` run once, which makes the constants that their size decides.
     """
     graph = copy.deepcopy(graph)
     for is_old, new in ((is_window_attention, EdgeWindowMSA),
@@ -68,11 +67,7 @@ class EdgeWindowMSA(StaticWindowMSA):
 
 
 class EdgeAttention(nn.Module):
-    """mmpretrain's attention over all tokens, with three layers in place of one that is cut into five dimensions.
-
-    Args:
-        stock (MultiheadAttention): its other layers are shared.
-    """
+    """mmpretrain's attention over all tokens, with three layers in place of one that is cut into five dimensions."""
 
     def __init__(self, stock: MultiheadAttention):
         super().__init__()
@@ -112,11 +107,61 @@ class EdgeUnfold(nn.Module):
 
 def thirds(layer: nn.Linear) -> list[nn.Linear]:
     """Three linear layers that make a third each of what a layer makes."""
-    weights = layer.weight.chunk(3)
-    biases = [None] * 3 if layer.bias is None else layer.bias.chunk(3)
-    parts = []
-    for weight, bias in zip(weights, biases, strict=True):
-        part = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
-        part.load_state_dict(dict(weight=weight) if bias is None else dict(weight=weight, bias=bias))
-        parts.append(part)
+    parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None) for _ in range(3)]
+    for name, parameter in layer.named_parameters():
+        for part, third in zip(parts, parameter.chunk(3), strict=True):
+            getattr(part, name).data.copy_(third)
     return parts
+
+
+def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> ClassifierGraph | DetectorGraph:
+    """A copy of a graph whose first layer takes pixels as they are, so that an integer file reads a picture's bytes.
+
+    For `y = (x - m) / s` and a convolution `W y + b` that pads nothing, the new one is `W / s` and
+    `b - sum(W m / s)`. A backbone that starts with something else (T2T-ViT unfolds its pixels), or reads what an
+    enhancer has made, gets a convolution of 1 x 1 for its normalization.
+
+    Args:
+        graph: a graph with `pixels`, such as :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
+        images (Tensor): a sample of its input, float32.
+    """
+    graph = copy.deepcopy(graph)
+    normalization = as_convolution(graph.pixels)
+    first = None if graph.pixels.enhancing else _first_convolution(graph, images)
+    if first is not None:
+        bias = torch.einsum('oihw,i->o', first.weight, normalization.bias)
+        first.bias = nn.Parameter(bias if first.bias is None else first.bias + bias, requires_grad=False)
+        weight = torch.einsum('oihw,ij->ojhw', first.weight, normalization.weight[..., 0, 0])
+        first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        normalization = nn.Identity()
+    graph.pixels.normalization = normalization
+    graph.pixels.mean = graph.pixels.std = None  # a file would keep them
+    return graph
+
+
+def as_convolution(pixels: Pixels) -> nn.Conv2d:
+    """The normalization, and the exchange of blue and red if there is one, as a convolution of 1 x 1."""
+    order = [2, 1, 0] if pixels.flips else [0, 1, 2]
+    layer = nn.Conv2d(3, 3, 1).requires_grad_(False)
+    layer.weight.copy_((torch.eye(3)[order] / pixels.std[:, :, 0])[..., None, None])
+    layer.bias.copy_((-pixels.mean / pixels.std).flatten())
+    return layer
+
+
+@torch.no_grad()
+def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
+    """The convolution that reads the pixels and nothing else does, if it pads nothing."""
+    made, readers = [], []
+
+    def look(module, args, out):
+        if made and args and args[0] is made[0] and out is not made[0]:  # a padding may have nothing to do
+            readers.append(module)
+
+    handles = [graph.pixels.register_forward_hook(lambda module, args, out: made.append(out))]
+    handles += [module.register_forward_hook(look) for module in graph.modules() if not list(module.children())]
+    graph(images)
+    for handle in handles:
+        handle.remove()
+    is_folded = len(readers) == 1 and isinstance(readers[0], nn.Conv2d) and readers[0].groups == 1 and not any(
+        readers[0].padding)
+    return readers[0] if is_folded else None

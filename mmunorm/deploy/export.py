@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+import mmcv
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -19,17 +20,12 @@ from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, describe
 from .graphs import graph_of
-from .pictures import resize, steps_of
-from .windows import side_multiple, with_dynamic_windows, with_static_windows
+from .pictures import steps_of
+from .windows import side_multiple, with_windows
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
-    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns.
-
-    Args:
-        cfg (Config): of a classifier or a detector.
-        checkpoint (str): its weights.
-        shape (tuple[int, int], optional): see :func:`describe_model`.
+    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns for it.
 
     Raises:
         PreflightError: as :func:`load_model` and :func:`describe_model`.
@@ -38,13 +34,11 @@ def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = N
     return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape)
 
 
-def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict,
-                   shape: tuple[int, int] | None = None) -> dict:
+def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None) -> dict:
     """What a file says about its model, for :class:`Runner` to use it without the config.
 
     Args:
-        model (nn.Module): classifier or detector.
-        cfg (Config): its config.
+        model, cfg: a classifier or detector, and its config.
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
             for a detector, a square that takes landscape and portrait pictures.
@@ -85,32 +79,18 @@ def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """A model as one graph, which each format writes in its own way.
-
-    Attributes:
-        graph: with `inputs` and `outputs`, their names; its window attention is one that exporters take.
-        stock: the same graph with the model's own layers.
-        meta: what the file will say about itself.
-        inputs: a sample, by :func:`sample_inputs`.
-        open_shapes: torch's `Dim` of the dimensions that are not fixed, by dimension, for each input; or None.
-        expected: what torch makes of the sample, by name of output.
-        norms: number of norms in the model.
-    """
-    graph: nn.Module
-    stock: nn.Module
-    meta: dict
-    inputs: tuple[torch.Tensor, ...]
-    open_shapes: tuple[dict, ...] | None
-    expected: dict[str, np.ndarray]
-    norms: int
+    """A model as one graph, which each format writes in its own way."""
+    graph: nn.Module  # with `inputs` and `outputs`, their names; its window attention is one that exporters take
+    stock: nn.Module  # the same graph with the model's own layers
+    meta: dict  # what the file will say about itself
+    inputs: tuple[torch.Tensor, ...]  # a sample, by :func:`sample_inputs`
+    open_shapes: tuple[dict, ...] | None  # for each input torch's `Dim` of the dimensions that are not fixed
+    expected: dict[str, np.ndarray]  # what torch makes of the sample, by name of output
+    norms: int  # their number in the model
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
-        """The graph as `torch.export` sees it.
-
-        Raises:
-            PreflightError: torch cannot export it.
-        """
+        """The graph as `torch.export` sees it; a PreflightError if torch cannot export it."""
         with exporting():
             return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
                                        prefer_deferred_runtime_asserts_over_guards=True)
@@ -146,7 +126,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     """
     stock = graph_of(model)
     multiple = side_multiple(model.backbone) if dynamic else None
-    graph = (with_dynamic_windows if multiple else with_static_windows)(stock).eval().requires_grad_(False)
+    graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
     shape, open_shapes = meta['shape'], None
     if dynamic:
@@ -181,8 +161,8 @@ def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...
     """A batch of blurred noise as a graph's inputs; for a detector, the last picture leaves room for padding."""
     batch, channels, height, width = shape
     generator = np.random.default_rng(0)
-    blurred = [resize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),
-                      width, height) for _ in range(batch)]
+    blurred = [mmcv.imresize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),
+                             (width, height)) for _ in range(batch)]
     images = torch.from_numpy(np.stack(blurred)).permute(0, 3, 1, 2).float().contiguous()
     if 'sizes' not in graph.inputs:
         return (images, )

@@ -11,11 +11,8 @@ from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Enhances and normalizes pictures as the model's `data_preprocessor` does.
-
-    Args:
-        preprocessor (nn.Module): mmpretrain's ClsDataPreprocessor or mmdet's DetDataPreprocessor, also with an
-            enhancer before it.
+    """Enhances and normalizes pictures as a model's `data_preprocessor` does: mmpretrain's or mmdet's, or one of these
+    with an enhancer before it.
     """
 
     def __init__(self, preprocessor: nn.Module):
@@ -26,22 +23,21 @@ class Pixels(nn.Module):
         normalizes = preprocessor._enable_normalize
         self.register_buffer('mean', preprocessor.mean.float() if normalizes else torch.zeros(3, 1, 1))
         self.register_buffer('std', preprocessor.std.float() if normalizes else torch.ones(3, 1, 1))
+        self.normalization: nn.Module | None = None  # in place of the arithmetic, see :func:`.edge.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are those of the pictures in them."""
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
+        if self.normalization is not None:
+            return self.normalization(images)
         if self.flips:
             images = images.flip(1)
         return (images - self.mean) / self.std
 
 
 class ClassifierGraph(nn.Module):
-    """A classifier of mmpretrain, whole: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`.
-
-    Args:
-        classifier (ImageClassifier): in eval mode.
-    """
+    """A classifier of mmpretrain in eval mode, whole: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`."""
     inputs = ('images', )
     outputs = ('scores', )
 
@@ -60,13 +56,10 @@ class ClassifierGraph(nn.Module):
 
 
 class DetectorGraph(nn.Module):
-    """A Faster or Mask R-CNN of mmdet, whole.
+    """A Faster or Mask R-CNN of mmdet in eval mode, whole.
 
     Takes `images` `(N, 3, H, W)` float32, pictures with anything to their right and below, and `sizes` `(N, 2)`
     float32, height and width of the pictures themselves. Returns what :class:`RCNN` returns.
-
-    Args:
-        detector (nn.Module): in eval mode.
     """
     inputs = ('images', 'sizes')
 
@@ -88,13 +81,11 @@ class DetectorGraph(nn.Module):
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
-    """The whole model as a graph to export, with the same parameters.
-
-    Args:
-        model (nn.Module): a classifier of mmpretrain, or a Faster or Mask R-CNN of mmdet, in eval mode.
+    """The whole model as a graph to export, with the same parameters; it must be in eval mode.
 
     Raises:
-        PreflightError: it is another model, or has a part that cannot be exported.
+        PreflightError: it is no classifier of mmpretrain and no Faster or Mask R-CNN of mmdet, or has a part that
+            cannot be exported.
     """
     name = type(model).__name__
     if isinstance(model, ImageClassifier):

@@ -1,68 +1,37 @@
-"""How pictures become the input of an exported model, and masks part of a picture, without torch or mmcv.
-
-Only numpy, and OpenCV or Pillow, whichever the config resizes with.
-"""
+"""How pictures become the input of an exported model, and masks part of a picture."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mmcv
 import numpy as np
 
 from ..utils import PreflightError
 
 
-def resize(picture: np.ndarray, width: int, height: int, backend: str = 'cv2',
-           interpolation: str = 'bilinear') -> np.ndarray:
-    """A picture `(h, w, 3)` uint8 of another size, as `mmcv.imresize` makes it."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    if backend == 'pillow':
-        from PIL import Image
-        method = getattr(Image.Resampling, interpolation.upper())
-        return np.array(Image.fromarray(picture).resize((width, height), method))
-    import cv2
-    method = dict(nearest=cv2.INTER_NEAREST, bilinear=cv2.INTER_LINEAR, bicubic=cv2.INTER_CUBIC,
-                  area=cv2.INTER_AREA, lanczos=cv2.INTER_LANCZOS4)[interpolation]
-    return cv2.resize(picture, (width, height), interpolation=method)
-
-
 def prepare(picture: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
     """A picture `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
     for step in steps:
-        height, width = picture.shape[:2]
-        how = {name: step[name] for name in ('backend', 'interpolation') if name in step}
+        (height, width), size = picture.shape[:2], step['size']
         if step['step'] == 'crop':
-            crop_height, crop_width = step['size']
-            top, left = max(round((height - crop_height) / 2), 0), max(round((width - crop_width) / 2), 0)
-            picture = picture[top:top + crop_height, left:left + crop_width]
+            top, left = max(round((height - size[0]) / 2), 0), max(round((width - size[1]) / 2), 0)
+            picture = picture[top:top + size[0], left:left + size[1]]
             continue
         if step['step'] == 'resize':
-            height, width = step['size']
+            height, width = size
         elif step['step'] == 'short_edge':
-            if width < height:
-                width, height = step['size'], int(step['size'] * height / width)
-            else:
-                width, height = int(step['size'] * width / height), step['size']
-        else:  # within
-            width, height = fit(width, height, *step['size'])
-        picture = resize(picture, width, height, **how)
+            short = min(height, width)
+            height, width = (size if side == short else int(size * side / short) for side in (height, width))
+        else:  # 'within' a landscape or portrait frame; rounded as mmcv does
+            factor = min(size[0] / max(height, width), size[1] / min(height, width))
+            height, width = int(height * factor + 0.5), int(width * factor + 0.5)
+        how = {name: step[name] for name in ('backend', 'interpolation') if name in step}
+        picture = mmcv.imresize(picture, (width, height), **how)
     return picture
 
 
-def fit(width: int, height: int, long_side: int, short_side: int) -> tuple[int, int]:
-    """Width and height of a picture as large as fits into a landscape or portrait frame, rounded as mmcv does."""
-    factor = min(long_side / max(height, width), short_side / min(height, width))
-    return int(width * factor + 0.5), int(height * factor + 0.5)
-
-
 def steps_of(pipeline: Sequence[dict]) -> list[dict]:
-    """What a test pipeline of mmpretrain or mmdet does to a picture's size, as plain data.
-
-    Args:
-        pipeline (Sequence[dict]): configs of the transforms.
-
-    Returns:
-        list[dict]: steps for :func:`prepare`.
+    """What a test pipeline of mmpretrain or mmdet does to a picture's size, as plain data for :func:`prepare`.
 
     Raises:
         ValueError: a transform changes pictures in a way that is not known here.
@@ -91,11 +60,7 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
 
 
 def batch_of(pictures: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-    """The inputs of a file for pictures `(3, h, w)` that its steps have prepared.
-
-    Args:
-        pictures (Sequence[np.ndarray]): uint8; anything that numpy takes for arrays.
-        meta (dict): what the file says about itself.
+    """The inputs of a file that says `meta` about itself, for uint8 pictures `(3, h, w)` that its steps have prepared.
 
     Returns:
         `images` `(N, 3, H, W)`, uint8 of a classifier; of a detector float32, and also `sizes` `(N, 2)` float32.
@@ -124,12 +89,10 @@ def batch_of(pictures: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ..
 
 
 class Samples(Sequence):
-    """Batches of a file's inputs that the ranges of INT8 are taken from; floating point only when they are asked for.
+    """Batches of inputs of a file that says `meta` about itself, which the ranges of INT8 are taken from.
 
-    Args:
-        pictures (Sequence[np.ndarray]): uint8 `(3, h, w)`, such as the tensors of a data loader.
-        meta (dict): what the file says about itself.
-        batch (int): pictures at once. Those that do not fill the last batch are left out.
+    `pictures` are uint8 `(3, h, w)`, such as the tensors of a data loader; each batch is floating point only when it is
+    asked for. Those that do not fill the last batch are left out.
 
     Raises:
         PreflightError: there are fewer pictures than a batch.
@@ -150,16 +113,10 @@ class Samples(Sequence):
 
 
 def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
-    """Lays the mask of a box into a picture, as mmdet's `_do_paste_mask` does.
+    """Lays a mask into a picture, as mmdet's `_do_paste_mask` does.
 
-    Args:
-        mask (np.ndarray): `(h, w)` float32, probabilities in the area of the box.
-        box (Sequence[float]): x1 y1 x2 y2 in pixels.
-        height, width (int): of the picture.
-        threshold (float): what probability belongs to the object.
-
-    Returns:
-        np.ndarray: `(height, width)` bool.
+    `mask` `(h, w)` float32 has probabilities in the area of `box`, x1 y1 x2 y2 in pixels. Returns `(height, width)`
+    bool: where the probability is at least `threshold`.
     """
     x1, y1, x2, y2 = (float(side) for side in box)
     top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)

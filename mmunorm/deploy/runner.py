@@ -4,27 +4,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import mmcv
 import numpy as np
 
 from ..utils import PreflightError
 from .formats import Session, open_file
-from .pictures import batch_of, paste, prepare, resize
+from .pictures import batch_of, paste, prepare
 
 
 @dataclass
 class Detections:
-    """The objects in one picture, in its own pixels.
-
-    Attributes:
-        boxes: `(n, 4)` float32, x1 y1 x2 y2.
-        scores: `(n, )` float32, the best first.
-        labels: `(n, )` int64, indices of `Runner.classes`.
-        masks: `(n, height, width)` bool, or None if the model has none.
-    """
-    boxes: np.ndarray
-    scores: np.ndarray
-    labels: np.ndarray
-    masks: np.ndarray | None = field(repr=False, default=None)
+    """The objects in one picture, in its own pixels."""
+    boxes: np.ndarray  # `(n, 4)` float32, x1 y1 x2 y2
+    scores: np.ndarray  # `(n, )` float32, the best first
+    labels: np.ndarray  # `(n, )` int64, indices of `Runner.classes`
+    masks: np.ndarray | None = field(repr=False, default=None)  # `(n, height, width)` bool, if the model has some
 
 
 class Runner:
@@ -51,17 +45,13 @@ class Runner:
         self.is_detector = self.meta['task'] == 'detector'
 
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
-        """Runs batches of any size.
+        """The file's outputs for any number `N` of pictures, by name, with `N` as first dimension.
 
         Args:
-            *arrays: one for each of the file's inputs, all with the same first dimension: `images`
-                `(N, 3, H, W)` float32 from 0 to 255, for a detector also `sizes` `(N, 2)` float32.
-
-        Returns:
-            dict[str, np.ndarray]: the file's outputs, with `N` as first dimension.
+            *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
+                also `sizes` `(N, 2)` float32.
         """
-        number = len(arrays[0])
-        batch, _, height, _ = self.meta['shape']
+        number, (batch, _, height, _) = len(arrays[0]), self.meta['shape']
         batch = batch or number  # a static file takes so many at once
         if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
             raise PreflightError(f'pictures must be as high and as wide as multiples of {self.meta["divisor"]}, got '
@@ -78,12 +68,8 @@ class Runner:
     def test_step(self, batch: dict) -> list:
         """Predictions as mmengine's test loop asks a model for them, for the metrics of a config.
 
-        Args:
-            batch (dict): of a data loader: `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get the
-                predictions.
-
-        Raises:
-            PreflightError: a picture does not fit into the file's input.
+        The `batch` of a data loader has `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get them. A
+        PreflightError if a picture does not fit into the file's input.
         """
         import torch
         from mmengine.structures import InstanceData
@@ -93,10 +79,10 @@ class Runner:
             if not self.is_detector:
                 sample.set_pred_score(torch.from_numpy(own['scores'])).set_pred_label(int(own['scores'].argmax()))
                 continue
-            found = self.detections(own, sample.scale_factor, *sample.ori_shape)
-            fields = dict(bboxes=found.boxes, scores=found.scores, labels=found.labels)
-            fields |= {} if found.masks is None else dict(masks=found.masks)
-            sample.pred_instances = InstanceData(**{name: torch.from_numpy(each) for name, each in fields.items()})
+            found = self._detections(own, sample.scale_factor, *sample.ori_shape)
+            fields = dict(bboxes=found.boxes, scores=found.scores, labels=found.labels, masks=found.masks)
+            sample.pred_instances = InstanceData(**{name: torch.from_numpy(each) for name, each in fields.items()
+                                                    if each is not None})
         return batch['data_samples']
 
     def classify(self, picture: np.ndarray) -> np.ndarray:
@@ -108,33 +94,24 @@ class Runner:
         if not height:
             divisor = self.meta['divisor']
             height, width = (max(round(side / divisor), 1) * divisor for side in picture.shape[:2])
-        if picture.shape[:2] != (height, width):
-            picture = resize(np.ascontiguousarray(picture), width, height)
+        picture = mmcv.imresize(np.ascontiguousarray(picture), (width, height))
         return self(picture.transpose(2, 0, 1)[None])['scores'][0]
 
     def detect(self, picture: np.ndarray, score_thr: float = 0.) -> Detections:
         """The objects in a picture `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
-        full_height, full_width = picture.shape[:2]
         small = prepare(picture, self.meta['steps'])
         _, _, height, width = self.meta['shape']
         shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
         if shrink < 1:
-            small = resize(picture, max(int(small.shape[1] * shrink), 1), max(int(small.shape[0] * shrink), 1))
-        images, sizes = batch_of([small.transpose(2, 0, 1)], self.meta)
-        outputs = {name: array[0] for name, array in self(images, sizes).items()}
-        scale = (small.shape[1] / full_width, small.shape[0] / full_height)
-        return self.detections(outputs, scale, full_height, full_width, score_thr)
+            small = mmcv.imresize(picture, tuple(max(int(side * shrink), 1) for side in small.shape[1::-1]))
+        outputs = self(*batch_of([small.transpose(2, 0, 1)], self.meta))
+        scale = (small.shape[1] / picture.shape[1], small.shape[0] / picture.shape[0])
+        return self._detections({name: array[0] for name, array in outputs.items()}, scale, *picture.shape[:2],
+                                score_thr)
 
-    def detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
-                   score_thr: float = 0.) -> Detections:
-        """One picture's outputs as objects in its own pixels.
-
-        Args:
-            outputs (dict[str, np.ndarray]): of one picture: `dets` `(K, 5)`, `labels` `(K, )`, `masks` `(K, h, w)`.
-            scale (tuple[float, float]): width and height of the model's picture over the picture's own.
-            height, width (int): of the picture.
-            score_thr (float): objects with less are left out. Defaults to 0.
-        """
+    def _detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
+                    score_thr: float = 0.) -> Detections:
+        """One picture's outputs as objects in its own pixels; `scale` is the model's picture over its width, height."""
         scores = outputs['dets'][:, 4]
         found = (scores > 0) & (scores >= score_thr)
         boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)

@@ -19,21 +19,17 @@ class Subject:
 
     Args:
         name (str): of its rows.
-        model (nn.Module): in eval mode, on the CPU; its norms are folded, in place.
+        model (nn.Module): in eval mode, on the CPU; its norms are folded, in place, and `exportable` is the result.
         meta (dict): what :func:`describe_model` returns.
         batch (int): pictures at once.
         folder (Path): for its files; it is made.
         threads (int): of the CPU.
         pictures (Sequence[Tensor]): uint8 `(3, h, w)` training pictures, for INT8. Defaults to none.
-
-    Attributes:
-        exportable (Exportable): the folded model.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
                  pictures: Sequence[torch.Tensor] = ()):
-        self.name, self.folder, self.threads, self.batch = name, folder, threads, batch
-        self.pictures = pictures
+        self.name, self.folder, self.threads, self.pictures, self.batch = name, folder, threads, pictures, batch
         fuse_norms(model)
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()

@@ -1,8 +1,8 @@
 """The shifted window attention of mmdet's and mmpretrain's Swins, rewritten for exporters.
 
 What the stock code computes in each call, and writes into in place, follows from the size of the map here: the
-position bias, which windows a shift has cut, and the padding, with the token that a folded norm needs (see
-`mmunorm/fusion/padding.py`; an exporter that pads with zeros is wrong on a folded model, and nothing says so).
+position bias, which windows a shift has cut, and the padding, with the token that a folded norm needs
+(`mmunorm/fusion/padding.py`): an exporter that pads with zeros is wrong on a folded model, and nothing says so.
 """
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 class StaticWindowMSA(nn.Module):
     """A shifted window attention, stock or with the padding of a folded norm, for maps whose size is known.
 
-    Args:
-        stock (nn.Module): mmpretrain's or mmdet's `ShiftWindowMSA`; its parameters are shared.
+    It shares the parameters of `stock`, mmpretrain's or mmdet's `ShiftWindowMSA`.
     """
 
     def __init__(self, stock: nn.Module):
@@ -36,8 +35,8 @@ class StaticWindowMSA(nn.Module):
         self.register_buffer('bias', bias.permute(2, 0, 1).contiguous())
         self.register_buffer('pad_value', getattr(stock, 'pad_value', None))
         marker = getattr(stock, 'marker', -1)
-        self.register_buffer('is_marker', F.one_hot(torch.tensor(marker), stock.w_msa.embed_dims).bool()
-                             if marker >= 0 else None)
+        is_marker = torch.arange(stock.w_msa.embed_dims) == marker
+        self.register_buffer('is_marker', is_marker if marker >= 0 else None)
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
         """As the stock method: `query` is `(B, H * W, C)`.
@@ -157,18 +156,14 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
     return torch.where(region[:, None] == region[:, :, None], 0., -100.)
 
 
-def with_static_windows(model: nn.Module) -> nn.Module:
-    """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention."""
-    return replace_modules(copy.deepcopy(model), is_window_attention, StaticWindowMSA)
+def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
+    """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention.
 
-
-def with_dynamic_windows(model: nn.Module) -> nn.Module:
-    """A copy of a model for pictures whose sides are multiples of :func:`side_multiple`, of whatever size.
-
-    A :class:`DynamicWindowMSA` replaces each shifted window attention. Paddings go: such pictures need none.
+    A `dynamic` one has a :class:`DynamicWindowMSA`, for pictures of any size whose sides are multiples of
+    :func:`side_multiple`. Its paddings go: such pictures need none.
     """
-    model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA)
-    return replace_modules(model, _is_padding, lambda padding: nn.Identity())
+    model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA if dynamic else StaticWindowMSA)
+    return replace_modules(model, _is_padding, lambda padding: nn.Identity()) if dynamic else model
 
 
 def side_multiple(backbone: nn.Module) -> int | None:
@@ -177,11 +172,10 @@ def side_multiple(backbone: nn.Module) -> int | None:
     None for a backbone whose height and width cannot be left open.
     """
     paddings = [module for module in backbone.modules() if _is_padding(module)]
-    if getattr(backbone, 'use_abs_pos_embed', False) or not any(map(is_window_attention, backbone.modules())):
-        return None
-    if not paddings or any(tuple(padding.kernel_size) != tuple(padding.stride) for padding in paddings):
-        return None
-    return math.prod(padding.stride[0] for padding in paddings)
+    is_open = (paddings and not getattr(backbone, 'use_abs_pos_embed', False)
+               and any(map(is_window_attention, backbone.modules()))
+               and all(tuple(padding.kernel_size) == tuple(padding.stride) for padding in paddings))
+    return math.prod(padding.stride[0] for padding in paddings) if is_open else None
 
 
 def _is_padding(module: nn.Module) -> bool:

@@ -20,12 +20,7 @@ _runner: Runner  # of a process that a worker has started
 class Worker(Runner):
     """A runner in another process, which does nothing between two batches.
 
-    Args:
-        open_session (Callable[[], Session]): opens it there; must pickle.
-
-    Raises:
-        Exception: what `open_session` raises.
-        PreflightError: the process has ended.
+    `open_session` opens it there, and must pickle. Raises what that raises, and a PreflightError if the process ends.
     """
 
     def __init__(self, open_session: Callable[[], Session]):

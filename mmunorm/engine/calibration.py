@@ -19,8 +19,7 @@ from .repeatable import seed_everything
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     """Shuffled batches of training pictures, of so many samples or more; all of them if there are fewer.
 
-    They go through the pipeline of testing, without augmentation: the statistics are for inference. The batches are
-    the same each time.
+    They go through the pipeline of testing, without augmentation. The batches are the same each time.
 
     Raises:
         PreflightError: the config has no training data, or the data set is empty.
@@ -38,7 +37,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
             raise
         raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
     batches, samples = [], 0
-    with tqdm(total=num_samples, desc='reading', unit='picture') as bar:
+    with tqdm(total=num_samples, desc='reading', unit='picture', disable=None) as bar:
         for batch in loader:
             batches.append(batch)
             samples += len(batch['inputs'])
@@ -67,9 +66,13 @@ def test_pictures(cfg: Config, number: int) -> list[Tensor]:
 def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
     """The test metrics of a model on the test data of `cfg`; `title` stands beside the progress bar."""
     loader = _loader(cfg, 'test')
-    evaluator = _evaluator(cfg)
+    evaluator = cfg.test_evaluator
+    if isinstance(evaluator, dict) and 'metrics' in evaluator:
+        evaluator = EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
+    else:
+        evaluator = Evaluator(evaluator)
     evaluator.dataset_meta = loader.dataset.metainfo
-    for batch in tqdm(loader, desc=title, unit='batch'):
+    for batch in tqdm(loader, desc=title, unit='batch', disable=None):
         evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
     return evaluator.evaluate(len(loader.dataset))
 
@@ -90,10 +93,3 @@ def _loader(cfg: Config, split: str):
     loader = Runner.build_dataloader({**cfg[f'{split}_dataloader'], 'persistent_workers': False}, seed=0)
     name_pictures(loader.dataset)
     return loader
-
-
-def _evaluator(cfg: Config) -> Evaluator:
-    evaluator = cfg.test_evaluator
-    if isinstance(evaluator, dict) and 'metrics' in evaluator:
-        return EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
-    return Evaluator(evaluator)

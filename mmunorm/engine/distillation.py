@@ -30,8 +30,7 @@ class DistillationHook(Hook):
     outputs of the output norms, which the FPN reads.
 
     The teacher sees each batch as the student does, after the data preprocessor and under the same autocast, without
-    dropout. It is no part of the model: neither checkpoints, nor the optimizer, nor DistributedDataParallel know of
-    it.
+    dropout. It is no part of the model: checkpoints, the optimizer and DistributedDataParallel do not know of it.
 
     Args:
         checkpoint (str): of the teacher, path or address.
@@ -60,7 +59,12 @@ class DistillationHook(Hook):
         if not hasattr(student, 'backbone'):
             raise PreflightError(f'DistillationHook: {type(student).__name__} has no backbone to compare.')
         self._is_classifier = isinstance(student, ImageClassifier)
-        self._teacher = self._build(runner).to(next(student.parameters()).device)
+        cfg = copy.deepcopy(runner.cfg)
+        cfg.model = layer_norm_config(cfg.get('model') or {}, self.norm_cfg)
+        with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
+            teacher = build_model(cfg)
+        load_weights(teacher, self.checkpoint)
+        self._teacher = teacher.eval().requires_grad_(False).to(next(student.parameters()).device)
         read = student.head if self._is_classifier else student.backbone
         self._handles = [read.register_forward_hook(self._keep),
                          student.register_forward_hook(self._add_loss, with_kwargs=True)]
@@ -70,14 +74,6 @@ class DistillationHook(Hook):
         for handle in self._handles:
             handle.remove()
         del self._teacher
-
-    def _build(self, runner) -> nn.Module:
-        cfg = copy.deepcopy(runner.cfg)
-        cfg.model = layer_norm_config(runner.cfg.get('model') or {}, self.norm_cfg)
-        with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
-            teacher = build_model(cfg)
-        load_weights(teacher, self.checkpoint)
-        return teacher.eval().requires_grad_(False)
 
     def _keep(self, module: nn.Module, args: tuple, output) -> None:
         self._output = output
@@ -94,13 +90,7 @@ class DistillationHook(Hook):
 
     def _distance(self, output, inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            features = self._teacher.backbone(inputs)
-            if self._is_classifier:
-                if self._teacher.neck is not None:
-                    features = self._teacher.neck(features)
-                wanted = self._teacher.head(features)
-            else:
-                wanted = features
+            wanted = self._teacher(inputs) if self._is_classifier else self._teacher.backbone(inputs)
         if self._is_classifier:
             return logit_distance(output, wanted, self.temperature)
         return feature_distance(output, wanted)
@@ -139,8 +129,7 @@ def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict]
         batches (Sequence[dict]): of `training_batches`.
         steps (int): of training, one batch each.
 
-    Returns:
-        str: a sentence with the error before and after.
+    Returns a sentence with the error before and after.
     """
     before, after = adapt(model.backbone, teacher, batches,
                           lambda batch: model.data_preprocessor(batch, False)['inputs'], feature_distance, steps)

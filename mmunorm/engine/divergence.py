@@ -33,10 +33,8 @@ class DivergenceHook(Hook):
     """Stops a run whose loss is no longer finite; `tools/train.py` adds it.
 
     A step is bad if its loss is not finite. With `factor`, it is also bad if its loss exceeds `factor` times that of
-    the start, the median of the first `patience` losses. The run ends with a :class:`DivergenceError`
-
-    - after `patience` bad steps in a row;
-    - before a checkpoint is saved, if weights or statistics are not finite. So checkpoints are good.
+    the start, the median of the first `patience` losses. The run ends with a :class:`DivergenceError` after `patience`
+    bad steps in a row, and before a checkpoint is saved whose weights or statistics are not finite.
 
     `divergence.json` in the work directory then has `step` (the first bad one, counted from 1), its `loss`,
     `start_loss`, `layer` (the first norm layer, in the order of execution, whose output was not finite at that step),
@@ -116,7 +114,9 @@ class DivergenceHook(Hook):
         self._rows = []
         all_reduce(rows, op='mean')
         for step, (loss, *finite) in enumerate(rows.tolist(), start=last_step - len(rows) + 1):
-            if math.isfinite(loss) and not self._exploded(loss):
+            start = self._start_loss()
+            exploded = self.factor is not None and start is not None and loss > self.factor * start
+            if math.isfinite(loss) and not exploded:
                 self._bad_steps = 0
                 if len(self._first_losses) < self.patience:
                     self._first_losses.append(loss)
@@ -133,9 +133,6 @@ class DivergenceHook(Hook):
     def _start_loss(self) -> float | None:
         return statistics.median(self._first_losses) if self._first_losses else None
 
-    def _exploded(self, loss: float) -> bool:
-        return self.factor is not None and bool(self._first_losses) and loss > self.factor * self._start_loss()
-
     def _check_weights(self, runner, step: int) -> None:
         """Stops a run whose weights or statistics, which are about to be saved, are not finite in any process."""
         saved = [*runner.model.parameters(), *runner.model.buffers()]
@@ -147,28 +144,21 @@ class DivergenceHook(Hook):
             self._stop(runner, 'weights or statistics are not finite')
 
     def _stop(self, runner, why: str) -> None:
-        message = [None]
-        if is_main_process():  # only this process knows the newest checkpoint
-            message = [self._report(runner, why)]
-        broadcast_object_list(message)
+        """Writes RECORD, and raises the same error in all processes."""
+        start, checkpoint = self._start_loss(), runner.message_hub.get_info('last_ckpt')
+        step, loss, layer = (self._first_bad[key] for key in ('step', 'loss', 'layer'))
+        is_finite = loss is not None and math.isfinite(loss)
+        what = [] if loss is None else [f'the loss is {loss:.4g}']
+        if is_finite:
+            what[0] += f', more than {self.factor:g} times the {start:.4g} of the start'
+        if layer is not None:
+            what.append(f'the first norm layer with an output that is not finite is {layer}')
+        saved = f'The last checkpoint is {checkpoint}.' if checkpoint else 'No checkpoint was saved.'
+        message = [f'the run diverged at step {step}: {"; ".join([*what, why])}. {saved} {ADVICE}']
+        broadcast_object_list(message)  # the first process alone knows the newest checkpoint
+        if is_main_process():
+            record = dict(step=step, loss=loss if is_finite else None, layer=layer, start_loss=start,
+                          checkpoint=checkpoint, message=message[0])  # JSON has no NaN
+            write_text(Path(runner.work_dir, RECORD), json.dumps(record, indent=1))
         runner.logger.error(message[0])
         raise DivergenceError(message[0])
-
-    def _report(self, runner, why: str) -> str:
-        """Writes RECORD and returns the message."""
-        checkpoint = runner.message_hub.get_info('last_ckpt')
-        record = dict(**self._first_bad, start_loss=self._start_loss(), checkpoint=checkpoint)
-        loss, what = record['loss'], []
-        if loss is not None:
-            what.append(f'the loss is {loss:.4g}')
-        if loss is not None and math.isfinite(loss):
-            what[0] += f', more than {self.factor:g} times the {record["start_loss"]:.4g} of the start'
-        if record['layer'] is not None:
-            what.append(f'the first norm layer with an output that is not finite is {record["layer"]}')
-        record['message'] = (
-            f'the run diverged at step {record["step"]}: {"; ".join([*what, why])}. '
-            + (f'The last checkpoint is {checkpoint}. ' if checkpoint else 'No checkpoint was saved. ') + ADVICE)
-        if loss is not None and not math.isfinite(loss):
-            record['loss'] = None  # JSON has no NaN
-        write_text(Path(runner.work_dir, RECORD), json.dumps(record, indent=1))
-        return record['message']

@@ -29,22 +29,20 @@ from .repeatable import seed_everything
 class OfflineNormHook(Hook):
     """Does what norms need from a training loop; `tools/train.py` adds it.
 
-    - When a run begins with weights that gave norms their scale but not their statistics, those of a model with
-      LayerNorm, it fits these norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`).
-      Then it trains the backbone for a while to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt`).
-      The log has a line for each stage of the model, and `conversion.md` in the work directory a table. In a
-      distributed run, the first process does this, and the others get its weights.
-    - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights that bring no
-      means.
+    - A run may begin with weights of a model with LayerNorm, which give norms their scale but not their statistics. The
+      hook then fits the norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`), and
+      trains the backbone for a while to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt`). The log
+      has a line for each stage of the model, and `conversion.md` in the work directory a table. In a distributed run,
+      the first process does this, and the others get its weights.
+    - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
       epoch ends with a few samples whose statistics are next to noise.
-    - Before each step, it tells the norms how much of the run is done, for a warm-up that is a share of it.
-    - Before each step, it tells the norms the loss scale, if the optimizer wrapper has one (AmpOptimWrapper).
-    - In a distributed run, it sets the norms' buffers to their mean over the processes. It does so before validation
-      and before a checkpoint is saved, also for EMAHook's averaged model. So validation and checkpoints do not depend
-      on the process, and a resumed run goes on like an uninterrupted one. Counters are rounded to whole steps:
-      `num_outliers` is what one process has seen on average. Norms that synchronize keep their values.
+    - Before each step, it tells the norms how much of the run is done, and the loss scale if there is one.
+    - In a distributed run, it sets the norms' buffers to their mean over the processes before validation and before a
+      checkpoint is saved, also for EMAHook's averaged model. So these do not depend on the process, and a resumed run
+      goes on like an uninterrupted one. Counters are rounded to whole steps: `num_outliers` is what one process has
+      seen on average. Norms that synchronize keep their values.
 
     Args:
         convert (bool): False refuses to train from the weights of a model with LayerNorm. Defaults to True.
@@ -60,20 +58,20 @@ class OfflineNormHook(Hook):
         self.adapt_steps = check_count('adapt_steps', adapt_steps, least=0)
 
     def before_test(self, runner) -> None:
-        self._check_statistics(runner)
+        check_statistics(runner.model, _weights_of(runner))
 
     def before_train(self, runner) -> None:
         if self.convert and runner.iter == 0 and any(
                 isinstance(norm, OfflineNorm) and norm.lacks_statistics for norm in runner.model.modules()):
             self._convert(runner)
-        self._check_statistics(runner)
+        check_statistics(runner.model, _weights_of(runner))
         self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         if runner.cfg.get('compile') and not sees_attributes() and any(
                 isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} does not notice that the warm-up of a '
                                  'compiled model ends; set warmup_iters to a number of steps, or take torch 2.4.')
         if runner.iter == 0:
-            check_means(runner.model)
+            _check_means(runner.model)
         left = runner.max_iters - runner.iter
         warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
         if any(isinstance(norm, OfflineNorm) for norm in norms):
@@ -133,14 +131,10 @@ class OfflineNormHook(Hook):
             runner.logger.info(f'{report.summary()}: {table}')
         seed_everything([runner.seed or 0, get_rank()])  # the pictures were drawn with numbers of their own
 
-    def _check_statistics(self, runner) -> None:
-        check_statistics(runner.model, _weights_of(runner))
-
     def _average(self, runner) -> None:
-        if get_world_size() == 1:
-            return
-        averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
-        average_statistics([runner.model, *averaged])
+        if get_world_size() > 1:
+            averaged = [hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook)]
+            average_statistics([runner.model, *averaged])
 
 
 def _weights_of(runner) -> str | None:
@@ -159,13 +153,10 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
             model.forward = compiled
 
 
-def check_means(model: nn.Module) -> None:
-    """Checks that the norms that keep the means of the weights have got some: not all of these are 0.
+def _check_means(model: nn.Module) -> None:
+    """Raises a PreflightError if the norms that keep the means of the weights have got none: all of these are 0.
 
     Single ones may have none, as the output norms of a detector's backbone that comes from a classifier.
-
-    Raises:
-        PreflightError: they have not.
     """
     means = [module.running_mean for module in model.modules()
              if isinstance(module, OfflineNorm) and module.centered == 'frozen' and not module.blends_another]
@@ -192,16 +183,17 @@ def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None
     """Tells the offline norms of a model the factor of its loss in the backward passes to come.
 
     In your own training loop with a gradient scaler, call it before each `scaler.scale(loss).backward()`. Without
-    it, the gradient statistics contain the scale. After each change of the scale, they are then wrong by a factor
-    for some steps. The function does not wait for the device.
+    it, the gradient statistics contain the scale, and are wrong by a factor for some steps after each change of it.
+    The function does not wait for the device.
 
     Args:
         model (nn.Module): the model; its norms may be on any device.
         scaler (GradScaler | Tensor, optional): the gradient scaler, or the factor itself `()`; None means 1.
     """
-    norms = [module for module in model.modules() if isinstance(module, OfflineNorm)]
     scales: dict[torch.device, Tensor | None] = {}
-    for norm in norms:
+    for norm in model.modules():
+        if not isinstance(norm, OfflineNorm):
+            continue
         device = norm.running_var.device
         if device not in scales:
             if isinstance(scaler, GradScaler):

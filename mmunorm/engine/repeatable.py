@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,13 +17,11 @@ from torch.utils.data import BatchSampler, DataLoader
 class RepeatableHook(Hook):
     """Makes every step's random numbers depend on the seed and the step alone, so that resuming is exact.
 
-    mmengine seeds a run once. A resumed run and its data workers start with the first random numbers again. So
-    augmentation, dropout and sampling differ from those of the uninterrupted run.
-
-    With this hook, each training sample gets a seed from its place in the order of the sampler. The number of
-    workers does not matter. Each step computes with numbers that are seeded by the step. A resumed run then ends
-    with the same weights, if the device computes deterministically (`randomness=dict(deterministic=True)` on a GPU)
-    and the number of processes is the same.
+    mmengine seeds a run once: a resumed run and its data workers start with the first random numbers again. With this
+    hook, each training sample gets a seed from its place in the order of the sampler, whatever the number of workers,
+    and each step computes with numbers that are seeded by the step. A resumed run then ends with the same weights, if
+    the device computes deterministically (`randomness=dict(deterministic=True)` on a GPU) and the number of processes
+    is the same.
 
     Only the random generators of `random`, numpy and torch are seeded. An epoch-based loop takes its batches again
     from the beginning of the epoch, because mmengine resumes there.
@@ -48,7 +47,7 @@ class RepeatableHook(Hook):
         self._order = _Numbered(dataloader.batch_sampler.sampler, self._seed)
         dataloader.batch_sampler.sampler = self._order
         if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random either
-            dataloader.dataset.__getitems__ = _SeededItems(dataloader.dataset)
+            dataloader.dataset.__getitems__ = partial(_seeded_items, dataloader.dataset)
 
     def before_train_epoch(self, runner) -> None:
         if self._order is None:
@@ -160,17 +159,12 @@ class _Index(int):
         return int(self), self.place
 
 
-class _SeededItems:
-    """Makes the items of a batch. torch's DataLoader calls it as the data set's `__getitems__`."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __call__(self, indices: list) -> list:
-        items = []
-        for index in indices:
-            if isinstance(index, _Index):
-                seed_host([*index.place])
-                index = int(index)
-            items.append(self.dataset[index])
-        return items
+def _seeded_items(dataset, indices: list) -> list:
+    """The items of a batch. torch's DataLoader calls it as the data set's `__getitems__`."""
+    items = []
+    for index in indices:
+        if isinstance(index, _Index):
+            seed_host([*index.place])
+            index = int(index)
+        items.append(dataset[index])
+    return items

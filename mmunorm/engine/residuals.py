@@ -7,7 +7,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from ..hooks import unwrapped_model
-from ..residuals import Admin, BranchNorm, count_updates, profile_admin
+from ..residuals import BranchNorm, count_updates, profile_admin
 from ..residuals.admin import admins
 from ..residuals.clock import clocks
 
@@ -27,19 +27,13 @@ class ResidualHook(Hook):
                 count_updates(model, runner.optim_wrapper.optimizer)
         if warning := _short_run(model, runner):
             runner.logger.warning(warning)
-        if runner.iter == 0 and _is_new(admins(model)):
-            self._profile(runner, model)
-
-    def _profile(self, runner, model: nn.Module) -> None:
-        batch = model.data_preprocessor(next(iter(runner.train_dataloader)), training=True)
-        model.train()
-        profile_admin(model, lambda: model(**batch, mode='loss'))
-        runner.logger.info(f'Admin: {len(admins(model))} connections have measured a training batch.')
-
-
-def _is_new(connections: list[Admin]) -> bool:
-    """Whether there are Admin connections, and their weights are what they are built with."""
-    return bool(connections) and all(torch.all(admin.weight == 1) for admin in connections)
+        connections = admins(model)
+        # Weights of 1 are those that Admin is built with.
+        if runner.iter == 0 and connections and all(torch.all(admin.weight == 1) for admin in connections):
+            batch = model.data_preprocessor(next(iter(runner.train_dataloader)), training=True)
+            model.train()
+            profile_admin(model, lambda: model(**batch, mode='loss'))
+            runner.logger.info(f'Admin: {len(connections)} connections have measured a training batch.')
 
 
 def _short_run(model: nn.Module, runner) -> str:

@@ -17,14 +17,13 @@ class InputStressHook(Hook):
     """Strongly scales up a small share of the training batches, which gives activations a heavy tail.
 
     With `probability`, all normalized inputs of a step are multiplied by one factor. Its logarithm is uniform
-    between the logarithms of the two values of `scale`. Only `seed` and the step decide. So all runs with one seed,
-    resumed ones too, have the same disturbed steps. Validation and testing are not disturbed.
+    between the logarithms of the two values of `scale`. Only `seed` and the step decide, so all runs with one seed,
+    resumed ones too, have the same disturbed steps. Validation and testing are not disturbed. LayerNorm hardly
+    notices: after the patch embedding it divides the factor out again. A norm with averaged or running statistics gets
+    outliers.
 
-    LayerNorm hardly notices: after the patch embedding it divides the factor out again. A norm with
-    averaged or running statistics gets outliers.
-
-    The model's data preprocessor must return `inputs` as one batch of normalized pictures, a tensor. So it does in
-    detectors and classifiers. Token ids, and pictures whose values must stay in [0, 1], are no numbers to multiply.
+    The model's data preprocessor must return `inputs` as one batch of normalized pictures, a tensor, as in detectors
+    and classifiers. Token ids, and pictures whose values must stay in [0, 1], are no numbers to multiply.
 
     Args:
         probability (float): share of the steps, in [0, 1]. Defaults to 0.02.

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..compat import is_compiling
-from ..norms.base import Norm, check_norm_cfg
+from ..norms.base import call_norm, check_norm_cfg
 
 LOCAL_CHANNELS = 16
 GLOBAL_CHANNELS = 64
@@ -59,10 +59,7 @@ class ChannelScale2d(nn.Module):
 
 
 class LocalBlock(nn.Module):
-    """A block of the local branch: positions, depthwise attention, MLP; each added to its input.
-
-    In training, `drop_path` is the share of samples whose attention, or MLP, is left out.
-    """
+    """A block of the local branch: positions, depthwise attention, MLP; each added to its input."""
 
     def __init__(self, channels: int, drop_path: float):
         super().__init__()
@@ -154,20 +151,21 @@ class GlobalBranch(nn.Module):
 
     def forward(self, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(N, 3, H, W)` to gamma `(N,)` and the colour matrix `(N, 3, 3)`; `sizes` as :class:`IAT` takes it."""
-        for conv, norm in ((self.conv1, self.bn1), (self.conv2, self.bn2)):
-            x = norm(conv(blank(x, inside_of(x, sizes))))
-            x = self.act(x) if conv is self.conv1 else x
-            sizes = None if sizes is None else torch.div(sizes + 1, 2, rounding_mode='floor')
-        inside = inside_of(x, sizes)
-        x = x + self.position(blank(x, inside))
+        x = self.act(self.bn1(self.conv1(blank(x, inside_of(x, sizes)))))
+        sizes = halved(sizes)
+        x = self.bn2(self.conv2(blank(x, inside_of(x, sizes))))
+        inside = inside_of(x, halved(sizes))
+        tokens = (x + self.position(blank(x, inside))).flatten(2).transpose(1, 2)
         is_padding = None if inside is None else ~inside.flatten(1)
-        tokens = x.flatten(2).transpose(1, 2)
-        # Our norms keep padding out of their statistics.
-        hides_padding = is_padding is not None and isinstance(self.norm1, Norm)
-        x = self.attn(self.norm1(tokens, is_padding) if hides_padding else self.norm1(tokens), is_padding)
+        x = self.attn(call_norm(self.norm1, tokens, is_padding), is_padding)
         x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
         gamma = self.gamma(x[:, 0])[:, 0] + self.gamma_base
         return gamma, self.colour(x[:, 1:]).unflatten(1, (3, 3))[..., 0] + self.colour_base
+
+
+def halved(sizes: Tensor | None) -> Tensor | None:
+    """The sizes after a convolution of stride 2."""
+    return None if sizes is None else torch.div(sizes + 1, 2, rounding_mode='floor')
 
 
 def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:

@@ -12,14 +12,9 @@ from torch import Tensor, nn
 
 
 def enhance_each(enhancer: nn.Module, pictures: Sequence[Tensor]) -> list[Tensor]:
-    """Enhances pictures of any sizes in one pass, each as if it were alone.
+    """Enhances RGB pictures `(3, h, w)` in [0, 1] in one pass, each as if it were alone, to the same shapes.
 
-    Args:
-        enhancer (nn.Module): such as :class:`IAT`, called with a batch, and with `sizes` if they differ.
-        pictures (Sequence[Tensor]): RGB `(3, h, w)` in [0, 1].
-
-    Returns:
-        list[Tensor]: of the same shapes.
+    The enhancer, such as :class:`IAT`, is called with a batch, and with `sizes` if they differ.
     """
     shapes = [picture.shape[1:] for picture in pictures]
     batch = stack_batch(list(pictures))
@@ -53,8 +48,8 @@ class ImageEnhancer(BaseModel):
 
     Args:
         backbone (dict): config of the network, such as `dict(type='IAT', norm_cfg=dict(type='UN'))`.
-        data_preprocessor (dict, optional): defaults to `dict(type='PairDataPreprocessor')`.
-        init_cfg (dict, optional): of mmengine's BaseModule. Defaults to None.
+        data_preprocessor, init_cfg (dict, optional): of mmengine's BaseModel, but by default a
+            :class:`PairDataPreprocessor`.
     """
 
     def __init__(self, backbone: dict, data_preprocessor: dict | None = None, init_cfg: dict | None = None):

@@ -15,9 +15,6 @@ from .model import enhance_each
 class EnhancingPreprocessor(BaseDataPreprocessor):
     """Enhances pictures, then hands them to the data preprocessor of a model, whose attributes it also has.
 
-    A data preprocessor gets pictures as they were read, so the enhancer gets RGB in [0, 1] without padding, whatever
-    the normalization is.
-
     Args:
         inner (nn.Module): the data preprocessor of a detector or a classifier.
         enhancer (nn.Module): takes RGB `(N, 3, H, W)` in [0, 1], and `sizes`, as :class:`IAT`.
@@ -60,22 +57,18 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
             raise TypeError(f'{type(self).__name__}: inputs must be pictures (3, h, w), got '
                             f'{[tuple(getattr(each, "shape", ())) or type(each).__name__ for each in pictures]}')
         with torch.no_grad() if self.frozen else nullcontext():
-            rgb = enhance_each(self.enhancer, [self._to_rgb(picture) for picture in pictures])
-        enhanced = [self._from_rgb(picture) for picture in rgb]
+            enhanced = enhance_each(self.enhance, pictures)
         enhanced = torch.stack(enhanced) if isinstance(pictures, Tensor) else enhanced
         return self.inner({**data, 'inputs': enhanced}, training)
 
     def enhance(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Enhances pictures `(N, 3, H, W)` of 0 to 255 in the channel order of `takes_rgb`; `sizes` as for IAT."""
-        images = self._to_rgb(images)
-        return self._from_rgb(self.enhancer(images) if sizes is None else self.enhancer(images, sizes))
+        rgb = self._flipped(images.float().clamp(0., 255.) / 255)  # distortions in training leave 0 to 255
+        rgb = self.enhancer(rgb) if sizes is None else self.enhancer(rgb, sizes)
+        return self._flipped(rgb.float() * 255)
 
-    def _to_rgb(self, images: Tensor) -> Tensor:
-        images = images.float().clamp(0., 255.) / 255  # distortions in training leave 0 to 255
-        return images if self.takes_rgb else images.flip(-3)
-
-    def _from_rgb(self, images: Tensor) -> Tensor:
-        images = images.float() * 255
+    def _flipped(self, images: Tensor) -> Tensor:
+        """RGB from the order of the pictures, and back."""
         return images if self.takes_rgb else images.flip(-3)
 
 
@@ -95,9 +88,6 @@ def enhanced_model(task_model: str, enhancer: dict, freeze_enhancer: bool = Fals
             False.
         takes_rgb (bool): whether the data set gives RGB, as CIFAR does. mmcv reads BGR. Defaults to False.
         **cfg: the model's other settings, unchanged.
-
-    Returns:
-        nn.Module: a model of type `task_model`.
     """
     model = MODELS.build(dict(type=task_model, **copy.deepcopy(cfg)))
     model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, MODELS.build(enhancer), freeze_enhancer,

@@ -15,11 +15,8 @@ LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
 class ImageQuality(BaseMetric):
     """PSNR in dB and SSIM of enhanced pictures, and of the pictures before, as means over all pictures.
 
-    Values are in [0, 1]. SSIM has torchmetrics' Gaussian window of 11 x 11 with sigma 1.5, over RGB.
-
-    Args:
-        collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): before the names, with a slash. Defaults to None, for 'enhancement'.
+    Values are in [0, 1]. SSIM has torchmetrics' Gaussian window of 11 x 11 with sigma 1.5, over RGB. Arguments are
+    `collect_device` and `prefix` of mmengine's BaseMetric.
 
     Raises:
         PreflightError: torchmetrics is not installed.
@@ -27,9 +24,9 @@ class ImageQuality(BaseMetric):
 
     default_prefix = 'enhancement'
 
-    def __init__(self, collect_device: str = 'cpu', prefix: str | None = None):
+    def __init__(self, **kwargs):
         check_installed('torchmetrics', 'PSNR and SSIM', 'enhance')
-        super().__init__(collect_device, prefix)
+        super().__init__(**kwargs)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         """Takes samples with `pred`, `before` and `target`, RGB `(3, h, w)` in [0, 1].

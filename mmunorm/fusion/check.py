@@ -13,7 +13,7 @@ from ..norms.layers import ONLINE_NORMS
 from ..registry import lacks
 from .padding import zero_token
 from .report import Fold, Site, streams_of
-from .rewrite import affine_of, has_act, num_channels
+from .rewrite import affine_of, has_act, layer_channels
 from .rules import Stream, join
 from .streams import range_obstacle, stations_of
 
@@ -137,7 +137,7 @@ def layer_obstacle(layer: nn.Module, num_features: int, after: bool = False) -> 
             max(layer.kernel_size) > 1 if layer.padding == 'same' else any(layer.padding)):
         kernel = 'x'.join(map(str, layer.kernel_size))
         return f'is a {kernel} convolution that pads with zeros, which are not normalized'
-    channels = num_channels(layer, after)
+    channels = layer_channels(layer, after)
     verb = 'gives' if after else 'reads'
     return '' if channels == num_features else f'{verb} {channels} channels where the norm has {num_features}'
 

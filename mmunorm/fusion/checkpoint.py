@@ -1,8 +1,8 @@
 """Checkpoints of folded models: what is in them, and the model type that they load into.
 
-A folded checkpoint is an ordinary one of mmengine. Its config is in it twice, with the model type `FoldedModel`: in
-`meta['mmunorm']['config']` as plain data, which :func:`load_folded` reads, and in `meta['cfg']` as text, as mmengine's
-Runner saves it. The inferencers of OpenMMLab want the text, and run it.
+A folded checkpoint is an ordinary one of mmengine. Its config, of the model type `FoldedModel`, is in it twice: in
+`meta['mmunorm']['config']` as plain data, which :func:`load_folded` reads, and in `meta['cfg']` as text, which the
+inferencers of OpenMMLab want, and run.
 """
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from torch import nn
 
 from ..config.plain import is_known_scope, read_config_text, registered_types_only
 from ..config.unpickling import is_trusted, restricted
+from ..init import undo_ntk
 from ..norms import replace_norms
+from ..residuals import Residual
 from ..utils import PreflightError, whole_file
-from .fuse import fold_structure
-from .report import FusionReport
-from .rewrite import FoldedNorm
+from .find import find
+from .padding import Fill
+from .report import FusionReport, streams_of
+from .rewrite import FoldedNorm, add_to_state, layer_channels, leave, rewrite
+from .streams import leave_residual, stations_of
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
@@ -33,12 +37,9 @@ _MARK = '.folded'  # the buffer of a FoldedNorm
 
 @MODELS.register_module(name=TIMM_TYPE)
 def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-    """A model of timm, for a folded checkpoint to name it.
+    """The model `timm.create_model(name, **kwargs)`, for a folded checkpoint to name it.
 
-    Args:
-        name (str): of the architecture, such as 'convnext_atto'.
-        norm_cfg (dict, optional): config of what `replace_norms` puts in place of its norms. Defaults to None.
-        **kwargs: for `timm.create_model`.
+    `norm_cfg` is the config of what `replace_norms` puts in place of its norms, if anything.
     """
     import timm
     model = timm.create_model(name, **kwargs)
@@ -58,10 +59,32 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str
         **cfg: its other settings, unchanged.
 
     Raises:
-        ValueError: the model has no such norms.
+        ValueError: the model has no such norms, or no fold rule covers the place of one.
     """
     model = MODELS.build(dict(type=of, **cfg))
-    fold_structure(model, folded, made)
+    folds = {fold.norm: fold for fold in find(model)}
+    modules = dict(model.named_modules())
+    undo_ntk(model)
+    for name in folded:
+        fold = folds.get(name)
+        if isinstance(modules.get(name), Residual):
+            leave_residual(model, name)
+        elif fold is not None and made and name in made:
+            for tensor in made[name]:
+                add_to_state(model, tensor)
+            leave(model, name, tuple(made[name]))
+        elif fold is None or not fold.sites and fold.stream is None:
+            raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
+                             'folded: it is of another architecture')
+        else:
+            channels = layer_channels(modules[fold.sites[0].layer], fold.sites[0].after) if fold.sites else 0
+            ones = torch.ones(channels, dtype=torch.float64)
+            rewrite(model, fold, ones, torch.zeros_like(ones))
+    for stream in streams_of(folds[name] for name in folded if name in folds):
+        for name, pad in stream.pads:
+            last = stations_of(modules[stream.layers], stream.layers)[0].last
+            channels = layer_channels(modules[last], after=True)
+            pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))
     return model
 
 
@@ -71,15 +94,15 @@ def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, Sequ
     Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
-    more = dict(made=dict(made)) if made else {}
-    if cfg.type == FOLDED_TYPE:
-        return ConfigDict({**cfg, 'folded': list(names), **more})
-    for part in ('backbone', 'enhancer'):
-        if isinstance(cfg.get(part), dict):
-            cfg[part].init_cfg = None
-    if cfg.type == TIMM_TYPE:
-        cfg.pop('pretrained', None)
-    return ConfigDict({**cfg, 'type': FOLDED_TYPE, 'of': cfg.type, 'folded': list(names), **more})
+    if cfg.type != FOLDED_TYPE:
+        for part in ('backbone', 'enhancer'):
+            if isinstance(cfg.get(part), dict):
+                cfg[part].init_cfg = None
+        if cfg.type == TIMM_TYPE:
+            cfg.pop('pretrained', None)
+        cfg.update(of=cfg.type, type=FOLDED_TYPE)
+    cfg.update(folded=list(names), **dict(made=dict(made)) if made else {})
+    return cfg
 
 
 def folded_made(checkpoint: dict) -> dict[str, list[str]]:

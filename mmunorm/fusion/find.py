@@ -8,10 +8,10 @@ from torch import nn
 
 from ..norms.layers import is_norm
 from .check import Owners, is_layer, norm_obstacle
-from .graph import look
+from .graph.place import look
 from .report import Fold, Site
 from .rules import Averages, Behind, Chain, Emits, Fact, Into, Reads, Stays, Stream, Unties, facts, join
-from .streams import Station, stations_of
+from .streams import stations_of
 
 
 def find(model: nn.Module, example=None) -> list[Fold]:
@@ -19,21 +19,20 @@ def find(model: nn.Module, example=None) -> list[Fold]:
 
     Nothing is checked yet. Without an example (see :func:`mmunorm.fuse_norms`) the graph is not looked at.
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
-    claims = _Rules(model, modules).claims()
+    modules, owners = dict(model.named_modules(remove_duplicate=False)), Owners(model)
+    claims = _Rules(model, modules, owners).claims()
     folds = {}
     for name, norm in modules.items():
         if is_norm(norm):
             folds[name] = fold = claims[name][0] if claims[name] else Fold(name)
             fold.kind, fold.claims = type(norm).__name__, len(claims[name])
-    if example is not None:
-        owners = Owners(model)
-        unknown = [name for name, fold in folds.items() if not _is_known(fold, modules) and not norm_obstacle(
-            modules[name], allow_act=True) and not owners.others(name, modules[name])]
-        places = look(model, example) if unknown else {}
-        for name in unknown:
-            sites, why = places[name]
-            folds[name] = Fold(name, folds[name].kind, sites, obstacle=why)
+    unknown = [] if example is None else [
+        name for name, fold in folds.items() if not _is_known(fold, modules)
+        and not norm_obstacle(modules[name], allow_act=True) and not owners.others(name, modules[name])]
+    places = look(model, example) if unknown else {}
+    for name in unknown:
+        sites, why = places[name]
+        folds[name] = Fold(name, folds[name].kind, sites, obstacle=why)
     return list(folds.values())
 
 
@@ -46,38 +45,33 @@ def _is_known(fold: Fold, modules: dict[str, nn.Module]) -> bool:
 class _Rules:
     """What the rules say about a model, with full names."""
 
-    def __init__(self, model: nn.Module, modules: dict[str, nn.Module]):
-        self._modules = modules
+    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], owners: Owners):
         self._facts = {name: facts(module) for name, module in modules.items()}
         self._first = [name for name, _ in model.named_modules()]  # each module by one name
-        self._streams = [fact.within(name) for name, fact in self._all(Stream)]
-        owners = Owners(model)
+        streams = [fact.within(name) for name, fact in self._all(Stream)]
+        self._stations = {stream: stations_of(modules[stream.layers], stream.layers) for stream in streams}
         tied = [join(name, fact.layer) for name, fact in self._all(Unties)]
         self._untied = {layer for layer in tied if owners.others(layer, modules[layer])}
 
     def claims(self) -> dict[str, list[Fold]]:
         """What is said about each norm, once for each rule that says something."""
         claims = defaultdict(list)
-        for name in self._first:
-            for fact in self._facts[name]:
-                for fold in self._folds(name, fact):
-                    claims[fold.norm].append(fold)
+        for name, fact in self._all(Fact):
+            for fold in self._folds(name, fact):
+                claims[fold.norm].append(fold)
         for name, fact in self._all(Emits):  # of the whole model: what reads it is not known
             norm = join(name, fact.norm)
             claims[norm] = claims[norm] or [Fold(norm)]
-        for stream in self._streams:
-            for station in self._stations(stream):
+        for stream, stations in self._stations.items():
+            for station in stations:
                 for fold in claims[station.norm]:
                     fold.stream = None if fold.obstacle else stream
         return claims
 
-    def _stations(self, stream: Stream) -> list[Station]:
-        return stations_of(self._modules[stream.layers], stream.layers)
-
-    def _all(self, kind: type[Fact]) -> Iterator[tuple[str, Fact]]:
+    def _all(self, kind) -> Iterator[tuple[str, Fact]]:
         return ((name, fact) for name in self._first for fact in self._of(kind, name))
 
-    def _of(self, kind: type[Fact], name: str) -> list[Fact]:
+    def _of(self, kind, name: str) -> list[Fact]:
         return [fact for fact in self._facts.get(name, ()) if isinstance(fact, kind)]
 
     def _folds(self, prefix: str, fact: Fact) -> Iterator[Fold]:
@@ -92,7 +86,7 @@ class _Rules:
         elif isinstance(fact, Stays):
             yield Fold(join(prefix, fact.norm), obstacle=fact.why)
         elif isinstance(fact, Stream):
-            stations = self._stations(fact.within(prefix))
+            stations = self._stations[fact.within(prefix)]
             for station, reader in zip(stations, stations[1:], strict=False):
                 fold = Fold(station.norm)
                 self._read(fold, reader.part)

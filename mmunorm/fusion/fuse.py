@@ -4,22 +4,19 @@ Three steps, in a file each: `find` says where each norm goes, `check` what forb
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 import torch
 from torch import nn
 
 from ..compat import forget_compiled_code
 from ..init import undo_ntk
-from ..residuals import Residual
-from .check import check
+from ..residuals import ResidualLayer
+from ..residuals.sublayer import describe
+from .check import Owners, call_obstacle, check, layer_obstacle
 from .find import find
-from .padding import Fill
-from .report import FusionReport, NotFoldedError, streams_of
-from .rewrite import add_to_state, affine_of, leave, num_channels, rewrite
+from .report import FusionReport, NotFoldedError, Site, streams_of
+from .rewrite import absorb, affine_of, rewrite
 from .rules import check_names
-from .scales import fold_scales
-from .streams import fold_stream, leave_residual, stations_of
+from .streams import factor, fold_stream, leave_residual
 
 
 def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
@@ -65,47 +62,34 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in report.kept)
         raise NotFoldedError(f'strict=True, and {len(report.kept)} norms cannot be folded:\n{listed}')
     undo_ntk(model)
-    affines = {fold.norm: affine_of(model.get_submodule(fold.norm)) for fold in report.folded}
+    carried = {}
     for stream in streams_of(report.folded):
-        affines.update(fold_stream(model, stream))
+        carried.update(fold_stream(model, stream))
     for fold in report.folded:
-        rewrite(model, fold, *affines[fold.norm])
-    fold_scales(model)
+        rewrite(model, fold, *carried.get(fold.norm) or affine_of(model.get_submodule(fold.norm)))
+    _fold_branch_scales(model)
     forget_compiled_code()
     return report
 
 
-def fold_structure(model: nn.Module, names: Iterable[str], made: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Gives `model` the structure of a folded one, for folded weights to be loaded into, in place.
+def _fold_branch_scales(model: nn.Module) -> None:
+    """Takes b of each connection, such as LayerScale's, into the last layer of F, wherever the sum reads that layer.
 
-    Args:
-        model (nn.Module): of any weights, statistics and norms: they are lost.
-        names: full names of the norms that are folded.
-        made: of those that were folded by the model's graph, the tensors that came into its state by that.
-
-    Raises:
-        ValueError: `model` has no such norm, or no fold rule covers its place.
+    Where a norm stands after the sum it has stayed, and so does b.
     """
-    folds = {fold.norm: fold for fold in find(model)}
-    modules = dict(model.named_modules())
-    undo_ntk(model)
-    for name in names:
-        fold = folds.get(name)
-        if isinstance(modules.get(name), Residual):
-            leave_residual(model, name)
-        elif fold is not None and made and name in made:
-            for tensor in made[name]:
-                add_to_state(model, tensor)
-            leave(model, name, tuple(made[name]))
-        elif fold is None or not fold.sites and fold.stream is None:
-            raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
-                             'folded: it is of another architecture')
-        else:
-            channels = num_channels(modules[fold.sites[0].layer], fold.sites[0].after) if fold.sites else 0
-            ones = torch.ones(channels, dtype=torch.float64)
-            rewrite(model, fold, ones, torch.zeros_like(ones))
-    for stream in streams_of(folds[name] for name in names if name in folds):
-        for name, pad in stream.pads:
-            last = stations_of(modules[stream.layers], stream.layers)[0].last
-            channels = num_channels(modules[last], after=True)
-            pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))
+    names, owners = {id(module): name for name, module in model.named_modules()}, Owners(model)
+    # All of them first: ReZero's connections share theirs.
+    found = [(getattr(layer, residual), describe(getattr(layer, part)), getattr(layer, norm),
+              getattr(layer, residual).scales()[1])
+             for layer in model.modules() if isinstance(layer, ResidualLayer)
+             for residual, part, norm in layer.sublayers()]
+    for residual, sublayer, norm, b in found:
+        last, name = sublayer.last, names[id(sublayer.last)]
+        between = [residual.norm, *([norm] if residual.norm_at == 'mid' else [])]
+        is_plain = sublayer.is_plain_behind_last and all(isinstance(module, nn.Identity) for module in between)
+        if b is None or residual.norm_at == 'post' or not is_plain or call_obstacle(residual) or layer_obstacle(
+                last, last.out_features, after=True) or owners.others(name, last):
+            continue
+        like = torch.ones(last.out_features, dtype=torch.float64, device=last.weight.device)
+        absorb(model, Site(name, after=True), factor(b, like), torch.zeros_like(like))
+        leave_residual(model, names[id(residual)])

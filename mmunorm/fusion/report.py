@@ -12,22 +12,15 @@ class Site:
     """A layer that takes a norm up: one that reads the norm, or with `after` one whose output the norm reads.
 
     A rule names whole layers. The graph knows which rows of a weight and which channels there are the norm's.
-
-    Attributes:
-        layer: full name of the module that holds the weight.
-        after: whether the norm stands after the layer.
-        weight: name of the weight in that module.
-        rows: the first of its rows that are the layer's, and the end; None for all.
-        channels: for each channel that the layer reads (`after`: gives), the norm's channel there, or -1; None for a
-            layer and a norm of the same channels.
-        bias: for each channel that the layer gives, the vector that holds its bias and the place in there; empty for
-            the bias of the module, which is made if there is none.
     """
-    layer: str
+    layer: str  # full name of the module that holds the weight
     after: bool = False
-    weight: str = 'weight'
-    rows: tuple[int, int] | None = None
+    weight: str = 'weight'  # its name in that module
+    rows: tuple[int, int] | None = None  # the first of its rows that are the layer's, and the end; None for all
+    # For each channel that the layer reads (`after`: gives), the norm's channel there, or -1; None for the same ones.
     channels: tuple[int, ...] | None = None
+    # For each channel that the layer gives, the vector that holds its bias and the place in there; empty for the bias
+    # of the module, which is made if there is none.
     bias: tuple[tuple[str, int], ...] = ()
 
     @property

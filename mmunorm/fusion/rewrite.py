@@ -77,7 +77,7 @@ def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
     return scale, shift
 
 
-def num_channels(layer: nn.Module, after: bool = False) -> int:
+def layer_channels(layer: nn.Module, after: bool = False) -> int:
     """How many channels a linear layer or convolution reads, or with `after` gives."""
     return layer.weight.shape[0] if after else layer.weight.shape[1] * getattr(layer, 'groups', 1)
 
@@ -99,10 +99,10 @@ def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
 def leave(model: nn.Module, name: str, made: Sequence[str] | None = None) -> None:
     """Puts a :class:`FoldedNorm` where the norm `name` stands."""
     norm = model.get_submodule(name)
-    put(model, name, FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made))
+    exchange(model, name, FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made))
 
 
-def put(model: nn.Module, name: str, module: nn.Module) -> None:
+def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
     """Puts `module` in the place of the part `name`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)

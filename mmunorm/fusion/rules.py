@@ -1,15 +1,15 @@
 """What a fold rule says, and the one registry of them.
 
 A rule looks at one module and yields facts about its norms or its inputs and outputs, by the names of its parts.
-Nothing is folded here: :func:`mmunorm.fuse_norms` joins the facts, checks each against the layers it names, and only
-then changes the model.
+`find` joins the facts.
 """
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from pydoc import ErrorDuringImport, locate
 
 from torch import nn
 
@@ -40,16 +40,16 @@ class Behind:
 
 @dataclass(frozen=True)
 class Emits:
-    """Output `level` of the module is the output of `norm`, which nothing inside the module reads.
+    """Output `level` of the module, -1 for the last, is the output of `norm`, which nothing inside it reads.
 
-    Levels count from the last, which is -1. The rule of the model that holds the module says by `Chain` who reads it.
+    The rule of the model that holds the module says by `Chain` who reads it.
     """
     norm: str
     level: int = -1
 
 
 class Reads:
-    """Input `level` of the module is read by `readers` and by nothing else. Levels count from the last, -1.
+    """Input `level` of the module, -1 for the last, is read by `readers` and by nothing else.
 
     `pad` is for a module that pads its input with zeros before it is read, as in `Into`. `adds_input` is for one that
     also adds its input to its output, unless it is called with another `identity`.
@@ -143,22 +143,13 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
 
 def check_names() -> None:
-    """Looks whether each class that a rule names exists, where its package is imported.
-
-    Raises:
-        NameError: it does not; names the rule.
-    """
+    """A NameError if a class that a rule names does not exist, where its package is imported."""
     for name, (rule, _) in _RULES.items():
-        if isinstance(name, type) or name.partition('.')[0] not in sys.modules:
-            continue
-        module, _, cls = name.rpartition('.')
-        try:
-            exists = hasattr(import_module(module), cls)
-        except ModuleNotFoundError as error:
-            exists = not module.startswith(str(error.name))  # what is missing is something that the package needs
-        if not exists:
-            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
-                            'class')
+        if isinstance(name, str) and name.partition('.')[0] in sys.modules:
+            with suppress(ErrorDuringImport):  # something that the package needs is missing
+                if locate(name) is None:
+                    raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is '
+                                    'no such class')
 
 
 def facts(module: nn.Module) -> list[Fact]:

@@ -21,7 +21,7 @@ from ..residuals import Residual, ResidualLayer
 from ..residuals.sublayer import Entrance, describe
 from .padding import Fill, largest_value
 from .report import Site
-from .rewrite import absorb, affine_of, put
+from .rewrite import absorb, affine_of, exchange
 from .rules import Behind, Fact, Into, Stays, Stream, fold_rule
 
 Affine = tuple[Tensor, Tensor]
@@ -38,7 +38,7 @@ class Station(NamedTuple):
 class FoldedResidual(Residual):
     """What is left of a connection whose factors are folded away: the sum, and norms that stay.
 
-    Its buffer marks a folded checkpoint, as the one of :class:`FoldedNorm` does.
+    Its buffer marks a folded checkpoint, as that of :class:`FoldedNorm` does.
     """
 
     def __init__(self, residual: Residual):
@@ -56,7 +56,7 @@ class FoldedResidual(Residual):
 
 def leave_residual(model: nn.Module, name: str) -> None:
     """Puts a :class:`FoldedResidual` where the connection `name` stands."""
-    put(model, name, FoldedResidual(model.get_submodule(name)))
+    exchange(model, name, FoldedResidual(model.get_submodule(name)))
 
 
 def fold_stream(model: nn.Module, stream: Stream) -> dict[str, Affine]:

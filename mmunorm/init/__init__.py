@@ -1,9 +1,8 @@
 """Initialization and parametrization (Su, kexue 8620): weights and activations that keep the second moment."""
 from ..registry import explain_missing, lacks
 from .biases import remove_biases
-from .moments import ScaledActivation, activation_gain, keep_second_moment_
+from .moments import ScaledActivation, activation_gain, keep_second_moment_, sample_
 from .ntk import ntk_parametrize, undo_ntk
-from .samplers import sample_
 
 if not lacks('mmengine'):
     from .second_moment import SecondMomentInit

@@ -5,15 +5,9 @@ from torch import nn
 
 
 def remove_biases(model: nn.Module) -> nn.Module:
-    """Removes the bias of every linear layer and convolution of a model, in place.
+    """Removes the bias of every linear layer and convolution of a model, in place; returns `model`.
 
     Norms keep theirs: `dict(type='RMSN')` has none. `fuse_norms` makes the biases that it needs.
-
-    Args:
-        model (nn.Module): any model.
-
-    Returns:
-        `model`.
     """
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):

@@ -9,20 +9,34 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import MODELS
-from .samplers import sample_
 
 ACTIVATIONS = {'ReLU': nn.ReLU, 'GELU': nn.GELU, 'SiLU': nn.SiLU, 'SELU': nn.SELU, 'Tanh': nn.Tanh}
 MODES = ('fan_in', 'fan_out', 'fan_avg')
+# The deviation of a standard normal variable without its values beyond [-2, 2].
+TRUNCATED_DEVIATION = 0.8796256610342398
+
+
+@torch.no_grad()
+def sample_(weight: Tensor, std: float, distribution: str = 'normal') -> Tensor:
+    """Draws a tensor of any shape and floating dtype with mean 0 and deviation `std`, in place, and returns it.
+
+    `distribution` is 'normal'; 'uniform', on `[-sqrt(3) std, sqrt(3) std]`; or 'truncated', a normal one of deviation
+    `std / 0.8796`, cut at two of these, which leaves `std`. Another one is a ValueError.
+    """
+    if distribution == 'normal':
+        return weight.normal_(0, std)
+    if distribution == 'uniform':
+        return weight.uniform_(-(3**0.5) * std, 3**0.5 * std)
+    if distribution == 'truncated':
+        wide = std / TRUNCATED_DEVIATION
+        return torch.nn.init.trunc_normal_(weight, 0, wide, -2 * wide, 2 * wide)
+    raise ValueError(f"distribution must be 'normal', 'uniform' or 'truncated', got {distribution!r}")
 
 
 def activation_gain(activation: Callable[[Tensor], Tensor]) -> float:
     """`E[f(z)^2]^(-1/2)` for z ~ N(0, 1), by numerical integration: 1.41421 for ReLU, 1.53353 for GELU.
 
-    Args:
-        activation: f, any elementwise function of a float64 tensor.
-
-    Raises:
-        ValueError: `f(z)` is zero everywhere, or not finite.
+    `activation` f is any elementwise function of a float64 tensor; a ValueError if it is 0 everywhere, or not finite.
     """
     # The trapezoidal rule; 0, where ReLU has its kink, is a node.
     z = torch.linspace(-12, 12, 2**16 + 1, dtype=torch.float64)
@@ -36,11 +50,7 @@ def activation_gain(activation: Callable[[Tensor], Tensor]) -> float:
 
 @cache
 def gain_of(name: str | None) -> float:
-    """The gain of an activation by name; 1 for None.
-
-    Raises:
-        ValueError: there is no such activation.
-    """
+    """The gain of an activation by name; 1 for None. A ValueError if there is no such activation."""
     if name is None:
         return 1.
     if name not in ACTIVATIONS:
@@ -52,7 +62,7 @@ def keep_second_moment_(weight: Tensor,
                         activation: str | None = None,
                         distribution: str = 'normal',
                         mode: str = 'fan_in') -> Tensor:
-    """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place.
+    """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place, and returns it.
 
     With 'fan_in', the activation and then the layer keep E[x^2] = 1. For ReLU that is He's initialization; 'fan_avg'
     without an activation is Xavier's. In a chain of layers with GELU or SiLU, 1 is not stable: more grows and less
@@ -63,9 +73,6 @@ def keep_second_moment_(weight: Tensor,
         activation: name of the activation before the layer, one of ReLU, GELU, SiLU, SELU and Tanh, or None.
         distribution: as in :func:`mmunorm.init.sample_`.
         mode: 'fan_in', 'fan_out', or 'fan_avg', the mean of both.
-
-    Returns:
-        `weight`.
 
     Raises:
         ValueError: an argument is not one of its choices, or `weight` has less than two dimensions.

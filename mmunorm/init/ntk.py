@@ -25,24 +25,18 @@ def ntk_parametrize(model: nn.Module) -> nn.Module:
     The layers compute the same. Only steps of optimizers that divide by the size of a gradient, such as Adam, change:
     they move W by their rate, so the layer's weight by `1 / sqrt(fan_in)` of it. Initial weights of variance
     `1 / fan_in` become `W ~ N(0, 1)`. In a `state_dict`, `weight` is `parametrizations.weight.original`. Call it after
-    the initial weights are drawn and before an optimizer is made.
-
-    Args:
-        model (nn.Module): with plain linear layers.
-
-    Returns:
-        `model`.
+    the initial weights are drawn and before an optimizer is made. Returns `model`.
 
     Raises:
         ValueError: `model` has no linear layer, or one whose weight is parametrized already.
     """
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not layers:
         raise ValueError(f'model: {type(model).__name__} has no nn.Linear')
-    for name, layer in layers:
+    for name, layer in layers.items():
         if parametrize.is_parametrized(layer, 'weight'):
             raise ValueError(f"model: the weight of {name or 'the layer'} is parametrized already")
-    for _, layer in layers:
+    for layer in layers.values():
         parametrize.register_parametrization(layer, 'weight', NTKScale(layer.in_features))
     return model
 

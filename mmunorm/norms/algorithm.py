@@ -8,7 +8,6 @@ project's docs/paper_to_code.md, which also finds each equation. On a GPU `kerne
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -60,9 +59,8 @@ def average_activation(norm, measured: Tensor, tokens: int | Tensor | None) -> S
     elif norm.centered:  # mu_hat is the mean of this step
         mean = torch.where(measured[0].isfinite(), measured[1], norm.running_mean)
         norm.running_mean.copy_(moving_average(norm.running_mean, mean, alpha))  # 5. Eq. 12
-    if triton := _one_launch(norm, record, measured[0], running):
-        results = triton.average_activation(measured[0], t, running, record, norm.num_outliers, norm.unsettled,
-                                            alpha)
+    if norm.has_own_kernels and (launch := kernels.one_launch(record, measured[0], running)):
+        results = launch.average_activation(measured[0], t, running, record, norm.num_outliers, norm.unsettled, alpha)
         return Step(*results, mean=mean)
     s = finite_or(measured[0], running)
     averaged = t > norm.unsettled  # 2. the warm-up is over, and M statistics were recorded before this one
@@ -146,8 +144,8 @@ def average_gradient(norm, step: Step, g: Tensor) -> Tensor:
     A gradient that overflows anywhere is useless, and a gradient scaler skips its step: the state is kept as it is.
     """
     psi, record = norm.psi, norm.gradient_record
-    if triton := _one_launch(norm, record, g, psi):
-        return triton.average_gradient(g, psi, record, step.outlier, step.averaged, norm.alpha)
+    if norm.has_own_kernels and (launch := kernels.one_launch(record, g, psi)):
+        return launch.average_gradient(g, psi, record, step.outlier, step.averaged, norm.alpha)
     finite = g.isfinite()
     recorded = changes = finite.all()
     g = torch.where(finite, g, psi)
@@ -168,8 +166,3 @@ def average_gradient(norm, step: Step, g: Tensor) -> Tensor:
         newest = used = moving_average(psi, target, norm.alpha) if norm.backward_momentum else target
     psi.copy_(torch.where(changes, newest, psi))
     return torch.where(step.averaged, used, g)  # 2. in the warm-up and on an outlier step: the exact gradient
-
-
-def _one_launch(norm, record: Tensor | None, *vectors: Tensor) -> ModuleType | None:
-    """Triton's kernels, where they compute a whole average over steps: UN's own averages, on a GPU."""
-    return kernels.one_launch(record, *vectors) if norm.has_own_kernels else None

@@ -12,13 +12,8 @@ class Norm(nn.Module):
     """A norm over tokens of shape `(..., C)`; subclasses give `_normalize`.
 
     A norm that can be folded has `affine()`; one that cannot says why in `fold_obstacle`, the rest of
-    a sentence that begins with the norm's name. An obstacle wins over `affine()`.
-
-    Args:
-        num_features (int): channels C.
-
-    Raises:
-        ValueError: `num_features` is not a positive int.
+    a sentence that begins with the norm's name. An obstacle wins over `affine()`. `num_features` is C; a ValueError if
+    it is not a positive int.
     """
     # mmcv names layers by this; LN's name lets a model load an LN checkpoint's affine part.
     _abbr_ = 'ln'
@@ -31,7 +26,7 @@ class Norm(nn.Module):
         self.num_features = check_count('num_features', num_features, least=1)
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
-        """Normalizes `x`.
+        """Normalizes `x`; returns the same shape and dtype.
 
         Args:
             x: `(..., C)`, any floating dtype. Statistics are computed in float32 (float64 for float64).
@@ -39,15 +34,11 @@ class Norm(nn.Module):
                 neither it nor a gradient that reaches it has a part in any statistic over tokens. Only
                 training looks at it.
 
-        Returns:
-            Same shape and dtype as `x`.
-
         Raises:
-            ValueError: the shape of `x` or of `pad_mask` does not fit.
-            TypeError: the dtype of `x` or of `pad_mask` does not fit.
+            ValueError, TypeError: the shape, or the dtype, of `x` or of `pad_mask` does not fit.
         """
         name = type(self).__name__
-        if x.dim() == 0 or x.shape[-1] != self.num_features:
+        if x.shape[-1:] != (self.num_features, ):
             raise ValueError(f'{name}: the last dimension of x must be num_features={self.num_features}, '
                              f'got x of shape {tuple(x.shape)}')
         if not x.is_floating_point():
@@ -70,11 +61,9 @@ class Norm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """To be called when a training run begins: a warning for the user, or ''.
+        """To be called when a run begins that has so many training steps left: a warning for the user, or ''.
 
-        Args:
-            resumed: whether the run goes on from a checkpoint of its own.
-            steps: training steps that it has left.
+        A run that is `resumed` goes on from a checkpoint of its own.
         """
         return ''
 

@@ -17,14 +17,8 @@ class MABN(OfflineNorm):
     Args:
         num_features (int): channels C of the `(..., C)` input.
         window (int): gradient statistics that are averaged. Defaults to 16, the authors' value.
-        alpha (float): weight of the OLD value in `running_var`, in [0, 1). Defaults to 0.9, as everywhere in
-            UN's comparison. (MABN's own paper has 0.98, for longer runs: the average is then 50 steps late.)
-        warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
-            counts the forward passes of this layer. Defaults to 4000, as UN's.
-        eps (float): added to the mean square. Defaults to 1e-5.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults and errors. (MABN's own paper has an `alpha` of
+            0.98, for longer runs: the average is then 50 steps late.)
     """
 
     def __init__(self,

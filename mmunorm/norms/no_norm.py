@@ -17,9 +17,6 @@ class NoNorm(Norm):
         num_features (int): channels C of the `(..., C)` input.
         affine (bool): whether to learn `weight` and `bias` (C). Defaults to False.
         eps (float): not used; OpenMMLab's builders hand one to every norm.
-
-    Raises:
-        ValueError: `num_features` is not a positive int.
     """
 
     def __init__(self, num_features: int, affine: bool = False, eps: float = 1e-5):

@@ -22,16 +22,14 @@ _NEVER = 1 << 62
 class OfflineNorm(Norm):
     """A norm with fixed statistics at inference: `y = gamma * (x - mu) / sqrt(var + eps) + beta` (Eq. 1).
 
-    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps. The methods differ only in these averages,
-    and all of them are arguments here; :mod:`.algorithm` computes a step. For the first `warmup_iters`
-    steps, and until the records are full, a step uses its own statistics with the exact gradient. A channel whose
-    statistic is not finite takes the running one in its place. A step whose gradient is not finite anywhere
-    leaves the gradient statistics as they are. So inf and NaN never stay in the state.
+    In training, `var_hat` and `psi` (Eq. 2-9) are averages over steps, in which alone the methods differ;
+    :mod:`.algorithm` computes a step. For the first `warmup_iters` steps, and until the records are full, a step uses
+    its own statistics with the exact gradient. A channel whose statistic is not finite takes the running one in its
+    place. A step whose gradient is not finite anywhere leaves the gradient statistics as they are. So inf and NaN never
+    stay in the state.
 
-    Small modules add the rest of training: :mod:`.recompute` activation checkpointing, where a recomputed
-    forward is the SAME step, and a layer that runs several times knows its last 64 steps by their statistics;
-    :mod:`.compiled` torch.compile, where a recomputed forward is an error; :mod:`.sync` statistics over
-    all processes.
+    In activation checkpointing (:mod:`.recompute`) a recomputed forward is the SAME step, and a layer that runs several
+    times knows its last 64 steps by their statistics. Under torch.compile (:mod:`.compiled`) it is an error.
 
     State: parameters `weight` (gamma), `bias` (beta) and, where it is asked for, `eta` (1); buffers `running_var`
     and `num_batches_tracked` (forward passes in training, as in torch's BatchNorm); with `centered` also
@@ -59,9 +57,8 @@ class OfflineNorm(Norm):
     Attributes:
         lacks_statistics (bool): whether the state that was loaded last had `weight` and no running statistics, so
             that it came from another kind of norm.
-        ranks (Ranks, optional): the processes whose tokens count as one batch; `convert_sync` sets it. A step
-            without any token takes the running statistics. The gradient statistics are those of the mean of the
-            processes' losses, which DistributedDataParallel minimizes.
+        ranks (Ranks, optional): the processes whose tokens count as one batch (:mod:`.sync`). The gradient statistics
+            are those of the mean of the processes' losses, which DistributedDataParallel minimizes.
         loss_scale (Tensor, optional): `()`, what the loss is multiplied with before the backward pass. The state
             does not depend on it.
 
@@ -98,14 +95,15 @@ class OfflineNorm(Norm):
         self.alpha = alpha
         self.window = _check_window(window)
         self.warmup_iters = _check_warmup(warmup_iters)
-        self.forward_average = check_choice('forward_average', forward_average,
-                                            ('current', 'gm', 'am', 'ema', 'earlier_ema'))
-        self.backward_average = check_choice('backward_average', backward_average, ('current', 'am', 'nu'))
+        self.forward_average = forward_average
+        self.backward_average = backward_average
         self.backward_momentum = backward_momentum
         self.outlier_filter = outlier_filter
         self.outlier_variance = check_choice('outlier_variance', outlier_variance, ('layer', 'channel'))
         self.centered = check_choice('centered', centered, (False, True, 'frozen'))
-        self._make_state(_check_eta(eta))
+        if eta is not None and not _is_number(eta):
+            raise ValueError(f'eta must be the number that it starts from, or None for no such term, got {eta!r}')
+        self._make_state(eta)
         self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
         self.has_own_kernels = (forward_average, backward_average, backward_momentum,
                                 outlier_variance) == ('gm', 'am', True, 'layer')
@@ -160,12 +158,8 @@ class OfflineNorm(Norm):
     def set_affine(self, scale: Tensor, shift: Tensor, mean: Tensor, square: Tensor) -> None:
         """Makes the norm `y = scale * x + shift` at inference, and one that has seen no step; the inverse of `affine`.
 
-        The running statistics become those that are given, every row of the record of activations too, and `eta` 0.
-        All arguments are `(C,)`.
-
-        Args:
-            scale, shift: the map.
-            mean, square: E[x] and E[x^2] of the tokens that the norm is to read.
+        The running statistics and every row of the record of activations become those of tokens with `mean` E[x] and
+        `square` E[x^2], and `eta` 0. All arguments are `(C,)`.
         """
         variance = (square - mean.square()).clamp(min=0) if self.centered else square
         self.lacks_statistics = False
@@ -189,10 +183,7 @@ class OfflineNorm(Norm):
         return algorithm.scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
 
     def restart_warmup(self) -> None:
-        """Begins again at step 1, for a new task: forgets steps, outliers and gradient statistics.
-
-        `weight`, `bias` and the running statistics stay.
-        """
+        """Begins again at step 1: forgets steps, outliers and gradient statistics, and keeps the running ones."""
         if self.activation_record is not None:
             self.activation_record.fill_(1)
         for buffer in (self.num_batches_tracked, self.gradient_record, self.psi, self.num_outliers):
@@ -272,12 +263,6 @@ class OfflineNorm(Norm):
 
 def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_eta(eta: float | None) -> float | None:
-    if eta is None or _is_number(eta):
-        return eta
-    raise ValueError(f'eta must be the number that it starts from, or None for no such term, got {eta!r}')
 
 
 def _check_warmup(warmup_iters: int | float | None) -> int | float | None:

@@ -20,13 +20,7 @@ class PN(OfflineNorm):
         layer_scale (bool): first divide each token by its own root mean square, as the authors do; needs
             every token's statistic at inference, so that the norm cannot be folded. False is the
             PN* of UN's tables. Defaults to True.
-        alpha (float): weight of the OLD value in `running_var` and `nu`, in [0, 1). Defaults to 0.9.
-        warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
-            counts the forward passes of this layer. Defaults to 4000.
-        eps (float): added to every mean square. Defaults to 1e-5.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults and errors; `alpha` is that of `nu`, too.
     """
 
     def __init__(self,

@@ -17,8 +17,7 @@ class PRepBN(RepBN):
     """`lambda * LN(x) + (1 - lambda) * RepBN(x)`, lambda falling linearly from 1 to 0.
 
     The first forward pass in training has lambda = 1, pass `steps + 1` and all later ones 0. Then the norm can be
-    folded.
-    LayerNorm is computed until the mode changes for the first time after that, at a validation at the latest.
+    folded. LayerNorm is computed until the mode changes for the first time after that, at a validation at the latest.
     Inference blends with the lambda of the next training step.
 
     Its own state: `ln_weight` and `ln_bias` (C), LayerNorm's affine part; a checkpoint that lacks them,
@@ -28,8 +27,7 @@ class PRepBN(RepBN):
         num_features (int): channels C of the `(..., C)` input.
         steps (int): forward passes of this layer in training until lambda is 0, several a step for a layer that runs
             several times or an optimizer that accumulates gradients.
-        alpha (float): weight of the OLD value in the running statistics, in [0, 1). Defaults to 0.9.
-        eps (float): added to the variance, of LayerNorm too. Defaults to 1e-5.
+        alpha, eps: as :class:`TokenBN`'s, with its defaults; `eps` is LayerNorm's, too.
 
     Raises:
         ValueError: an argument is out of its range.

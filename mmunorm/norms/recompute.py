@@ -35,10 +35,7 @@ class _Pending:
 
 
 class PendingSteps:
-    """The steps of one norm whose backward pass may still come, oldest first.
-
-    The next forward pass forgets those that are done, or whose graph is gone without a backward pass.
-    """
+    """The steps of one norm whose backward pass may still come, oldest first; a forward pass forgets the others."""
 
     def __init__(self):
         self._pending: list[_Pending] = []

@@ -27,12 +27,9 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
     `(N, C, H, W)`; there the new norm is the form for maps, such as UN2d. A norm of timm with an activation in it
     becomes a `Sequential` of `norm`, `drop` and `act`. An `nn.TransformerEncoderLayer` leaves torch's fast path, which
-    does not call its norms; a line in the log says so.
-
-    Scale and shift of each old norm are kept where the new norm has `weight` and `bias`, and so are
-    device, dtype, training mode and `requires_grad`. This is the way to train from scratch, and no conversion of a
-    trained model: an offline norm has no statistics yet, and needs another scale than LayerNorm.
-    :func:`mmunorm.convert_norms` measures both.
+    does not call its norms. Scale and shift of each old norm are kept where the new norm has `weight` and `bias`, and
+    so are device, dtype, training mode and `requires_grad`. This is the way to train from scratch; a trained model
+    needs :func:`mmunorm.convert_norms`, which measures statistics and another scale than LayerNorm's.
 
     Args:
         model (nn.Module): with such norms.
@@ -44,8 +41,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ValueError: `model` has no LayerNorm or RMSNorm, or one that cannot be replaced: it is over several dimensions,
-            holds a module of unknown use, or is over maps, for which the new norm has no form. `model` is unchanged.
+        ValueError: `model` has no LayerNorm or RMSNorm, or one that cannot be replaced; `model` is unchanged.
     """
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
@@ -97,10 +93,8 @@ def check_replaceable(norms: Mapping[str, nn.Module]) -> None:
 
 def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     """`new`, followed by what a norm of timm does after it normalized: a `Sequential` of `norm`, `drop` and `act`."""
-    parts = OrderedDict(old.named_children())
-    if not parts:
-        return new
-    return nn.Sequential(OrderedDict(norm=new, **parts)).train(old.training)
+    parts = dict(old.named_children())
+    return nn.Sequential(OrderedDict(norm=new, **parts)).train(old.training) if parts else new
 
 
 def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:

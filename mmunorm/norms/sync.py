@@ -9,11 +9,7 @@ from .kernels import num_tokens
 
 
 class Ranks:
-    """The processes whose tokens an offline norm counts as one batch.
-
-    Args:
-        process_group (ProcessGroup, optional): Defaults to None, all processes.
-    """
+    """The processes whose tokens an offline norm counts as one batch: those of a group, or all."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None):
         self.process_group = process_group
@@ -80,17 +76,11 @@ def merge_backward(ranks: Ranks | None, share: Tensor | None, g: Tensor, g_mean:
 
 
 def convert_sync(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Makes every offline norm of a model take its statistics over all processes, in place.
+    """Makes every offline norm of a model, or one norm, take its statistics over all processes, in place.
 
     The same model has to run on all of them, as for torch's SyncBatchNorm: each norm communicates once in a
-    training forward and once in its backward pass. State and `state_dict` are as before.
-
-    Args:
-        module (nn.Module): a model, or one norm.
-        process_group (ProcessGroup, optional): the processes. Defaults to None, all of them.
-
-    Returns:
-        `module`.
+    training forward and once in its backward pass. State and `state_dict` are as before. `process_group` names the
+    processes and defaults to all. Returns `module`.
     """
     return _set_ranks(module, Ranks(process_group))
 

@@ -14,8 +14,7 @@ class UN(OfflineNorm):
     Training normalizes by the geometric mean of the last `window` mean squares, estimates the gradient
     by a moving average over the arithmetic mean of the last `window` gradient statistics, and drops every
     average on a step whose statistics hold an outlier (Eq. 18-19). During warm-up each step uses its own
-    statistic, with the exact gradient. :class:`OfflineNorm` says what happens with inf and NaN, and which state there
-    is; all of it is in `state_dict`.
+    statistic, with the exact gradient. :class:`OfflineNorm` says what happens with inf and NaN, and names the state.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -27,8 +26,8 @@ class UN(OfflineNorm):
             counts the forward passes of this layer. Defaults to 4000, right for COCO and ImageNet; a short run needs
             fewer.
         outlier_filter (bool): recommended for vision. Defaults to True.
-        outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel' as one
-            for each channel, which fires on nearly every step and is there for study. Defaults to 'layer'.
+        outlier_variance (str): 'layer' takes V in Eq. 19 as one number over all channels; 'channel', for study, as
+            one for each, which fires on nearly every step. Defaults to 'layer'.
         forward_average (str): average over the activation statistics: 'gm', 'am', 'ema' (with `alpha`) or
             'current', which takes this step's alone. The paper's Table 5 compares. Defaults to 'gm'.
         backward_average (str): average over the gradient statistics: 'am' or 'current'. Defaults to 'am'.
@@ -37,9 +36,8 @@ class UN(OfflineNorm):
         centered (bool | str): whether to subtract the mean over tokens: the current step's, with its exact gradient.
             The variance about it is then averaged and filtered in place of the mean square. 'frozen' subtracts the
             `running_mean` of the checkpoint that the run starts from, and does not change it: right for a detector on
-            a backbone that was pretrained with True. OfflineNormHook refuses it where no mean has been loaded. In
-            eval mode both are the same. `--norm` of the tools chooses between them; a config names one. Not of the
-            paper. Defaults to False.
+            a backbone that was pretrained with True. In eval mode both are the same. `--norm` of the tools chooses
+            between them; a config names one. Not of the paper. Defaults to False.
         eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not of the
             paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
@@ -61,19 +59,12 @@ class UN(OfflineNorm):
                  centered: bool | str = False,
                  eta: float | None = None,
                  eps: float = 1e-5):
+        check_choice('forward_average', forward_average, ('gm', 'am', 'ema', 'current'))
+        check_choice('backward_average', backward_average, ('am', 'current'))
         super().__init__(
-            num_features,
-            forward_average=check_choice('forward_average', forward_average, ('gm', 'am', 'ema', 'current')),
-            backward_average=check_choice('backward_average', backward_average, ('am', 'current')),
-            backward_momentum=backward_momentum,
-            window=window,
-            alpha=alpha,
-            warmup_iters=warmup_iters,
-            outlier_filter=outlier_filter,
-            outlier_variance=outlier_variance,
-            centered=centered,
-            eta=eta,
-            eps=eps)
+            num_features, forward_average=forward_average, backward_average=backward_average,
+            backward_momentum=backward_momentum, window=window, alpha=alpha, warmup_iters=warmup_iters,
+            outlier_filter=outlier_filter, outlier_variance=outlier_variance, centered=centered, eta=eta, eps=eps)
 
 
 @MODELS.register_module()

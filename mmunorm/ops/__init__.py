@@ -1,8 +1,7 @@
 """The compiled operators that R-CNN needs, for an mmcv that was installed without a compiler.
 
-Without torch in its build environment, `pip install` gives a pure Python mmcv. Then `mmcv.ops`, and most of mmdet
-with it, fails because the module `mmcv._ext` is missing. After :func:`install`, `mmcv_ext.py` beside this file
-serves as that module. It is imported only when someone asks for it.
+Without torch in its build environment, `pip install` gives a pure Python mmcv. `mmcv.ops` and most of mmdet then lack
+the module `mmcv._ext`. After :func:`install`, `mmcv_ext.py` beside this file serves as that module.
 """
 import sys
 import warnings
@@ -13,10 +12,7 @@ __all__ = ['install']
 
 
 class _StandInFinder:
-    """Finds `mmcv._ext` where no other finder does.
-
-    It sits last on `sys.meta_path`, so a compiled `_ext` in mmcv's folder is always found first.
-    """
+    """Finds `mmcv._ext` where no other finder does: last on `sys.meta_path`, after a compiled one in mmcv's folder."""
 
     @staticmethod
     def find_spec(fullname, path=None, target=None):
@@ -28,8 +24,7 @@ class _StandInFinder:
 def install() -> None:
     """Makes `mmcv.ops` importable when mmcv has no compiled operators; leaves a compiled mmcv as it is.
 
-    Call it before mmdet is imported. If the import of an operator fails, mmdet's modules replace it by a function
-    that raises, and keep that function. A second call changes nothing.
+    Call it before mmdet is imported, whose modules keep a function that raises in place of each missing operator.
 
     Warns:
         UserWarning: models of mmdet were imported already, and `mmcv.ops` was not importable then.

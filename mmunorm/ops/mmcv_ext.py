@@ -6,7 +6,6 @@ own, and a classifier does not need it.
 """
 import torch
 
-_ANSWERED = 'nms and roi_align (average pooling)'
 _HOW_TO_GET = (
     'To get it, build mmcv where this torch is installed, with a C++ compiler (for GPU tensors also the '
     'CUDA toolkit). Unpack the source archive of your mmcv distribution (`pip download --no-deps '
@@ -19,25 +18,19 @@ def _operators():
     return torch.ops.torchvision
 
 
-def _at_least_float32(*tensors):
+def _at_least_float32(a, b):
     """The common dtype to compute in: box coordinates lose whole pixels in half precision."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    return torch.promote_types(torch.float32, torch.promote_types(a.dtype, b.dtype))
 
 
 def nms(boxes, scores, iou_threshold, offset):
-    """Greedy non-maximum suppression.
+    """Greedy non-maximum suppression: int64 indices of the kept boxes, highest score first.
 
     Args:
         boxes (Tensor): (N, 4), x1 y1 x2 y2, any real dtype.
         scores (Tensor): (N,), any real dtype. Equal scores count in the order given.
         iou_threshold (float): A box is dropped if its IoU with a kept one is strictly above this.
         offset (int): Added to every width and height, 0 or 1 (1: coordinates are pixel indices).
-
-    Returns:
-        Tensor: int64 indices of the kept boxes, highest score first.
     """
     dtype = _at_least_float32(boxes, scores)
     if offset:
@@ -53,25 +46,23 @@ def nms(boxes, scores, iou_threshold, offset):
 
 def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width,
                       spatial_scale, sampling_ratio, pool_mode, aligned):
-    """RoIAlign with average pooling, written into `output`.
+    """RoIAlign with average pooling of `input` (N, C, H, W), written into `output`.
 
     Args:
-        input (Tensor): Features (N, C, H, W).
         rois (Tensor): (K, 5), image index and x1 y1 x2 y2; its dtype may differ from that of `input`.
         output (Tensor): (K, C, aligned_height, aligned_width), overwritten.
         argmax_y, argmax_x (Tensor): Used by max pooling only.
-        aligned_height, aligned_width (int): Bins in each direction.
         spatial_scale (float): Factor from the coordinates of `rois` to those of `input`.
         sampling_ratio (int): Samples per bin in each direction; 0 means as many as the bin has pixels.
-        pool_mode (int): 1 for average. 0, for maximum, is not supported.
         aligned (bool): Shift by half a pixel; False is the older convention, with sides of at least 1.
 
     Raises:
-        NotImplementedError: `pool_mode` is 0.
+        NotImplementedError: `pool_mode` is 0, for maximum, and not 1.
         ValueError: A box asks for pixels that are not there. The numbers in `rois` are checked on the CPU
             only; on a GPU, the check would cost a synchronization in each call.
     """
-    _check_pool_mode(pool_mode)
+    if pool_mode != 1:
+        _refuse("roi_align with pool_mode='max'")
     if not output.numel():
         return
     _check_rois(input, rois, aligned)
@@ -83,18 +74,9 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
 
 def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height,
                        aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
-    """Adds the gradient of :func:`roi_align_forward` with respect to `input` to `grad_input`.
-
-    Args:
-        grad_output (Tensor): Shape of the forward's `output`.
-        grad_input (Tensor): Shape of the forward's `input`, added to in place.
-
-    The other arguments are the forward's.
-
-    Raises:
-        NotImplementedError: `pool_mode` is 0.
-    """
-    _check_pool_mode(pool_mode)
+    """Adds to `grad_input` the gradient of :func:`roi_align_forward`, whose arguments the others are."""
+    if pool_mode != 1:
+        _refuse("roi_align with pool_mode='max'")
     if not grad_output.numel():
         return
     dtype = _at_least_float32(grad_output, rois)
@@ -119,20 +101,13 @@ def __getattr__(name):
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
-    def missing(*args, **kwargs):
-        raise NotImplementedError(
-            f'{name} is one of mmcv\'s compiled operators, and this mmcv was installed without them; '
-            f'mmunorm stands in for {_ANSWERED} only. {_HOW_TO_GET}')
-
-    missing.__name__ = missing.__qualname__ = name
-    return missing
+    return lambda *args, **kwargs: _refuse(name)
 
 
-def _check_pool_mode(pool_mode):
-    if pool_mode != 1:
-        raise NotImplementedError(
-            "RoIAlign with pool_mode='max' needs mmcv's compiled operators, and this mmcv was installed "
-            f"without them; mmunorm stands in for {_ANSWERED} only: use pool_mode='avg'. {_HOW_TO_GET}")
+def _refuse(name):
+    raise NotImplementedError(
+        f"{name} is one of mmcv's compiled operators, and this mmcv was installed without them; mmunorm stands in for "
+        f"nms and roi_align (pool_mode='avg') only. {_HOW_TO_GET}")
 
 
 def _check_rois(input, rois, aligned):

@@ -1,8 +1,4 @@
-"""Records what each residual layer does while a model trains: its gradient, its likeness to the layer before, activity.
-
-These are the measures of Figures 3, 8 and 9 of BranchNorm's paper (arXiv 2305.02790). A work directory holds them as
-`layers.csv`, with one row for each recorded step and layer.
-"""
+"""Records what each residual layer does while a model trains (Figures 3, 8 and 9 of arXiv 2305.02790)."""
 from __future__ import annotations
 
 import csv
@@ -33,9 +29,9 @@ _HEADER = ','.join(('step', 'layer', *MEASURES))
 
 @HOOKS.register_module()
 class LayerStatisticsHook(Hook):
-    """Records each residual layer's gradient norm, likeness to the layer before, and activity, into `layers.csv`.
+    """Records each residual layer's gradient norm, likeness to the layer before, and activity.
 
-    For each recorded step and layer, the file, which is in the work directory, has
+    `layers.csv` in the work directory has a row for each recorded step and layer:
 
     - `gradient`: the norm of the gradient of all parameters of the layer;
     - `cosine`: the cosine similarity between its input and its output, the mean over tokens;
@@ -91,7 +87,8 @@ class LayerStatisticsHook(Hook):
 
     def after_train(self, runner) -> None:
         for tap in self._taps.values():
-            tap.remove()
+            for handle in tap.handles:
+                handle.remove()
         self._taps = {}
 
     def _is_recorded(self, step: int) -> bool:
@@ -110,7 +107,6 @@ class LayerTap:
                          if parameter.requires_grad]
 
     def open(self) -> None:
-        """Begins a step."""
         self.is_open = True
         self.squares: list[Tensor] = []
         self.cosine: Tensor | float = math.nan
@@ -121,11 +117,6 @@ class LayerTap:
         self.is_open = False
         gradient = float(sum(self.squares))**0.5 / loss_scale if self.squares else math.nan
         return gradient, float(self.cosine), float(self.active)
-
-    def remove(self) -> None:
-        """Takes the hooks from the layer."""
-        for handle in self.handles:
-            handle.remove()
 
     @torch.no_grad()
     def _on_output(self, layer: nn.Module, args: tuple, output: Tensor) -> None:
@@ -143,16 +134,10 @@ class LayerTap:
 
 
 class LayerRecord(NamedTuple):
-    """The measures of a run.
-
-    Attributes:
-        steps (numpy.ndarray): the recorded steps `(S,)`, from 1.
-        layers (list[str]): names of the L layers.
-        values (dict[str, numpy.ndarray]): `(S, L)` for each of `MEASURES`.
-    """
-    steps: np.ndarray
+    """The measures of a run with L residual layers."""
+    steps: np.ndarray  # the recorded steps `(S,)`, from 1
     layers: list[str]
-    values: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]  # `(S, L)` for each of `MEASURES`
 
 
 def read_layers(work_dir: str | Path) -> LayerRecord:

@@ -63,9 +63,10 @@ class NormRecordWriter:
 
     Args:
         folder: the record's folder. With `resume_step`, one that exists is continued, and later steps are dropped.
+            Without it, one that exists is renamed to `*.old`.
         layers: the layers, in the order of their columns.
         info: what is known of the run, as JSON; written when the folder is created.
-        resume_step: the last step to keep. 0 means a new run; a record that is there is then renamed to `*.old`.
+        resume_step: the last step to keep.
 
     Raises:
         RecordError: the folder to continue is not a record, or it has other layers or another `interval`.
@@ -131,10 +132,7 @@ def _put_rows(path: Path, start: int, rows: np.ndarray) -> None:
 
 
 class NormRecord:
-    """Reads a record; the statistics stay on disk until they are asked for.
-
-    Args:
-        folder: what NormStatisticsHook wrote. A record that is still being written can be read too.
+    """Reads a record, also one that is still being written; the statistics stay on disk until they are asked for.
 
     Attributes:
         info (dict): what is known of the run.
@@ -165,6 +163,11 @@ class NormRecord:
         self._starts = np.cumsum([0] + [layer.channels for layer in self.layers])
         self.steps = np.array(self._rows['step'])
 
+    @property
+    def norms(self) -> str:
+        """The kinds of norms in the record."""
+        return ', '.join(dict.fromkeys(layer.norm for layer in self.layers))
+
     def activation(self, layer: int | str, rows: slice = slice(None)) -> np.ndarray:
         """The activation statistics of a layer `(T, C)` float32; `rows` takes some of the recorded steps."""
         return np.array(self._rows['activation'][rows, self._columns(layer)])
@@ -179,18 +182,14 @@ class NormRecord:
 
     def mean(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
         """The steps of the snapshots `(S,)`, and the means of the layer's input in them `(S, C)`."""
-        return self._snapshot('mean', layer)
+        return np.array(self._snapshots['step']), np.array(self._snapshots['mean'][:, self._columns(layer)])
 
     def running_var(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
         """The steps of the snapshots `(S,)`, and the running variances after them `(S, C)`; NaN without any."""
-        return self._snapshot('running_var', layer)
+        return np.array(self._snapshots['step']), np.array(self._snapshots['running_var'][:, self._columns(layer)])
 
     def index(self, layer: int | str) -> int:
-        """The position of a layer, by its name.
-
-        Raises:
-            RecordError: there is no such layer; the message names those that there are.
-        """
+        """The position of a layer. Raises a RecordError that names the layers if there is none of this name."""
         if isinstance(layer, int):
             return layer
         names = [each.name for each in self.layers]
@@ -200,6 +199,3 @@ class NormRecord:
 
     def _columns(self, layer: int | str) -> slice:
         return slice(*self._starts[self.index(layer):][:2])
-
-    def _snapshot(self, field: str, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self._snapshots['step']), np.array(self._snapshots[field][:, self._columns(layer)])

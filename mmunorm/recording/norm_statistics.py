@@ -44,33 +44,27 @@ class NormStatisticsHook(Hook):
     For each recorded step and layer, the folder has
 
     - the mean square of the input over all tokens, per channel (the paper's `s`);
-    - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9);
-    - for another norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
-    - the outlier steps so far;
-    - now and then, the running variances and the means of the inputs.
+    - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9); for another
+      norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
+    - the outlier steps so far, and now and then the running variances and the means of the inputs.
 
-    The statistics are of the step itself, before the norm averages or filters them. In a distributed run, they are the
-    first process's. :class:`.norm_record.NormRecord` reads them.
-
-    The gradients do not contain the loss scale of mixed precision. They do contain the division by the steps of a
-    gradient accumulation. A statistic is NaN where there is none: the gradient of a frozen layer, and everything of
-    a layer that did not run. For a layer that runs several times in a step, the statistics cover the tokens of all
-    these runs. Tokens that a `pad_mask` marks as padding are left out, but a gradient that reaches such a token
-    counts. With activation checkpointing, the first of the two forward passes counts.
+    The statistics are of the step itself, before the norm averages or filters them, and of the first process of a
+    distributed run. :class:`.norm_record.NormRecord` reads them. Gradients do not contain the loss scale of mixed
+    precision, but the division by the steps of a gradient accumulation. NaN is the gradient of a frozen layer, and
+    everything of a layer that did not run. Of a layer that runs several times in a step, all tokens count, except those
+    that a `pad_mask` marks; a gradient that reaches such a token counts. With activation checkpointing, the first of
+    the two forward passes counts.
 
     Steps wait in memory, at most 100 steps and 16 MiB. They are written together, and before every checkpoint, so a
     resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them when an error or Ctrl-C ends the run.
-
-    Each time that steps are written, the visualizer gets numbers of the last `span` recorded steps.
-    `norm/outlier_share` is the share of outlier steps. `norm/pnac_activation` and `norm/pnac_gradient` are the mean
-    PNAC of all layers.
+    Each time, the visualizer gets numbers of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
+    steps, and `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
         layers (Sequence[str], optional): regular expressions. A norm is recorded if one of them is found in its
             name. Defaults to None: all norms.
-        span (int): how many recorded steps the visualizer's numbers cover, at least 20. So many steps are kept in
-            memory. Defaults to 100.
+        span (int): how many recorded steps the visualizer's numbers cover, at least 20. Defaults to 100.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -88,7 +82,6 @@ class NormStatisticsHook(Hook):
         self._taps: list[NormTap] = []
 
     def before_train(self, runner) -> None:
-        self._taps = []
         if not is_main_process():
             return
         norms = self._choose(unwrapped_model(runner))
@@ -99,13 +92,21 @@ class NormStatisticsHook(Hook):
                     config=os.path.basename(config) if config else None,
                     interval=self.interval, processes=get_world_size())
         try:
-            self._writer = NormRecordWriter(Path(runner.work_dir, FOLDER), layers, info, resume_step=runner.iter)
+            self._writer = NormRecordWriter(Path(runner.work_dir, FOLDER), layers, info, runner.iter)
         except RecordError as error:
             raise PreflightError(f'NormStatisticsHook: {error}') from error
-        self._norms = list(norms.values())
-        self._filters = [getattr(norm, 'outlier_filter', False) for norm in self._norms]
-        self._prepare_memory(layers)
-        self._taps = [NormTap(norm, layer.gradient) for norm, layer in zip(self._norms, layers, strict=True)]
+        self._filters = [getattr(norm, 'outlier_filter', False) for norm in norms.values()]
+        ends = np.cumsum([0] + [layer.channels for layer in layers]).tolist()
+        self._columns = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
+        size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
+        device = next((p.device for norm in norms.values() for p in norm.parameters()), torch.device('cpu'))
+        self._block = torch.empty(size, 2, ends[-1], device=device)
+        # Of the first step of a block: means and running variances.
+        self._snapshot = torch.empty(2, ends[-1], device=device)
+        self._outliers = torch.full((size, len(layers)), -1, device=device)
+        self._steps: list[int] = []  # those that have ended
+        self._recent = np.empty(0, row_dtypes(layers)[0])
+        self._taps = [NormTap(norm, layer.gradient) for norm, layer in zip(norms.values(), layers, strict=True)]
 
     def _choose(self, model: nn.Module) -> dict[str, nn.Module]:
         norms = {name: norm for name, norm in norm_layers(model) if num_channels(norm) is not None}
@@ -117,18 +118,6 @@ class NormStatisticsHook(Hook):
             raise PreflightError('NormStatisticsHook: the model has no norm to record.')
         return {name: norm for name, norm in norms.items()
                 if self.patterns is None or any(re.search(pattern, name) for pattern in self.patterns)}
-
-    def _prepare_memory(self, layers: list[RecordedNorm]) -> None:
-        ends = np.cumsum([0] + [layer.channels for layer in layers]).tolist()
-        self._columns = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
-        size = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (8 * ends[-1])))
-        device = next((p.device for norm in self._norms for p in norm.parameters()), torch.device('cpu'))
-        self._block = torch.empty(size, 2, ends[-1], device=device)
-        # Of the first step of a block: means and running variances.
-        self._snapshot = torch.empty(2, ends[-1], device=device)
-        self._outliers = torch.full((size, len(layers)), -1, device=device)
-        self._steps: list[int] = []  # those that have ended
-        self._recent = np.empty(0, row_dtypes(layers)[0])
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         if not self._taps or (runner.iter + 1) % self.interval:
@@ -145,12 +134,12 @@ class NormStatisticsHook(Hook):
         if not self._taps or (runner.iter + 1) % self.interval:
             return
         row = len(self._steps)
-        for tap, norm, columns in zip(self._taps, self._norms, self._columns, strict=True):
+        for tap, columns in zip(self._taps, self._columns, strict=True):
             tap.close(self._loss_scale)
-            if row == 0 and getattr(norm, 'running_var', None) is not None:
-                self._snapshot[1, columns] = norm.running_var.detach()
+            if row == 0 and getattr(tap.norm, 'running_var', None) is not None:
+                self._snapshot[1, columns] = tap.norm.running_var.detach()
         if any(self._filters):
-            counts = [norm.num_outliers for norm, has in zip(self._norms, self._filters, strict=True) if has]
+            counts = [tap.norm.num_outliers for tap, has in zip(self._taps, self._filters, strict=True) if has]
             self._outliers[row, self._filters] = torch.stack(counts)
         self._steps.append(runner.iter + 1)
         if len(self._steps) == len(self._block):
@@ -207,25 +196,20 @@ def gradient_kind(norm: nn.Module) -> str:
 
 
 class NormTap:
-    """Takes the statistics of one norm during a training step.
+    """Takes the statistics of one norm during a training step; `kind` is what :func:`gradient_kind` says of it.
 
     For an offline norm `g` costs nothing: the gradient of gamma, summed over tokens, is `sum(dy * z)`.
-
-    Args:
-        norm: the layer.
-        kind: what :func:`gradient_kind` says of it.
     """
 
     def __init__(self, norm: nn.Module, kind: str):
         self.norm = norm
         self.is_offline = kind == OFFLINE_GRADIENT
         self.gradient = None
-        self.handles = []
         self.attach()
 
     def attach(self) -> None:
         """Puts the hooks on the norm."""
-        self.handles.append(self.norm.register_forward_hook(self._on_forward, with_kwargs=True))
+        self.handles = [self.norm.register_forward_hook(self._on_forward, with_kwargs=True)]
         weight = getattr(self.norm, 'weight', None)
         if self.is_offline and weight is not None and weight.requires_grad:
             self.handles.append(weight.register_hook(self._on_weight_gradient))
@@ -244,8 +228,8 @@ class NormTap:
 
     def remove(self) -> None:
         """Takes the hooks from the norm."""
-        while self.handles:
-            self.handles.pop().remove()
+        for handle in self.handles:
+            handle.remove()
 
     def _on_forward(self, norm, args, kwargs, output) -> None:
         if self.gradient is None:
@@ -263,16 +247,16 @@ class NormTap:
         with torch.no_grad():
             x = x.detach().movedim(axis, -1)
             tokens = x.shape[:-1].numel() if valid is None else valid.sum()
-            self._average(self.activation, second_moment(x, valid), self.tokens, tokens)
+            _average(self.activation, second_moment(x, valid), self.tokens, tokens)
             if self.mean is not None:
-                self._average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
+                _average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
         self.tokens = self.tokens + tokens
 
     def _on_output_gradient(self, target: Tensor, dy: Tensor) -> None:
         if target is not self.gradient:
             return  # a backward pass after the step
         tokens = dy.shape[:-1].numel()
-        self._average(self.gradient, second_moment(dy), self.gradient_tokens, tokens)
+        _average(self.gradient, second_moment(dy), self.gradient_tokens, tokens)
         self.gradient_tokens += tokens
 
     def _on_weight_gradient(self, dweight: Tensor) -> None:
@@ -285,10 +269,10 @@ class NormTap:
         self.gradient.copy_(g if self.gradient_tokens == 0 else self.gradient + g)
         self.gradient_tokens += 1
 
-    @staticmethod
-    def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
-        """Merges the mean over further tokens into the mean that `target` holds."""
-        if isinstance(old_tokens, int) and old_tokens == 0:
-            target.copy_(new)
-        else:
-            target.mul_(old_tokens).add_(new * new_tokens).div_(old_tokens + new_tokens)
+
+def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
+    """Merges the mean over further tokens into the mean that `target` holds."""
+    if isinstance(old_tokens, int) and old_tokens == 0:
+        target.copy_(new)
+    else:
+        target.mul_(old_tokens).add_(new * new_tokens).div_(old_tokens + new_tokens)

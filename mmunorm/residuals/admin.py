@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import OfflineNorm
-from .base import RESIDUALS, Place, Scale
+from .base import RESIDUALS, Scale, StackPosition
 from .post_norm import PostNorm
 
 
@@ -15,10 +15,10 @@ from .post_norm import PostNorm
 class Admin(PostNorm):
     """`x' = LN(w x + F(x))` with the parameter `weight` w `(C,)`, which :func:`profile_admin` sets before training."""
 
-    def __init__(self, place: Place):
-        super().__init__(place)
-        self.weight = nn.Parameter(torch.ones(place.channels))
-        self.starts_stack = place.previous is None
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        self.weight = nn.Parameter(torch.ones(position.channels))
+        self.starts_stack = position.previous is None
 
     def scales(self) -> tuple[Scale, Scale]:
         return self.weight, None

@@ -6,9 +6,9 @@ import warnings
 import torch
 
 from ..norms.base import check_choice, check_count
-from .base import RESIDUALS, Place, Scale
+from .base import RESIDUALS, Scale, StackPosition
 from .clock import SCHEDULES, growth
-from .deep_norm import DeepNorm
+from .post_norm import DeepNorm
 
 
 @RESIDUALS.register_module()
@@ -23,20 +23,20 @@ class BranchNorm(DeepNorm):
     Args:
         warmup_iters (int): T, the updates until the branch has its whole weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
-        schedule (str): 'linear', the paper's Eq. 8, or one of our own formulas for the shapes that its Fig. 7 names,
-            'exponential' and 'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
+        schedule (str): 'linear', or a formula of ours for another shape of the paper's Fig. 7, 'exponential' or
+            'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
 
     Raises:
         ValueError: an argument is out of its range.
     """
     needs_clock = True
 
-    def __init__(self, place: Place, warmup_iters: int = 4000, schedule: str = 'linear'):
-        super().__init__(place)
+    def __init__(self, position: StackPosition, warmup_iters: int = 4000, schedule: str = 'linear'):
+        super().__init__(position)
         self.warmup_iters = check_count('warmup_iters', warmup_iters, least=0)
         self.schedule = check_choice('schedule', schedule, SCHEDULES)
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
-        self._clock = (place.clock, )
+        self._clock = (position.clock, )
 
     def scales(self) -> tuple[Scale, Scale]:
         """As :meth:`Residual.scales`; warns of training in which t stands still."""
@@ -49,4 +49,4 @@ class BranchNorm(DeepNorm):
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 
     def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, warmup_iters={self.warmup_iters}, schedule={self.schedule!r}'
+        return f'warmup_iters={self.warmup_iters}, schedule={self.schedule!r}'

@@ -33,43 +33,29 @@ def clocks(model: nn.Module) -> list[UpdateClock]:
 def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
     """Makes a model count the updates of an optimizer from now on; for training loops without mmengine.
 
-    Call it once, before the first step. What counts is `optimizer.step()`: neither the forward passes of an
-    accumulated gradient nor those of activation checkpointing do, and no step that a gradient scaler skips.
-    The function does not wait for the device.
-
-    Args:
-        model (nn.Module): the model, wrapped or not. One that counts nothing is left alone.
-        optimizer (Optimizer): the optimizer of its parameters.
-
-    Returns:
-        RemovableHandle: its `remove()` ends the counting.
+    Call it once, before the first step, with the model, wrapped or not, and the optimizer of its parameters. What
+    counts is `optimizer.step()`: neither the forward passes of an accumulated gradient nor those of activation
+    checkpointing do, and no step that a gradient scaler skips. The function does not wait for the device. `remove()`
+    of what it returns ends the counting.
     """
-    found = clocks(model)
-    for clock in found:
-        clock.is_counted = True
-
-    def count() -> None:
-        # A fused optimizer looks itself whether it has to skip a step: the scaler hands it this number.
-        infs = getattr(optimizer, 'found_inf', None)
-        made = 1 if infs is None else infs.reshape(()).eq(0)
-        with torch.no_grad():
-            for clock in found:
-                clock.updates += made
-
     # Not by the optimizer's own hooks: with torch 2.1, none is called once something has been compiled.
-    hooks = OrderedDict()
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = count
+    counted = OrderedDict()
+    handle = RemovableHandle(counted)
+    counted[handle.id] = clocks(model)
+    for clock in counted[handle.id]:
+        clock.is_counted = True
     step = optimizer.step
 
     @wraps(getattr(step, '__func__', step))
-    def counted(self, *args, **kwargs):
+    def step_and_count(self, *args, **kwargs):
         result = step(*args, **kwargs)
-        for hook in hooks.values():
-            hook()
+        # A fused optimizer looks itself whether it has to skip a step: the scaler hands it this number.
+        infs = getattr(optimizer, 'found_inf', None)
+        for clock in counted.get(handle.id, ()):
+            clock.updates += 1 if infs is None else infs.reshape(()).eq(0)
         return result
 
-    optimizer.step = MethodType(counted, optimizer)  # schedulers wrap it in turn, and want a method
+    optimizer.step = MethodType(step_and_count, optimizer)  # schedulers wrap it in turn, and want a method
     return handle
 
 
@@ -77,15 +63,8 @@ def growth(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:
     """The weight `a_t` of a branch: 0 at t = 0, exactly 1 from t = T on.
 
     'linear' is `t / T`, Eq. 8 of arXiv 2305.02790. The paper names the other two without a formula; these are ours:
-    'exponential' is `(e^(5 t / T) - 1) / (e^5 - 1)`, 'sigmoid' the part of a tanh from -3 to 3.
-
-    Args:
-        updates: t, `()` int64.
-        warmup_iters: T.
-        schedule: one of `SCHEDULES`.
-
-    Returns:
-        `()` float64.
+    'exponential' is `(e^(5 t / T) - 1) / (e^5 - 1)`, 'sigmoid' the part of a tanh from -3 to 3. `updates` is t, `()`
+    int64, and `warmup_iters` T; the result is `()` float64.
     """
     if warmup_iters == 0:
         return torch.ones_like(updates, dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..norms import NoNorm
 from ..norms.base import check_norm_cfg
-from .base import RESIDUALS, Place, Residual, ResidualError
+from .base import RESIDUALS, Residual, ResidualError, StackPosition
 from .clock import UpdateClock
 from .sublayer import describe
 
@@ -33,11 +33,7 @@ class ResidualLayer(nn.Module):
 
 
 def scheme_of(residual_cfg: dict) -> type[Residual]:
-    """The class that a `residual_cfg` names.
-
-    Raises:
-        ResidualError: it is not a dict with a `type`, or there is no such scheme.
-    """
+    """The class that a `residual_cfg` names; a ResidualError if it is not a dict with the `type` of a scheme."""
     if not isinstance(residual_cfg, dict) or 'type' not in residual_cfg:
         raise ResidualError(f'residual_cfg={residual_cfg!r}: must be a dict that names its type, such as '
                             "dict(type='BranchNorm')")
@@ -66,17 +62,15 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
         residual_cfg: names the scheme and its arguments.
         norm_cfg: for norms of the scheme's own.
         stacks: of an encoder-decoder the layers of both stacks, each of which is connected by a call of its own.
-            Defaults to None.
-        in_decoder: whether `layers` are the decoder. Defaults to False.
+        in_decoder: whether `layers` are the decoder.
 
     Raises:
-        ResidualError: `residual_cfg` names no scheme, or an argument that the scheme does not know or that is out of
-            its range; or the scheme does not go with the layers or their norms.
+        ResidualError: `residual_cfg` is wrong, or the scheme does not go with the layers or their norms.
     """
     scheme = scheme_of(residual_cfg)
     # mmengine writes a `_scope_` into what a config inherits from another package.
     arguments = {key: value for key, value in residual_cfg.items() if key not in ('type', '_scope_')}
-    known = [name for name in inspect.signature(scheme).parameters if name != 'place']
+    known = [name for name in inspect.signature(scheme).parameters if name != 'position']
     if unknown := [name for name in arguments if name not in known]:
         raise ResidualError(f'residual_cfg: {scheme.__name__} has no argument {", ".join(unknown)}; it has '
                             f'{", ".join(known) or "none"}')
@@ -91,7 +85,7 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
                 raise ResidualError(f'norm_cfg: {scheme.__name__} is a scheme without norms, and got '
                                     f"{type(norm).__name__}; leave norm_cfg out, or make it dict(type='NoNorm')")
             sublayer = describe(getattr(layer, part))
-            place = Place(
+            position = StackPosition(
                 sublayer,
                 channels=sublayer.last.out_features,
                 norm_cfg=norm_cfg,
@@ -104,7 +98,7 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
                 clock=getattr(model, 'update_clock', None),
                 previous=previous)
             try:
-                previous = scheme(place, **arguments)
+                previous = scheme(position, **arguments)
             except ValueError as error:
                 raise ResidualError(f'residual_cfg: {scheme.__name__}: {error}') from error
             setattr(layer, name, previous)
@@ -116,11 +110,8 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
 def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.Module | None) -> None:
     """Starts the weights of a model's layers as their scheme has them, unless its `init_cfg` loads a checkpoint.
 
-    Args:
-        model: a module of mmengine's, with an `init_cfg`.
-        layers: all its layers, after :func:`connect`.
-        embedding: the linear layer, convolution or embedding that makes the stream; None where another stack has
-            started it.
+    `layers` are all its layers, after :func:`connect`, and `embedding` is the linear layer, convolution or embedding
+    that makes the stream, or None where another stack has started it.
     """
     from mmengine.model import PretrainedInit  # here: fuse_norms runs without it
     cfgs = [model.init_cfg] if isinstance(model.init_cfg, dict) else model.init_cfg or []

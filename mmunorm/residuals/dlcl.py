@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms.base import call_norm
-from .base import RESIDUALS, Place
+from .base import RESIDUALS, StackPosition
 from .pre_norm import PreNorm
 
 
@@ -23,30 +23,25 @@ class DLCL(PreNorm):
     Raises:
         ValueError: the layers differ in width, as those of a Swin do.
     """
-    needs_depth = True
 
-    def __init__(self, place: Place):
-        super().__init__(place)
-        self.channels = place.channels
-        if place.previous is not None and place.previous.channels != place.channels:
-            raise ValueError(f'mixes the outputs of all layers, which need one width, got {place.previous.channels} '
-                             f'and {place.channels} channels; take it for a model without stages')
-        self.is_first = place.is_first
-        self.is_end = place.is_last and place.layer == place.depth
-        terms = place.layer if self.is_first else place.layer + 1
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        self.channels = position.channels
+        if position.previous is not None and position.previous.channels != position.channels:
+            raise ValueError(f'mixes the outputs of all layers, which need one width, got {position.previous.channels} '
+                             f'and {position.channels} channels; take it for a model without stages')
+        self.is_first = position.is_first
+        self.is_end = position.is_last and position.layer == position.depth
+        terms = position.layer if self.is_first else position.layer + 1
         if self.is_first or self.is_end:
             self.weight = nn.Parameter(torch.full((terms, ), 1 / terms))
-            self.mix_norm = place.build_norm()
+            self.mix_norm = position.build_norm()
         # The normed outputs so far of the forward pass that is under way, shared by the connections of a model.
-        self._history: list[Tensor] = [] if place.previous is None else place.previous._history
+        self._history: list[Tensor] = [] if position.previous is None else position.previous._history
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
                 pad_mask: Tensor | None = None) -> Tensor:
-        """As :meth:`Residual.forward`.
-
-        Raises:
-            RuntimeError: the layers before it have not been run.
-        """
+        """As :meth:`Residual.forward`; a RuntimeError if the layers before it have not been run."""
         x = super().forward(self._mix(x, pad_mask) if self.is_first else x, branch, norm, pad_mask)
         if self.is_end:
             x = self._mix(x, pad_mask)

@@ -1,7 +1,126 @@
-"""PreNorm: `x + F(LN(x))`, the residual of ViT (arXiv 2010.11929) and of every stock backbone here."""
-from .base import RESIDUALS, Residual
+"""Schemes whose stream is never normalized between layers: the norms stand in the branch."""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .base import RESIDUALS, Residual, ResidualError, Scale, StackPosition
+from .sublayer import OUTER_ROLES, Sublayer
 
 
 @RESIDUALS.register_module()
 class PreNorm(Residual):
-    """`x' = x + F(LN(x))`, and a norm after the last layer. Weights start as `init_cfg` says."""
+    """`x' = x + F(LN(x))`, and a norm after the last layer, as in ViT (arXiv 2010.11929) and every stock backbone.
+
+    Weights start as `init_cfg` says.
+    """
+
+
+@RESIDUALS.register_module()
+class ResPostNorm(Residual):
+    """`x' = x + LN(F(x))` of Swin V2 (arXiv 2111.09883); gamma starts at 0, so that the layers do.
+
+    The rest starts as `init_cfg` says.
+    """
+    norm_at = 'mid'
+
+    def initialize(self, sublayer: Sublayer, norm: nn.Module) -> None:
+        """Sets gamma of the layer's norm to 0; a ResidualError if it has no `weight`."""
+        if getattr(norm, 'weight', None) is None:
+            raise ResidualError(f'norm_cfg: ResPostNorm starts with a scale of 0 in each norm, and '
+                                f"{type(norm).__name__} has no scale; take a norm with one, such as dict(type='UN')")
+        nn.init.zeros_(norm.weight)
+
+
+@RESIDUALS.register_module()
+class PeriNorm(PreNorm):
+    """`x' = x + LN(F(LN(x)))`, norms at both ends of the branch (Peri-LN, arXiv 2502.02732)."""
+
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        self.norm = position.build_norm()
+
+
+@RESIDUALS.register_module()
+class SkipInit(PreNorm):
+    """`x' = x + g F(LN(x))` (De and Smith, arXiv 2002.10444); each sublayer's parameter `gain` `()` starts at 0."""
+
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        self.gain = nn.Parameter(torch.zeros(()))
+
+    def scales(self) -> tuple[Scale, Scale]:
+        return None, self.gain
+
+
+@RESIDUALS.register_module()
+class LayerScale(PreNorm):
+    """LayerScale of CaiT (arXiv 2103.17239): `x' = x + diag(l) F(LN(x))` with the parameter `weight` l `(C,)`.
+
+    Args:
+        init_value (float, optional): what l starts with. Defaults to None, for CaiT's choice by the depth of the
+            model: 0.1 to depth 18, 1e-5 to 24, 1e-6 above.
+
+    Raises:
+        ValueError: `init_value` is no number.
+    """
+
+    def __init__(self, position: StackPosition, init_value: float | None = None):
+        super().__init__(position)
+        if init_value is None:
+            init_value = 0.1 if position.depth <= 18 else 1e-5 if position.depth <= 24 else 1e-6
+        elif isinstance(init_value, bool) or not isinstance(init_value, (int, float)):
+            raise ValueError(f'init_value must be a number, or None for CaiT\'s choice, got {init_value!r}')
+        self.weight = nn.Parameter(torch.full((position.channels, ), float(init_value)))
+
+    def scales(self) -> tuple[Scale, Scale]:
+        return None, self.weight
+
+
+@RESIDUALS.register_module()
+class SubLN(PreNorm):
+    """SubLN of Magneto (arXiv 2210.06423): PreNorm with another norm in F, before the output projection or fc2.
+
+    The weights of v, out, fc1 and fc2 start as Xavier's times `sqrt(ln(2 N))` for one stack of N layers. With M layers
+    in a decoder it is `sqrt(ln(3 M) ln(2 N) / 3)` in the encoder and `sqrt(ln(3 M))` in the decoder.
+    """
+
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        sublayer = position.sublayer
+        sublayer.put_before_last('norm', position.build_norm(sublayer.last.in_features))
+        if position.stacks is None:
+            square = math.log(2 * position.depth)
+        else:
+            n, m = position.stacks
+            square = math.log(3 * m) * (1 if position.in_decoder else math.log(2 * n) / 3)
+        self.gains = dict.fromkeys(OUTER_ROLES, square**0.5)
+
+
+class HeadScale(nn.Module):
+    """Scales the output of each attention head with one learned number: `weight` `(heads,)`, which starts at 1."""
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., heads * d)` to the same shape."""
+        return (x.unflatten(-1, (len(self.weight), -1)) * self.weight.unsqueeze(-1)).flatten(-2)
+
+
+@RESIDUALS.register_module()
+class NormFormer(PreNorm):
+    """NormFormer (arXiv 2110.09456): `x' = x + LN(attention(LN(x)))` with scaled heads, and `x' = x + FFN(LN(x))`
+    with a norm before fc2."""
+
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        sublayer = position.sublayer
+        if sublayer.last_role == 'out':  # an attention
+            self.norm = position.build_norm()
+            sublayer.put_before_last('scale', HeadScale(sublayer.parent.num_heads))
+        else:
+            sublayer.put_before_last('norm', position.build_norm(sublayer.last.in_features))

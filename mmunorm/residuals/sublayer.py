@@ -1,13 +1,15 @@
 """What a residual scheme has to know of a sublayer F: its linear layers by role, and its stochastic depth."""
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ..norms.base import call_norm
 
-ROLES = ('q', 'k', 'v', 'out', 'fc1', 'fc2')
+OUTER_ROLES = ('v', 'out', 'fc1', 'fc2')
+ROLES = ('q', 'k', *OUTER_ROLES)
 
 
 class Entrance(nn.Sequential):
@@ -39,33 +41,16 @@ class TakenDropPath(nn.Identity):
 
 @dataclass(frozen=True)
 class Sublayer:
-    """An attention or a feed-forward network in a residual stream.
-
-    Attributes:
-        module: F itself.
-        first: the linear layer that reads the input.
-        first_roles: the roles of its rows, in equal parts.
-        parent: the module that holds the last linear layer.
-        last_name: its name there.
-        last_role: its role.
-        drop_owner: the module that holds the stochastic depth of F's output.
-        drop_name: its name there.
-        memory: of a cross-attention, the linear layer that gives k and v of what another stream left; else None.
-    """
-    module: nn.Module
-    first: nn.Module
-    first_roles: tuple[str, ...]
-    parent: nn.Module
-    last_name: str
+    """An attention or a feed-forward network in a residual stream."""
+    module: nn.Module  # F itself
+    first: nn.Module  # the linear layer that reads the input
+    first_roles: tuple[str, ...]  # the roles of its rows, in equal parts
+    parent: nn.Module  # the module that holds the last linear layer
+    last_name: str  # its name there
     last_role: str
-    drop_owner: nn.Module
-    drop_name: str
-    memory: nn.Module | None = None
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether F is an attention."""
-        return self.last_role == 'out'
+    drop_owner: nn.Module  # the module that holds the stochastic depth of F's output
+    drop_name: str  # its name there
+    memory: nn.Module | None = None  # of a cross-attention, the linear layer that gives k and v of another stream
 
     @property
     def reader(self) -> nn.Module:
@@ -99,10 +84,7 @@ class Sublayer:
     def put_before_last(self, name: str, module: nn.Module) -> None:
         """Lets `module` work on what the last linear layer reads, before what works there already."""
         parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
-        entrance = Entrance()
-        for part, child in {name: module, **parts}.items():
-            entrance.add_module(part, child)
-        setattr(self.parent, self.last_name, entrance)
+        setattr(self.parent, self.last_name, Entrance(OrderedDict({name: module, **parts})))
 
     def take_drop(self) -> nn.Module:
         """Takes the stochastic depth out of F, which then gives what it computes, and returns it."""
@@ -119,8 +101,7 @@ class Sublayer:
 def describe(module: nn.Module) -> Sublayer:
     """The parts of an attention or a feed-forward network: of mmpretrain, of mmcv, or one with a `describe()`.
 
-    Raises:
-        TypeError: `module` is none of those that are known.
+    Another module is a TypeError.
     """
     if callable(getattr(module, 'describe', None)):
         return module.describe()

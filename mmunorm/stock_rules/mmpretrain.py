@@ -3,18 +3,7 @@ from __future__ import annotations
 
 from mmcv.cnn import ConvModule
 from mmcv.cnn.bricks.transformer import FFN, PatchEmbed, PatchMerging
-from mmpretrain.models import (
-    DeiTClsHead,
-    DistilledVisionTransformer,
-    GlobalAveragePooling,
-    ImageClassifier,
-    LinearClsHead,
-    MultiLabelLinearClsHead,
-    SwinTransformer,
-    T2T_ViT,
-    VisionTransformer,
-    VisionTransformerClsHead,
-)
+from mmpretrain import models
 from mmpretrain.models.backbones.swin_transformer import SwinBlock
 from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
@@ -34,8 +23,8 @@ fold_rule(SwinBlock)(lambda block: [Into('norm1', 'attn'), Into('norm2', 'ffn', 
 fold_rule(WindowMSA, MultiheadAttention)(lambda module: [Reads('qkv')])
 fold_rule(ShiftWindowMSA, methods=('forward', 'get_attn_mask', 'window_partition', 'window_reverse'))(
     lambda module: [Reads('w_msa', pad=lambda attn, fill: become(attn, FilledShiftWindowMSA, fill))])
-fold_rule(GlobalAveragePooling)(lambda neck: [Averages()])
-fold_rule(LinearClsHead, MultiLabelLinearClsHead, methods=HEAD)(lambda head: [Reads('fc')])
+fold_rule(models.GlobalAveragePooling)(lambda neck: [Averages()])
+fold_rule(models.LinearClsHead, models.MultiLabelLinearClsHead, methods=HEAD)(lambda head: [Reads('fc')])
 
 
 @fold_rule(T2TTransformerLayer, TransformerEncoderLayer)
@@ -50,20 +39,20 @@ def conv_module(module):
         yield Reads('conv')
 
 
-@fold_rule(SwinTransformer)
+@fold_rule(models.SwinTransformer)
 def emits_norms(backbone):
     for level, index in enumerate(sorted(backbone.out_indices), start=-len(backbone.out_indices)):
         yield Emits(f'norm{index}', level)
 
 
-@fold_rule(T2T_ViT, methods=ENCODER)
+@fold_rule(models.T2T_ViT, methods=ENCODER)
 def t2t_vit(backbone):
     # The final norm belongs to the last layer, whether or not that is an output.
     if backbone.final_norm and len(backbone.encoder) - 1 in backbone.out_indices:
         yield Emits('norm')
 
 
-@fold_rule(VisionTransformer, DistilledVisionTransformer, methods=ENCODER)
+@fold_rule(models.VisionTransformer, models.DistilledVisionTransformer, methods=ENCODER)
 def vision_transformer(backbone):
     if len(backbone.layers) - 1 not in backbone.out_indices:
         return
@@ -74,16 +63,16 @@ def vision_transformer(backbone):
         yield Emits('ln1')
 
 
-@fold_rule(VisionTransformerClsHead, methods=HEAD)
+@fold_rule(models.VisionTransformerClsHead, methods=HEAD)
 def vision_transformer_head(head):
     yield Reads('layers.pre_logits' if head.hidden_dim else 'layers.head')
 
 
-@fold_rule(DeiTClsHead, methods=HEAD)
+@fold_rule(models.DeiTClsHead, methods=HEAD)
 def deit_head(head):
     yield Reads('layers.pre_logits') if head.hidden_dim else Reads('layers.head', 'layers.head_dist')
 
 
-@fold_rule(ImageClassifier, methods=('forward', 'extract_feat', 'loss', 'predict'))
+@fold_rule(models.ImageClassifier, methods=('forward', 'extract_feat', 'loss', 'predict'))
 def image_classifier(model):
     yield Chain(*(name for name in ('backbone', 'neck', 'head') if getattr(model, name, None) is not None))

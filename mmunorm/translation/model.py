@@ -21,16 +21,15 @@ class TranslationModel(BaseModel):
         label_smoothing (float): share of the target's probability that all tokens get alike. Defaults to 0.1.
         beam (int): hypotheses that the search follows; 1 is greedy search. Defaults to 4.
         length_penalty (float): p in `score / length^p`. Defaults to 1.
-        data_preprocessor (dict, optional): defaults to mmengine's, which moves a batch to the device.
-        init_cfg (dict, optional): of mmengine's BaseModule. Defaults to None.
+        **kwargs: `data_preprocessor` and `init_cfg` of mmengine's BaseModel.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
     def __init__(self, backbone: dict, label_smoothing: float = 0.1, beam: int = 4, length_penalty: float = 1.,
-                 data_preprocessor: dict | None = None, init_cfg: dict | None = None):
-        super().__init__(data_preprocessor, init_cfg)
+                 **kwargs):
+        super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f'label_smoothing must be at least 0 and below 1, got {label_smoothing!r}')
         if not length_penalty >= 0:

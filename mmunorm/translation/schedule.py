@@ -1,6 +1,4 @@
 """The learning rate of the Transformer (arXiv 1706.03762)."""
-from __future__ import annotations
-
 from mmengine.optim.scheduler import _ParamScheduler
 from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
 from mmengine.registry import PARAM_SCHEDULERS
@@ -16,12 +14,9 @@ class InverseSquareRoot(LRSchedulerMixin, _ParamScheduler):
 
     Args:
         optimizer (Optimizer | BaseOptimWrapper): whose rates it sets.
-        warmup (int): steps that the rate grows in.
+        warmup (int): steps that the rate grows in; a ValueError if less than 1.
         **kwargs: `begin`, `end`, `last_step`, `by_epoch` and `verbose` of mmengine's schedulers. Steps are those of
             training with `by_epoch=False`, and epochs without.
-
-    Raises:
-        ValueError: `warmup` is no positive int.
     """
 
     def __init__(self, optimizer, *, warmup: int, **kwargs):

@@ -11,25 +11,16 @@ from mmengine.registry import MODELS
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
+from .. import residuals
 from ..norms.base import call_norm, check_count
-from ..residuals import (
-    DEFAULT_NORM_CFG,
-    DEFAULT_RESIDUAL_CFG,
-    ResidualLayer,
-    connect,
-    initialize,
-    norm_of,
-    scheme_of,
-)
 from ..residuals.sublayer import Entrance, Sublayer, describe
 from ..utils import PreflightError
 from .text.ids import PAD
 
-_NAMES = ('encoder_layers', 'decoder_layers', 'embed_dims', 'feedforward_channels', 'num_heads')
 ARCHS = {
-    'small': dict(zip(_NAMES, (6, 6, 512, 1024, 4), strict=True)),
-    'base': dict(zip(_NAMES, (6, 6, 512, 2048, 8), strict=True)),
-    'big': dict(zip(_NAMES, (6, 6, 1024, 4096, 16), strict=True)),
+    'small': dict(encoder_layers=6, decoder_layers=6, embed_dims=512, feedforward_channels=1024, num_heads=4),
+    'base': dict(encoder_layers=6, decoder_layers=6, embed_dims=512, feedforward_channels=2048, num_heads=8),
+    'big': dict(encoder_layers=6, decoder_layers=6, embed_dims=1024, feedforward_channels=4096, num_heads=16),
 }
 Cache = dict[str, tuple[Tensor, Tensor]]
 
@@ -64,14 +55,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Attention within a sequence.
-
-    Args:
-        embed_dims (int): channels C.
-        num_heads (int): heads H.
-        dropout (float): of the output.
-        causal (bool): whether a token sees itself and those before it alone.
-    """
+    """Attention within a sequence. If `causal`, a token sees itself and those before it alone."""
 
     def __init__(self, embed_dims: int, num_heads: int, dropout: float, causal: bool):
         super().__init__(embed_dims, num_heads, dropout)
@@ -95,13 +79,7 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Attention of the decoder to what the encoder leaves.
-
-    Args:
-        embed_dims (int): channels C.
-        num_heads (int): heads H.
-        dropout (float): of the output.
-    """
+    """Attention of the decoder to what the encoder leaves."""
 
     def __init__(self, embed_dims: int, num_heads: int, dropout: float):
         super().__init__(embed_dims, num_heads, dropout)
@@ -114,26 +92,17 @@ class CrossAttention(Attention):
 
     def forward(self, x: Tensor, memory: Memory, pad_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """`(B N, T, C)` to the same, where B sequences in a row belong to each of the N of `memory`."""
-        if cache is None or 'memory' not in cache:
-            k, v = map(self._heads, self.kv(memory.tokens).chunk(2, -1))
-            if cache is not None:
-                cache['memory'] = k, v
-        else:
-            k, v = cache['memory']
+        cache = {} if cache is None else cache
+        if 'memory' not in cache:
+            cache['memory'] = tuple(map(self._heads, self.kv(memory.tokens).chunk(2, -1)))
+        k, v = cache['memory']
         q = self._heads(self.q(x).reshape(len(k), -1, x.shape[-1]))
         y = self._attend(q, k, v, memory.pad_mask, causal=False).view(x.shape)
         return self.drop(_leave(self.out, y, pad_mask))
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation in between.
-
-    Args:
-        embed_dims (int): channels C.
-        channels (int): in between.
-        act_cfg (dict): of the activation.
-        dropout (float): of the output.
-    """
+    """Two linear layers with an activation in between."""
 
     def __init__(self, embed_dims: int, channels: int, act_cfg: dict, dropout: float):
         super().__init__()
@@ -151,7 +120,7 @@ class FeedForward(nn.Module):
         return self.drop(_leave(self.fc2, self.act(self.fc1(x)), pad_mask))
 
 
-class EncoderLayer(ResidualLayer):
+class EncoderLayer(residuals.ResidualLayer):
     """Self-attention and a feed-forward network, with the connections of a residual scheme."""
     norm_names = ('norm1', 'norm2')
 
@@ -189,10 +158,9 @@ class DecoderLayer(EncoderLayer):
 class UNTransformer(BaseModule):
     """Encoder and decoder with `norm_cfg` in every norm, and `residual_cfg` in every residual.
 
-    Token ids are those of :mod:`mmunorm.translation.text.ids`; padding is on the right. What is padding in every row is
-    cut off first, and what is left of it has no part in any statistic: it changes no output and no norm. Positions are
-    sines in the first half of the channels and cosines in the second. One matrix embeds source and target, times
-    `sqrt(C)`, and is that of the output layer.
+    Token ids are those of :mod:`mmunorm.translation.text.ids`. Padding is on the right, and changes no output and no
+    statistic. Positions are sines in the first half of the channels and cosines in the second. One matrix embeds source
+    and target, times `sqrt(C)`, and is that of the output layer.
 
     Args:
         vocab_size (int): tokens V, of both languages together.
@@ -213,27 +181,22 @@ class UNTransformer(BaseModule):
         ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the norms.
     """
 
-    def __init__(self,
-                 vocab_size: int,
-                 arch: str | dict = 'base',
-                 *,
-                 norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG,
+    def __init__(self, vocab_size: int, arch: str | dict = 'base', *, norm_cfg: dict = residuals.DEFAULT_NORM_CFG,
+                 residual_cfg: dict = residuals.DEFAULT_RESIDUAL_CFG,
                  act_cfg: dict = dict(type='ReLU'),  # noqa: B006  as everywhere in OpenMMLab
-                 dropout: float = 0.1,
-                 init_cfg: dict | None = None):
+                 dropout: float = 0.1, init_cfg: dict | None = None):
         super().__init__(init_cfg)
         self.vocab_size = check_count('vocab_size', vocab_size, least=5)
         self.arch = _check_arch(arch)
-        norm_cfg = norm_of(residual_cfg, norm_cfg)
-        scheme = scheme_of(residual_cfg)
+        norm_cfg = residuals.norm_of(residual_cfg, norm_cfg)
+        scheme = residuals.scheme_of(residual_cfg)
         width = self.arch['embed_dims']
         self.embedding = nn.Embedding(vocab_size, width)
         self.drop = nn.Dropout(dropout)
         stacks = self.arch['encoder_layers'], self.arch['decoder_layers']
         for name, cls, depth in (('encoder', EncoderLayer, stacks[0]), ('decoder', DecoderLayer, stacks[1])):
             layers = nn.ModuleList(cls(self.arch, norm_cfg, act_cfg, dropout) for _ in range(depth))
-            connect(self, layers, cls, residual_cfg, norm_cfg, stacks, in_decoder=name == 'decoder')
+            residuals.connect(self, layers, cls, residual_cfg, norm_cfg, stacks, in_decoder=name == 'decoder')
             self.add_module(name, layers)
             self.add_module(f'{name}_norm', build_norm_layer(norm_cfg, width) if scheme.final_norm else nn.Identity())
         self.output = nn.Linear(width, vocab_size, bias=False)
@@ -256,17 +219,13 @@ class UNTransformer(BaseModule):
                         nn.init.xavier_uniform_(weight)
                     for bias in sublayer.biases():
                         bias.zero_()
-            initialize(self, layers, embedding)
+            residuals.initialize(self, layers, embedding)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """The logits of what comes after each token of the target.
+        """Ids `(N, S)` and `(N, T)`, int64, to the logits of what comes after each token of the target.
 
-        Args:
-            source: ids `(N, S)`, int64.
-            target: ids `(N, T)`, int64: with the beginning of the sentence, and without its end.
-
-        Returns:
-            `(N, T', V)`, where T' are the tokens of the longest target; those of padded tokens mean nothing.
+        The target is with the beginning of the sentence, and without its end. The logits are `(N, T', V)`, T' of the
+        longest target; those of padded tokens mean nothing.
 
         Raises:
             ValueError: a row has no token.
@@ -289,15 +248,15 @@ class UNTransformer(BaseModule):
 
     def decode(self, target: Tensor, memory: Memory, pad_mask: Tensor | None = None, cache: list[Cache] | None = None,
                position: int = 0) -> Tensor:
-        """The logits `(N, T, V)` after each token of the target.
+        """The logits `(N, T, V)` after each token of the target, ids `(N, T)`.
 
         Args:
-            target: ids `(N, T)`; or `(B N, T)`, where B in a row belong to each row of `memory`.
+            target: or `(B N, T)`, where B in a row belong to each row of `memory`.
             memory: of :meth:`encode`.
-            pad_mask: `(N, T)`, True where a token is padding. Defaults to None.
+            pad_mask: `(N, T)`, True where a token is padding.
             cache: a dict for each layer, with keys and values: of earlier tokens, to which `target` (T = 1) is added,
-                and of `memory`. Defaults to None: `target` is all there is.
-            position: of the first token. Defaults to 0.
+                and of `memory`. With None, `target` is all there is.
+            position: of the first token.
         """
         x = self._embed(target, position)
         for i, layer in enumerate(self.decoder):
@@ -337,20 +296,15 @@ def sinusoids(length: int, width: int, start: int = 0) -> Tensor:
 
 
 def _check_arch(arch: str | dict) -> dict:
-    """The settings of an architecture.
-
-    Raises:
-        ValueError: there is none of this name, or something in it is missing, unknown or out of its range.
-    """
     if isinstance(arch, str):
         if arch not in ARCHS:
             raise ValueError(f'arch must be one of {", ".join(map(repr, ARCHS))} or a dict, got {arch!r}')
         return ARCHS[arch]
-    arch = {key: value for key, value in arch.items() if key != '_scope_'}
-    if arch.keys() != set(_NAMES):
-        raise ValueError(f'arch must have {", ".join(_NAMES)}, got {", ".join(map(str, arch)) or "nothing"}')
-    for name in _NAMES:
-        check_count(f'arch: {name}', arch[name], least=1)
+    arch, names = {key: value for key, value in arch.items() if key != '_scope_'}, ARCHS['base']
+    if arch.keys() != names.keys():
+        raise ValueError(f'arch must have {", ".join(names)}, got {", ".join(map(str, arch)) or "nothing"}')
+    for name, value in arch.items():
+        check_count(f'arch: {name}', value, least=1)
     if arch['embed_dims'] % arch['num_heads'] or arch['embed_dims'] % 2:
         raise ValueError(f"arch: embed_dims must be even and a multiple of num_heads={arch['num_heads']}, "
                          f"got {arch['embed_dims']}")

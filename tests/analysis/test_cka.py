@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm.analysis.cka import branch_layers, centre, compare_models, gram, hsic
+from mmunorm.analysis.cka import _CHUNK, branch_layers, compare_models, gram, hsic
 
 
 def hsic_by_sums(k, other):
@@ -52,22 +52,22 @@ def test_a_model_with_itself_and_with_a_rotation():
 
 
 def test_minibatches_approach_the_cka_of_all_examples():
-    x, y = features(20000)
+    x, y = features(8000)
     direct = biased_cka(x.numpy(), y.numpy())  # the bias is gone with so many examples
     assert 0.3 < direct < 0.6
     noise = torch.randn_like(y)
     assert cka(*zip(x.split(10), y.split(10), strict=True)) == pytest.approx(direct, abs=0.02)
     # The biased estimate is about 0.5 for such batches.
     assert cka(*zip(x.split(10), noise.split(10), strict=True)) == pytest.approx(0, abs=0.02)
-    assert biased_cka(x[:10].numpy(), noise[:10].numpy()) > 0.3
+    biased = [biased_cka(a.numpy(), b.numpy()) for a, b in zip(x.split(10), noise.split(10), strict=True)]
+    assert 0.4 < np.mean(biased) < 0.6
 
 
-def test_gram_in_chunks_keeps_digits(monkeypatch):
-    monkeypatch.setattr('mmunorm.analysis.cka._CHUNK', 5)
-    x = 1000 + torch.randn(6, 3, 4)
+def test_gram_in_chunks_keeps_digits():
+    x = 1000 + torch.randn(4, 3, _CHUNK // 2)
     centred = x.double().flatten(1)
     centred = centred - centred.mean(0)
-    torch.testing.assert_close(gram(x), centred @ centred.T, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gram(x), centred @ centred.T, rtol=1e-12, atol=1e-9)
 
 
 class Block(nn.Module):
@@ -84,13 +84,13 @@ class Block(nn.Module):
 
 
 def test_compares_models_on_batches():
-    torch.manual_seed(0)
     a, b = nn.Sequential(Block(), Block()), nn.Sequential(Block())
     assert list(branch_layers(a)) == [f'{i}.{name}' for i in (0, 1) for name in ('norm1', 'attn', 'ffn')]
-    data = torch.randn(18, 5, 4)
+    batches = torch.randn(18, 5, 4).split(8)
     cka, layers_a, layers_b = compare_models(
-        [(batch, len(batch)) for batch in data.split(8)], a, b, branch_layers(a), branch_layers(b))
+        [(batch, len(batch)) for batch in batches], a, b, branch_layers(a), branch_layers(b))
     assert layers_b == ['0.norm1', '0.attn', '0.ffn'] and len(layers_a) == 6
+    assert not b[0].norm1._forward_hooks
 
     outputs = {}
     for model in (a, b):
@@ -98,22 +98,19 @@ def test_compares_models_on_batches():
             module.register_forward_hook(lambda module, args, output, key=(model is a, name):
                                          outputs.setdefault(key, []).append(output.flatten(1).double()))
     hsics = np.zeros((3, 6, 3))
-    for batch in data.split(8)[:2]:  # the last has 2 pictures
+    for batch in batches[:2]:  # the last has 2 pictures
         outputs.clear()
         with torch.no_grad():
             a(batch), b(batch)
-        whole = {key: torch.cat(value, dim=1) for key, value in outputs.items()}
-        grams = {key: (value @ value.T).numpy() for key, value in whole.items()}
-        for i, layer_a in enumerate(layers_a):
-            for j, layer_b in enumerate(layers_b):
-                k, m = grams[True, layer_a], grams[False, layer_b]
-                hsics[:, i, j] += hsic_by_sums(k, m), hsic_by_sums(k, k), hsic_by_sums(m, m)
+        grams = {key: gram(torch.cat(value, dim=1)).numpy() for key, value in outputs.items()}
+        for i, j in np.ndindex(6, 3):
+            k, m = grams[True, layers_a[i]], grams[False, layers_b[j]]
+            hsics[:, i, j] += hsic_by_sums(k, m), hsic_by_sums(k, k), hsic_by_sums(m, m)
     np.testing.assert_allclose(cka, hsics[0] / np.sqrt(hsics[1] * hsics[2]), rtol=1e-4, atol=1e-6)
-    assert not any(module._forward_hooks for module in [b[0]])
 
 
 def test_too_small_batches_are_refused():
     with pytest.raises(ValueError, match='at least 4 examples, got 3'):
-        centre(torch.ones(1, 3, 3))
+        hsic(torch.ones(1, 3, 3), torch.ones(1, 3, 3))
     with pytest.raises(ValueError, match='at least 4 pictures'):
         compare_models([(torch.ones(2, 4), 2)], nn.LayerNorm(4), nn.LayerNorm(4), {}, {})

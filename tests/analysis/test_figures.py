@@ -4,8 +4,8 @@ import pytest
 from matplotlib.colors import same_color
 
 from mmunorm.analysis import figures
-from mmunorm.analysis.curves import COLOURS, curves_figure
-from mmunorm.analysis.layout import finish, new_panels, wrapped
+from mmunorm.analysis.curves import curves_figure
+from mmunorm.analysis.layout import wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
 from mmunorm.recording import NormRecord
 from mmunorm.recording.layer_statistics import LayerRecord
@@ -33,12 +33,12 @@ def check_room(figure, height):
         assert not any(around.overlaps(legend.get_window_extent()) for legend in figure.legends)
 
 
-def names_of(legend):
-    return [squeezed(text.get_text()) for text in legend.get_texts()]
-
-
 def squeezed(text):
     return ''.join(text.split())
+
+
+def names_of(legend):
+    return [squeezed(text.get_text()) for text in legend.get_texts()]
 
 
 @pytest.fixture(scope='module')
@@ -57,8 +57,6 @@ def test_pnac_over_training(measure, count, name):
     figure = figures.pnac_figure(runs)
     check_room(figure, 2.4)
     axes, = figure.axes
-    assert axes.get_ylabel() == 'PNAC, mean of all layers (%)'
-    assert axes.get_xlabel() == 'training step (middle of a span)'
     assert len(axes.lines) == 2 * count
     for line, field in zip(axes.lines, ['activation', 'gradient'] * count, strict=True):
         np.testing.assert_allclose(line.get_xydata(), np.stack([[13, 48], measure.mean(field)], axis=1))
@@ -105,15 +103,11 @@ def test_pictures_of_one_run(record, measure):
         assert first == title and squeezed(''.join(lines)) == squeezed(name)
 
 
-def test_an_outlier_of_one_step_is_drawn(record):
-    """However many steps there are."""
-    history = channel_history(record, 0, 3, 'activation', 4)
-    steps = np.arange(20000)
-    values = np.ones(20000)
-    values[12347] = 7
-    history = history._replace(steps=steps, values=values, am=values, gm=values)
+def test_every_step_is_drawn_however_many_there_are(record):
+    values = np.random.default_rng(0).random(20000)
+    history = channel_history(record, 0, 3, 'activation', 4)._replace(steps=values, values=values, am=values, gm=values)
     axes, = figures.statistics_figure('run', [history], 4).axes
-    assert axes.lines[0].get_ydata()[12347] == 7
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), values)
     assert axes.get_title() == 'patch_embed.norm\nchannel 3' and axes.get_ylabel() == 'activation statistic'
 
 
@@ -132,8 +126,8 @@ def test_cka():
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[1, 0.5, 0.2], [1, 1, 1]]
 
 
-@pytest.mark.parametrize('count, name', [(1, SHORT), (8, LONG)])
-def test_curves(count, name):
+@pytest.mark.parametrize('count, name, lines', [(1, SHORT, 1), (8, SHORT, 3), (8, LONG, 8)])
+def test_curves(count, name, lines):
     loss = np.array([[10, 2.0], [20, 1.0]])
     runs = {name.format(i): dict(loss=i + loss, **{'accuracy/top1': 10 * i + loss}) for i in range(count)}
     figure = figures.scalar_figure(runs, 'loss')
@@ -146,27 +140,28 @@ def test_curves(count, name):
     assert [axes.get_title() for axes in grid.axes] == [
         'calm: loss', 'calm: top-1 accuracy (%)', 'wild: loss', 'wild: top-1 accuracy (%)']
     assert grid.get_suptitle().endswith('\nWhat a line is.')
+    # Short names share a line of the legend.
+    assert len({round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()}) == lines
     for drawn in (figure, grid):
-        lines = [line.get_ydata().tolist() for line in drawn.axes[0].lines]
-        assert lines == [[i + 2, i + 1] for i in range(count)]
+        assert [line.get_ydata().tolist() for line in drawn.axes[0].lines] == [[i + 2, i + 1] for i in range(count)]
         assert names_of(drawn.legends[0]) == [squeezed(run) for run in runs]
         assert drawn.axes[0].get_xlabel() == 'training step' and drawn.axes[0].get_ylabel() == 'loss'
 
 
+def test_each_picture_has_a_row_with_its_light():
+    rng = np.random.default_rng(0)
+    lights = [figures.Light(f'{i}.png', *rng.integers(0, 256, (2, 8, 12, 3), np.uint8), 0.5 + i, np.eye(3) * (1 + i))
+              for i in range(2)]
+    axes = figures.light_figure(lights).axes
+    assert [each.get_title() for each in axes] == ['0.png', '', 'gamma 0.50', '1.png', '', 'gamma 1.50']
+    assert [text.get_text() for text in axes[5].texts] == ['2.00' if i == j else '0.00' for i, j in np.ndindex(3, 3)]
+    np.testing.assert_array_equal(axes[4].images[0].get_array(), lights[1].after)
+
+
 def test_wrapped():
-    assert wrapped('short', 4) == 'short'
     assert wrapped('words that wrap', 0.8).splitlines() == ['words that', 'wrap']
     text = 'work_dirs/compare/swin'
     assert ''.join(wrapped(text, 0.8).splitlines()) == text
-
-
-def test_a_legend_takes_several_columns():
-    figure, (axes,) = new_panels()
-    handles = {f'norm {i}': axes.plot([0, 1], color=COLOURS[0])[0] for i in range(8)}
-    finish(figure, 2, 'title', handles=handles)
-    check_room(figure, 2)
-    heights = [round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()]
-    assert len(set(heights)) == 2
 
 
 def test_gradients_by_layer_are_those_of_the_first_step_that_has_some():

@@ -1,19 +1,12 @@
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import gmean, normaltest
 
+from mmunorm.analysis import measures
 from mmunorm.analysis.figures import short_name
-from mmunorm.analysis.measures import (
-    accumulated_outliers,
-    around_peak,
-    channel_history,
-    evenly_spaced,
-    finite_mean,
-    measure_pnac,
-    peak_channel,
-)
 from mmunorm.analysis.work_dirs import distinct_names, find_record, run_names
 from mmunorm.recording import NormRecord, RecordError
 
@@ -26,7 +19,7 @@ def record(tmp_path):
 
 
 def test_pnac_of_a_record_is_scipys(record):
-    measure = measure_pnac(record, span=25)
+    measure = measures.measure_pnac(record, span=25)
     assert measure.first.tolist() == [1, 36] and measure.last.tolist() == [25, 60]
     percent = measure.percent('activation')
     for row, rows in enumerate((slice(0, 25), slice(35, 60))):
@@ -35,48 +28,43 @@ def test_pnac_of_a_record_is_scipys(record):
             assert percent[row, layer] == pytest.approx(100 * (p > 0.05).mean())
     assert np.isnan(percent[:, 2]).all()
     np.testing.assert_allclose(measure.mean('activation'), percent[:, :2].mean(axis=1))
+    np.testing.assert_array_equal(measures.finite_mean(np.array([[np.nan, np.inf], [np.inf, 3]]), axis=1), [np.nan, 3])
     assert len(list(measure.rows('run'))) == 2 * 2 * 3
     remarks = ' '.join(measure.remarks())
     assert NAMES[2] in remarks and '60 sequences' in remarks
     assert '2 spans of 25 recorded steps; the 10 before the last span are in none.' in remarks
-    assert measure_pnac(record).remarks()[0] == '1 span of 60 recorded steps.'
-
-
-def test_a_mean_without_what_is_not_finite():
-    values = np.array([[1, np.nan, np.nan], [3, 4, np.inf]])
-    np.testing.assert_array_equal(finite_mean(values, axis=0), [2, 4, np.nan])
-    np.testing.assert_array_equal(finite_mean(values, axis=1), [1, 3.5])
+    assert measures.measure_pnac(record).remarks()[0] == '1 span of 60 recorded steps.'
 
 
 def test_records_that_do_not_fit_are_named(tmp_path):
     short = NormRecord(write_record(tmp_path / 'short', steps=10) / 'norm_statistics')
     with pytest.raises(RecordError, match='short.*at least 20'):
-        measure_pnac(short)
+        measures.measure_pnac(short)
     frozen = NormRecord(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics')
-    measure = measure_pnac(frozen)
+    measure = measures.measure_pnac(frozen)
     assert np.isnan(measure.mean('gradient')).all()
     assert 'No layer has gradient statistics' in ' '.join(measure.remarks())
     with pytest.raises(RecordError, match='no layer with an outlier filter; its norms are LayerNorm'):
-        accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
+        measures.accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):
-        channel_history(short, 0, 30, 'activation', 4)
+        measures.channel_history(short, 0, 30, 'activation', 4)
     for window in (0, 11):
         with pytest.raises(RecordError, match=f'window={window}'):
-            channel_history(short, 0, 0, 'activation', window)
+            measures.channel_history(short, 0, 0, 'activation', window)
 
 
 def test_accumulated_outliers_by_hand(record):
-    layers, steps, counts = accumulated_outliers(record, points=4)
+    layers, steps, counts = measures.accumulated_outliers(record, points=4)
     assert layers == NAMES and steps.tolist() == [15, 30, 45, 60]
     assert counts.tolist() == [[0, 0, 0], [0, 0, 0], [5, 7, 15], [10, 15, 30]]
 
 
 def test_the_choice_of_layers_and_channels(record):
-    assert evenly_spaced(NAMES, 2) == [0, 2] and evenly_spaced(NAMES, 9) == [0, 1, 2]
+    assert measures.evenly_spaced(NAMES, 2) == [0, 2] and measures.evenly_spaced(NAMES, 9) == [0, 1, 2]
     values = record.activation(1)
-    channel = peak_channel(record, 1)
+    channel = measures.peak_channel(record, 1)
     assert channel == (values.max(axis=0) / np.median(values, axis=0)).argmax()
-    rows = around_peak(record, 1, channel, count=20)
+    rows = measures.around_peak(record, 1, channel, count=20)
     assert rows.start <= values[:, channel].argmax() < rows.stop and rows.stop - rows.start == 20
 
 
@@ -86,18 +74,18 @@ def test_a_peak_among_zeros_and_steps_that_overflowed():
     values[30, 2] = 500
     values[40] = np.nan
     for statistics, expected in ((values, 1), (np.zeros((5, 2)), 0), (np.full((5, 2), np.nan), 0)):
-        assert peak_channel(SimpleNamespace(activation=lambda layer, found=statistics: found), 0) == expected
+        assert measures.peak_channel(SimpleNamespace(activation=lambda layer, found=statistics: found), 0) == expected
 
 
 def test_means_of_the_last_steps_are_scipys(record):
-    history = channel_history(record, 1, 5, 'activation', 4, slice(1, 40))
+    history = measures.channel_history(record, 1, 5, 'activation', 4, slice(1, 40))
     assert history.layer == NAMES[1] and history.steps.tolist() == list(range(2, 41))
     values = record.activation(1)[:40, 5].astype(float)
     assert np.isnan(history.gm[:2]).all() and np.isnan(history.am[:2]).all()
     for t in range(3, 40):
         assert history.gm[t - 1] == pytest.approx(gmean(values[t - 3:t + 1]))
         assert history.am[t - 1] == pytest.approx(values[t - 3:t + 1].mean())
-    gradient = channel_history(record, 1, 5, 'gradient', 2)  # of both signs
+    gradient = measures.channel_history(record, 1, 5, 'gradient', 2)  # of both signs
     positive = (gradient.values[:-1] > 0) & (gradient.values[1:] > 0)
     np.testing.assert_array_equal(np.isfinite(gradient.gm[1:]), positive)
     assert np.isfinite(gradient.am[1:]).all()
@@ -121,4 +109,7 @@ def test_names(tmp_path):
     records = [find_record(write_record(tmp_path / name, norm=norm))
                for name, norm in (('one', 'UN'), ('two', 'LayerNorm'))]
     assert run_names(records) == ['one (UN)', 'two (LayerNorm)']
+    shutil.copytree(records[0].path, tmp_path / 'one/norm_statistics.old')  # that of an earlier run
+    old = find_record(tmp_path / 'one/norm_statistics.old')
+    assert run_names([records[0], old]) == ['one (UN)', 'norm_statistics.old (UN)']
     assert short_name(NAMES[1]) == 's0.b0.norm1'

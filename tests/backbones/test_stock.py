@@ -85,3 +85,22 @@ def test_arguments_are_not_written_to(cls, settings):
     before = copy.deepcopy(settings)
     cls(**settings)
     assert settings == before
+
+
+@pytest.mark.parametrize('cls, settings', [*((ours, settings) for _, ours, settings in BACKBONES.values()), (
+    UNT2TViT, dict(T2T, t2t_cfg=dict(token_dims=8, use_performer=True)))], ids=[*BACKBONES, 'performer'])
+def test_training_under_bfloat16_autocast(cls, settings):
+    model = cls(**{**settings, 'norm_cfg': dict(type='UN', window=2, warmup_iters=0)})
+    model.init_weights()
+    for _ in range(4):
+        model.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16):
+            output, = model.train()(torch.randn(2, 3, 33, 47))
+        output.float().square().mean().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.dtype == torch.float32 and parameter.grad.isfinite().all(), name
+    images = torch.randn(2, 3, 32, 32)
+    expected, = model.eval()(images)
+    with torch.autocast('cpu', torch.bfloat16):
+        output, = model(images)
+    assert (output - expected).norm() < 0.05 * expected.norm()

@@ -21,14 +21,14 @@ CPU = torch.device('cpu')
 
 
 @pytest.fixture(scope='module')
-def classifier(tmp_path_factory):
+def small(tmp_path_factory):
+    """The config of a small classifier."""
     return Config.fromfile(tiny_runs.write_classifier(tmp_path_factory.mktemp('classifier')))
 
 
 @pytest.fixture(scope='module')
 def detector(tmp_path_factory):
-    config, _ = tiny_runs.write_detector(tmp_path_factory.mktemp('detector'))
-    cfg = Config.fromfile(config)
+    cfg = Config.fromfile(tiny_runs.write_detector(tmp_path_factory.mktemp('detector'))[0])
     cfg.model.test_cfg.rpn.max_per_img = 40
     return cfg
 
@@ -46,20 +46,15 @@ def test_peak_memory_is_that_of_live_tensors():
         del z                 # 4
         return w + w          # 8
 
-    mib = 2**20
-    assert measure.peak_memory(run, CPU) == 8 * mib
+    assert measure.peak_memory(run, CPU) == 8 * 2**20
     assert measure.peak_memory(lambda: x.view(-1)[3:].reshape(-1, 1), CPU) == 0
-
-
-def test_shared_storage_counts_once():
-    x = torch.ones(10)
+    x = torch.ones(10)  # a shared storage counts once
     assert measure.size_in_memory([x, x[2:], x.view(2, 5), torch.ones(3, dtype=torch.float64)]) == 40 + 24
 
 
 def test_the_order_rotates_and_each_round_has_every_run():
     calls = []
-    race = measure.Race({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU)
-    seconds = race.time(30)
+    seconds = measure.Race({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU).time(30)
     rounds = [''.join(calls[i:i + 3]) for i in range(0, 90, 3)]
     assert rounds[:3] == ['abc', 'bca', 'cab']
     for first in range(0, 30, 3):  # each is once the first, the second and the third
@@ -68,7 +63,7 @@ def test_the_order_rotates_and_each_round_has_every_run():
     pairs = {''.join(pair) for names in rounds for pair in zip(names, names[1:], strict=False)}
     assert pairs == {'ab', 'bc', 'ca', 'ba', 'cb', 'ac'}
     assert {name: len(values) for name, values in seconds.items()} == dict(a=30, b=30, c=30)
-    assert all(value >= 0 for values in seconds.values() for value in values)
+    assert measure.Race({'a': lambda: 3., 'b': lambda: 4.}, CPU, clock=None).time(2) == dict(a=[3., 3.], b=[4., 4.])
 
 
 def test_a_budget_of_time_has_a_least_number_of_rounds(monkeypatch):
@@ -76,10 +71,6 @@ def test_a_budget_of_time_has_a_least_number_of_rounds(monkeypatch):
     assert len(race.time()['a']) == measure.ROUNDS[1]
     monkeypatch.setattr(measure, 'BUDGET_SECONDS', 0)
     assert len(race.time()['a']) == measure.ROUNDS[0] and len(race.time(7)['a']) == 7
-
-
-def test_runs_that_time_themselves():
-    assert measure.Race({'a': lambda: 3., 'b': lambda: 4.}, CPU, clock=None).time(2) == dict(a=[3., 3.], b=[4., 4.])
 
 
 def gpu_error():
@@ -114,24 +105,6 @@ def test_flops_and_norm_calls():
     assert measure.count(model, lambda: F.scaled_dot_product_attention(x, x, x))[1] == 2 * 2 * 2 * 5 * 5 * 4
 
 
-@pytest.mark.parametrize('backbone, expected', [
-    (dict(type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[2, 2, 6, 2], num_heads=[1, 2, 4, 8]),
-          img_size=64, window_size=2, out_indices=(3, )), 29),
-    (dict(type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[2, 2, 6, 2], num_heads=[1, 2, 4, 8]),
-          img_size=64, window_size=2, out_indices=(0, 1, 2, 3)), 32),
-    (dict(type='UNT2TViT', img_size=32, embed_dims=24, t2t_cfg=dict(token_dims=8),
-          layer_cfgs=dict(num_heads=2, feedforward_channels=24)), 33)])
-@pytest.mark.parametrize('norm', ['UN', 'LN'])
-def test_norm_calls_of_the_papers_depths(backbone, expected, norm):
-    model = MODELS.build(dict(backbone, norm_cfg=dict(type=norm))).eval()
-    side = backbone['img_size']
-    with torch.no_grad():
-        calls, _ = measure.count(model, lambda: model(torch.zeros(1, 3, side, side)))
-        assert calls == expected
-        models.remove_norms(model)
-        assert measure.count(model, lambda: model(torch.zeros(1, 3, side, side)))[0] == 0
-
-
 def test_largest_difference():
     expected = [torch.tensor([1.0, -8.0]), torch.tensor([[2.0]])]
     difference = measure.largest_difference([torch.tensor([1.5, -8.0]), torch.tensor([[1.0]])], expected)
@@ -140,16 +113,14 @@ def test_largest_difference():
 
 # ---------------------------------------------------------------- models
 
-def test_rows_share_their_weights(classifier):
-    rows, fusion, _ = models.build_models(classifier)
-    assert list(rows) == ['LN', 'UN', 'UN folded', 'norm-free']
+def test_rows_share_their_weights(small):
+    rows, fusion, _ = models.build_models(small)
     kinds = {name: {type(norm) for _, norm in norm_layers(model)} for name, model in rows.items()}
     assert kinds == {'LN': {nn.LayerNorm}, 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
     assert len(fusion.folded) == len(list(norm_layers(rows['UN']))) == 7 and not fusion.kept
-    un, ln = rows['UN'].state_dict(), rows['LN'].state_dict()
-    assert all(torch.equal(un[key], value) for key, value in ln.items())
-    for key, value in rows['norm-free'].state_dict().items():
-        assert torch.equal(un[key], value), key
+    un = rows['UN'].state_dict()
+    for name in ('LN', 'norm-free'):
+        assert all(torch.equal(un[key], value) for key, value in rows[name].state_dict().items())
     assert not any(model.training for model in rows.values())
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -163,14 +134,12 @@ def test_the_name_of_the_norm():
     assert models.norm_name(cfg) == 'UN'  # the default of our backbones
 
 
-# ---------------------------------------------------------------- detectors
-
 @pytest.mark.slow
 def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
     monkeypatch.setattr(tasks, 'CANDIDATES', 10)
     rows, _, _ = models.build_models(detector)
-    task = tasks.task_of(detector, 'model')
-    task.load(rows['UN'], torch.randint(256, (2, 3, 60, 90), dtype=torch.uint8), torch.preserve_format)
+    task = tasks.task_of(detector)
+    task.load(rows['UN'], torch.randint(256, (2, 3, 60, 90), dtype=torch.uint8))
     assert task.images.shape == (2, 3, 64, 96)
     with torch.no_grad():
         before = {name: task.outputs(model) for name, model in rows.items()}
@@ -189,27 +158,23 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
             assert torch.equal(sample.pred_instances.masks, other.masks)
 
 
-def test_the_backbone_alone(detector):
-    settings = Settings(shape=(64, 64), repeat=1, task_part='backbone')
-    result = run_benchmark(detector, settings)
-    whole = {row['name']: row for row in result['rows']}
-    assert [whole[name]['norm_calls'] for name in ('LN', 'UN', 'UN folded', 'norm-free')] == [16, 16, 0, 0]
-    # The neck is compared all the same.
-    assert whole['UN folded']['output_difference']['relative'] < 1e-4
-    assert any('folded as part of the whole model' in note for note in result['notes'])
-
-
 # ---------------------------------------------------------------- report
 
-def rows(**changes):
+def result_of(**changes):
+    """A result with two rows; the changes are of the second."""
     common = dict(error=None, parameters=1000, peak_memory=4_000_000, flops=2e9, norm_calls=2)
     ln = dict(common, name='LN', seconds=[1.0, 2.0, 4.0])
     un = dict(common, name='UN', seconds=[0.5, 2.0, 1.0], peak_memory=3_000_000, parameters=1100)
-    return [ln, {**un, **changes}]
+    rows = [dict(name='LN', error='out of memory', parameters=1000) if changes.pop('fails', False) else ln,
+            {**un, **changes}]
+    return dict(
+        title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
+        environment=dict(device='a chip'), fusion=dict(folded=2, kept=1, report='what stays'),
+        rows=table.summarize(rows, 8))
 
 
 def test_a_ratio_is_that_of_the_printed_speeds():
-    ln, un = table.summarize(rows(), batch_size=8)
+    ln, un = result_of()['rows']
     assert ln['throughput'] == dict(median=4.0, low=3.0, high=6.0)  # of 8, 4, 2
     assert un['throughput']['median'] == 8.0 and un['latency_ms']['median'] == 1000.0
     # Within one round, speed is 2, 1 and 4 times LN's.
@@ -219,20 +184,13 @@ def test_a_ratio_is_that_of_the_printed_speeds():
     assert ln['to_ln']['throughput']['value'] == 1.0
 
 
-def result_of(measured):
-    return dict(
-        title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
-        environment=dict(device='a chip'), fusion=dict(folded=2, kept=1, report='what stays'),
-        rows=table.summarize(measured, 8))
-
-
 def test_markdown():
-    text = markdown(result_of(rows(name='UN folded', output_difference=dict(
-        absolute=0.5, largest_output=10.0, relative=0.05))))
+    text = markdown(result_of(name='UN folded', output_difference=dict(
+        absolute=0.5, largest_output=10.0, relative=0.05)))
     lines = text.splitlines()
     assert lines[0] == '# a model: what folding gains' and '- Weights: random.' in lines
     assert '- Folded: 2 of 3 norms.' in lines and 'what stays' in lines
-    unclear = markdown(result_of(rows(seconds=[2.0, 1.0, 4.0])))  # 0.5, 2 and 1 times LN's speed
+    unclear = markdown(result_of(seconds=[2.0, 1.0, 4.0]))  # 0.5, 2 and 1 times LN's speed
     assert '| no difference that this machine can show [0.750, 1.500] |' in unclear
     cells = [line for line in lines if line.startswith('|')]
     assert len({line.count('|') for line in cells}) == 1
@@ -241,62 +199,57 @@ def test_markdown():
 
 
 def test_a_row_without_memory(tmp_path):
-    measured = rows()
-    measured[0] = dict(name='LN', error='out of memory', parameters=1000)
-    result = result_of(measured)
+    result = result_of(fails=True)
     cells = [line for line in markdown(result).splitlines() if line.startswith('|')]
     assert cells[2].startswith('| LN | out of memory | - |') and 'x)' not in cells[3]
     paths = write_results(result, 'text', table.chart(result), tmp_path / 'new' / 'folder', 'benchmark')
     assert [path.name for path in paths] == ['benchmark.json', 'benchmark.md', 'benchmark.png']
     assert json.loads(paths[0].read_text())['rows'][0]['error'] == 'out of memory'
     assert paths[1].read_text() == 'text'
-    left, right = table.chart(result).axes
-    assert left.get_ylabel() == 'images/s' and right.get_ylabel() == 'MB'
-    assert [bar.get_height() for bar in right.patches] == [3.0]
 
 
-def test_chart_is_relative_to_ln():
-    figure = table.chart(result_of(rows()))
-    left, right = figure.axes
-    assert [bar.get_height() for bar in left.patches] == [1.0, 2.0]
-    assert [bar.get_height() for bar in right.patches] == [1.0, 0.75]
-    assert 'relative to LN' in left.get_ylabel()
-    assert [label.get_text() for label in left.get_xticklabels()] == ['LN', 'UN']
+@pytest.mark.parametrize('fails, labels, heights', [
+    (False, ['images/s relative to LN', 'MB relative to LN'], [[1.0, 2.0], [1.0, 0.75]]),
+    (True, ['images/s', 'MB'], [[8.0], [3.0]])])
+def test_a_chart_is_relative_to_ln_if_that_has_run(fails, labels, heights):
+    panels = table.chart(result_of(fails=fails)).axes
+    assert [axes.get_ylabel() for axes in panels] == labels
+    assert [[bar.get_height() for bar in axes.patches] for axes in panels] == heights
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ['LN', 'UN'][fails:]
 
 
 # ---------------------------------------------------------------- all of it
 
-def test_a_whole_benchmark(classifier):
-    settings = Settings(batch_size=2, repeat=3, amp='bf16', channels_last=True)
-    result = json.loads(json.dumps(run_benchmark(classifier, settings, title='tiny')))
+def test_a_whole_benchmark(small):
+    settings = Settings(batch_size=2, repeat=3, amp='bf16')
+    result = json.loads(json.dumps(run_benchmark(small, settings, title='tiny')))
     assert settings.shape is None  # it is the caller's
     assert result['title'] == 'tiny' and result['settings']['shape'] == [32, 32]
     assert result['settings']['amp'] == 'bf16' and result['settings']['repeat'] == 3
-    assert 'autocast to bf16, channels last' in ' '.join(result['notes'])
-    assert 'random statistics' in result['notes'][0]
+    assert 'autocast to bf16' in ' '.join(result['notes']) and 'random statistics' in result['notes'][0]
     assert result['environment']['versions']['torch'] == torch.__version__
     by_name = {row['name']: row for row in result['rows']}
-    assert all(len(row['seconds']) == 3 for row in by_name.values())
     assert [row['norm_calls'] for row in by_name.values()] == [7, 7, 0, 0]
     assert len({row['flops'] for row in by_name.values()}) == 1
     for row in by_name.values():
+        assert len(row['seconds']) == 3
         images = 2 * 3 * 32 * 32 * 4
         assert row['peak_memory'] > 4 * row['parameters'] + images
         assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
-    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(classifier).rows['UN']))
+    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small).rows['UN']))
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
     assert 0 < by_name['UN folded']['output_difference']['relative'] < 0.1
 
 
-def test_the_papers_settings(classifier, detector):
-    paper = Settings.of_the_paper(classifier, device='cuda:0')
+def test_the_papers_settings(small, detector):
+    paper = Settings.of_the_paper(small, device='cuda:0')
     assert (paper.batch_size, paper.shape, paper.repeat, paper.device) == (512, (224, 224), 1000, 'cuda:0')
     paper = Settings.of_the_paper(detector, batch_size=1, repeat=None)
     assert (paper.batch_size, paper.shape, paper.repeat) == (1, (800, 1333), 1000)
 
 
 @pytest.mark.slow
-def test_compiled(classifier, monkeypatch):
+def test_compiled(small, monkeypatch):
     compile_module = nn.Module.compile
     fullgraph = is_one_graph(FFN(8, 8), torch.ones(1, 2, 8))
     compiled = []
@@ -306,11 +259,10 @@ def test_compiled(classifier, monkeypatch):
         compile_module(self, backend='eager', fullgraph=fullgraph)
 
     monkeypatch.setattr(nn.Module, 'compile', compile_without_compiler)
-    result = run_benchmark(classifier, Settings(batch_size=2, repeat=2, compile=True))
+    result = run_benchmark(small, Settings(batch_size=2, repeat=2, compile=True))
     assert compiled == ['ImageClassifier'] * 4
-    assert [row['error'] for row in result['rows']] == [None] * 4
+    assert [(row['error'], row['norm_calls']) for row in result['rows']] == [(None, 7), (None, 7), (None, 0), (None, 0)]
     assert any(note.startswith('Compiled with torch.compile: the whole model') for note in result['notes'])
-    assert [row['norm_calls'] for row in result['rows']] == [7, 7, 0, 0]
 
 
 def test_the_t2t_backbone_compiles_into_one_graph():

@@ -21,18 +21,14 @@ def write(folder, text, name='a.py'):
     return str(folder / name)
 
 
-def test_arguments_keep_their_stock_names():
+def test_arguments_keep_their_stock_names(capsys):
     args = parse(add_runner_arguments, '--work-dir', 'w', '--launcher', 'slurm', '--local-rank', '3',
                  '--cfg-options', 'a.b=[1,2]', 'c=None')
     assert (args.work_dir, args.launcher, args.local_rank) == ('w', 'slurm', 3)
     assert args.cfg_options == {'a.b': [1, 2], 'c': None}
     assert parse(add_runner_arguments).launcher == 'none'
-
-
-def test_options_without_a_value_are_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit):
         parse(add_config_arguments, '--cfg-options', 'a=1', 'b')
-    assert stop.value.code == 2
     assert "takes KEY=VALUE pairs, got 'b'" in capsys.readouterr().err
 
 

@@ -44,20 +44,18 @@ def test_coco(tmp_path):
     assert 'no folder data/coco/train2017, or it is empty' in error(cfg)
 
 
-def test_only_the_asked_splits_are_looked_at(tmp_path):
+def test_only_the_asked_splits_and_evaluators_are_looked_at(tmp_path):
     data_makers.make_coco(tmp_path, splits=['train2017'])
-    cfg = Config(dict(train_dataloader=dict(dataset=coco_dataset(tmp_path)),
-                      val_dataloader=dict(dataset=coco_dataset(tmp_path, 'val')), test_dataloader=None))
-    check_data(cfg, ['train', 'test'])
-    assert 'instances_val2017.json' in error(cfg, 'train', 'val')
-
-
-def test_evaluators(tmp_path):
     metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'val.json'))
-    for evaluator in (metric, [dict(type='Accuracy'), metric]):
-        assert 'val.json' in error(Config(dict(val_evaluator=evaluator)), 'val')
+    cfg = Config(dict(train_dataloader=dict(dataset=coco_dataset(tmp_path)), test_dataloader=None,
+                      val_dataloader=dict(dataset=coco_dataset(tmp_path, 'val')), test_evaluator=metric))
+    check_data(cfg, ['train'])
+    assert 'instances_val2017.json' in error(cfg, 'train', 'val')
+    assert 'val.json' in error(cfg, 'test')
+    cfg.test_evaluator = [dict(type='Accuracy'), metric]
+    assert 'val.json' in error(cfg, 'test')
     (tmp_path / 'val.json').write_text('{"images": [], "annotations": [], "categories": []}')
-    check_data(Config(dict(val_evaluator=metric)), ['val'])
+    check_data(cfg, ['test'])
 
 
 @pytest.mark.parametrize('wrap', [
@@ -75,12 +73,11 @@ def test_wrapped_data_sets_are_found(wrap, tmp_path):
 
 
 def test_imagenet(tmp_path):
-    root = tmp_path / 'imagenet'
-    cfg = config(dict(type='ImageNet', data_root=str(root), split='train'))
-    message = error(cfg)
-    assert f'{root}/train' in message and 'https://image-net.org' in message
-    data_makers.make_imagenet(root)
-    check_data(cfg, ['train'])
+    dataset = dict(type='ImageNet', data_root=str(tmp_path / 'imagenet'), split='train')
+    message = error(config(dataset))
+    assert f'{tmp_path}/imagenet/train' in message and 'https://image-net.org' in message
+    (tmp_path / 'imagenet/train/n1').mkdir(parents=True)
+    check_data(config(dataset), ['train'])
 
 
 @pytest.mark.parametrize('cls', [CIFAR10, CIFAR100])
@@ -135,39 +132,28 @@ def test_text(folder, said):
                for name in ('source', 'target', 'subwords'))
 
 
-def test_pretrained(tmp_path):
-    backbone = dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/swin_un/epoch_3.pth'))
-    cfg = Config(dict(model=dict(backbone=backbone)))
-    (tmp_path / 'configs').mkdir()
-    with pytest.raises(PreflightError) as caught:
+@pytest.mark.parametrize('part, more', [
+    ('backbone', 'pretrained=PATH.*pretrained=None'),
+    ('enhancer', 'model.enhancer.init_cfg.checkpoint=PATH.*model.enhancer.init_cfg=None')])
+def test_pretrained(part, more, tmp_path):
+    init_cfg = dict(type='Pretrained', checkpoint='work_dirs/swin_un/epoch_3.pth')
+    cfg = Config(dict(model={part: dict(init_cfg=init_cfg)}))
+    with pytest.raises(PreflightError, match=f'the {part} weights.*no file work_dirs/swin_un/epoch_3.pth.*{more}') as e:
         check_pretrained(cfg, 'configs/detector.py')
-    message = str(caught.value)
-    assert 'no file work_dirs/swin_un/epoch_3.pth' in message and 'pretrained=None' in message
-    assert 'train.py' not in message  # nobody knows which config makes it
-
-    (tmp_path / 'configs/swin_un.py').write_text('')
-    with pytest.raises(PreflightError, match='`python tools/train.py configs/swin_un.py`'):
-        check_pretrained(cfg, 'configs/detector.py')
+    assert 'train.py' not in str(e.value)  # nobody knows which config makes it
+    for folder in ('configs/other', 'configs'):
+        maker = tmp_path / folder / 'swin_un.py'
+        maker.parent.mkdir(parents=True, exist_ok=True)
+        maker.write_text('')
+        with pytest.raises(PreflightError, match=f'`python tools/train.py {folder}/swin_un.py`'):
+            check_pretrained(cfg, 'configs/mine/detector.py' if 'other' in folder else 'configs/detector.py')
 
     (tmp_path / 'work_dirs/swin_un').mkdir(parents=True)
     (tmp_path / 'work_dirs/swin_un/epoch_3.pth').write_text('')
     check_pretrained(cfg, 'configs/detector.py')
-
-    backbone['init_cfg']['checkpoint'] = 'work_dirs'
+    cfg.model[part].init_cfg.checkpoint = 'work_dirs'
     with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):
-        check_pretrained(Config(dict(model=dict(backbone=backbone))), 'configs/detector.py')
-
-
-def test_an_enhancers_weights(tmp_path):
-    enhancer = dict(type='IAT', init_cfg=dict(type='Pretrained', checkpoint='work_dirs/iat_un/epoch_3.pth'))
-    cfg = Config(dict(model=dict(type='EnhancedModel', enhancer=enhancer)))
-    (tmp_path / 'configs/iat').mkdir(parents=True)
-    (tmp_path / 'configs/iat/iat_un.py').write_text('')
-    with pytest.raises(PreflightError, match='the enhancer weights.*`python tools/train.py configs/iat/iat_un.py`.*'
-                       'model.enhancer.init_cfg.checkpoint=PATH.*model.enhancer.init_cfg=None'):
-        check_pretrained(cfg, 'configs/exdark/detector.py')
-    cfg.model.enhancer.init_cfg = None
-    check_pretrained(cfg, 'configs/exdark/detector.py')
+        check_pretrained(cfg, 'configs/detector.py')
 
 
 @pytest.mark.parametrize('init_cfg', [

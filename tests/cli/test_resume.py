@@ -64,6 +64,11 @@ def test_resumable_beside_the_one_that_is_named(tmp_path):
     assert found(work_dir, work_dir / 'epoch_3.pth') == ('w/epoch_3.pth', [])
     (work_dir / 'epoch_3.pth').write_bytes(b'PK')
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
+    # Killed while a checkpoint was written, or before its name was.
+    whole = (work_dir / 'epoch_2.pth').read_bytes()
+    for size in (0, 100, len(whole) // 2, len(whole) - 1):
+        (work_dir / 'epoch_3.pth').write_bytes(whole[:size])
+        assert found(work_dir, '') == ('w/epoch_2.pth', ['epoch_3'])
     # A folder's end nobody can see: only its name in `last_checkpoint` says that it is whole.
     (work_dir / 'epoch_4.pth').mkdir()
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
@@ -75,21 +80,18 @@ def config(tmp_path, **others):
     return Config(dict(work_dir=str(tmp_path), model=dict(backbone=dict(init_cfg=init_cfg)), **others))
 
 
-@pytest.mark.parametrize('resume', [None, 'auto'])
-def test_a_run_from_the_start_keeps_its_pretrained_weights(resume, tmp_path):
-    cfg = config(tmp_path)
-    set_resume(cfg, resume)
-    assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
-
-
-@pytest.mark.parametrize('resume', ['auto', 'epoch_1.pth'])
-def test_a_continued_run_does_not_need_them(resume, tmp_path):
-    checkpoint = tmp_path / 'epoch_1.pth'
+def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_does_not_need_them(tmp_path, capsys):
+    for resume, said in ((None, ''), ('auto', f'no checkpoint in {tmp_path} to resume from: the run starts at the b')):
+        cfg = config(tmp_path)
+        set_resume(cfg, resume)
+        assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
+        assert said in capsys.readouterr().err
+    checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save({}, checkpoint)
-    (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
-    cfg = config(tmp_path, load_from='other.pth')
-    set_resume(cfg, 'auto' if resume == 'auto' else str(checkpoint))
-    assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, str(checkpoint), None)
+    for resume in ('auto', checkpoint):
+        cfg = config(tmp_path, load_from='other.pth')
+        set_resume(cfg, resume)
+        assert (cfg.resume, cfg.load_from, cfg.model.backbone.init_cfg) == (True, checkpoint, None)
     with pytest.raises(PreflightError, match='no checkpoint .*gone.pth'):
         set_resume(config(tmp_path), str(tmp_path / 'gone.pth'))
 

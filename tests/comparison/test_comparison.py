@@ -3,6 +3,7 @@ import json
 import math
 import statistics
 
+import pytest
 from matplotlib.figure import Figure
 from mmengine.config import Config
 
@@ -12,9 +13,15 @@ from mmunorm.comparison.runs import STRESSED, ComparedRun, config_text, differin
 from ..logs import train, write_log
 
 
-def finish(run, value, metric='accuracy/top1'):
-    write_log(run.work_dir, '1', [train(10, 2.0), train(20, 1.0), {metric: value, 'step': 1}])
+def finish(run, **metrics):
+    """Numbers of training are no metrics, which would have to be measured after the last step."""
+    write_log(run.work_dir, '1', [{**train(10, 2.0), 'norm/outlier_share': 0.1}, train(20, 1.0),
+                                  {**metrics, 'step': 1}])
     return run.close(0)
+
+
+def top1(value):
+    return {'accuracy/top1': value}
 
 
 def fail(run, step):
@@ -35,7 +42,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN', 'BN', 'PN*', 'DyT') for seed in range(3)]
     values = (80.0, 81.0, 83.0)
     for run, value in zip(runs[:4], (*values, 90.0), strict=True):
-        assert finish(run, value)['status'] == 'finished'
+        assert finish(run, **top1(value))['status'] == 'finished'
     fail(runs[4], 17)
     for run in runs[9:12]:
         fail(run, 5)
@@ -56,17 +63,13 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
     assert lines[1] == {'norm': 'LN', 'condition': 'calm', 'seed': '1', 'status': 'finished',
                         'last_logged_step': '20', 'failed_step': '',
                         'accuracy/top1': '81', 'work_dir': 'ln/seed_1'}
-    assert [line['status'] for line in lines[3:7]] == ['finished', 'FAIL', 'missing', 'error']
-    assert [(line['last_logged_step'], line['failed_step']) for line in lines[3:6]] == [
-        ('20', ''), ('', '17'), ('', '')]
-    assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
+    assert [(line['status'], line['last_logged_step'], line['failed_step']) for line in lines[3:7]] == [
+        ('finished', '20', ''), ('FAIL', '', '17'), ('missing', '', ''), ('error', '', '')]
 
 
 def test_calm_beside_stressed_and_two_metrics(tmp_path):
     runs = [ComparedRun(tmp_path, 'LN', 0), ComparedRun(tmp_path, 'LN', 0, STRESSED)]
-    write_log(runs[0].work_dir, '1', [train(10, 2.0), {
-        'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25, 'step': 0}])
-    runs[0].close(0)
+    finish(runs[0], **{'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25})
     fail(runs[1], 3)
     text, _ = write(tmp_path, runs)
     assert ('| coco/bbox_mAP | calm: mean ± std | calm: seed 0 | stressed: mean ± std | stressed: seed 0 |'
@@ -75,6 +78,7 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
     assert '| LN | 0.250 | 0.250 | FAIL | FAIL at step 3 |' in text
     assert 'mAP_50' not in text
     assert runs[1].work_dir == tmp_path / 'stressed/ln/seed_0'
+    assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
@@ -82,12 +86,12 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN') for seed in range(2)]
     for run, value in ((runs[0], 80.0), (runs[1], 90.0)):
-        finish(run, value)
+        finish(run, **top1(value))
         write(tmp_path, runs)
-    finish(runs[2], 70.0)
+    finish(runs[2], **top1(70.0))
     fail(runs[3], 5)
     stressed = [ComparedRun(tmp_path, run.norm, run.seed, STRESSED) for run in runs]
-    finish(stressed[0], 60.0)
+    finish(stressed[0], **top1(60.0))
     write(tmp_path, [*runs, *stressed])
     assert drawn[0].get_suptitle() == 'Norms compared: some_config.py'
     band = 'A line is the mean of {} seeds, in a band from the least to the most.'
@@ -97,24 +101,17 @@ def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
     assert [axes.get_title() for axes in drawn[0].axes] == ['loss', 'top-1 accuracy (%)']
     assert [axes.get_title() for axes in drawn[2].axes] == [
         'calm: loss', 'calm: top-1 accuracy (%)', 'stressed: loss', 'stressed: top-1 accuracy (%)']
-    accuracy = drawn[1].axes[1]
-    assert [line.get_xydata().tolist() for line in accuracy.lines] == [[[20, 85]]]
+    assert [line.get_xydata().tolist() for line in drawn[1].axes[1].lines] == [[[20, 85]]]
     assert [text.get_text() for text in drawn[2].legends[0].get_texts()] == ['LN', 'UN']
 
 
-def test_a_metric_that_is_not_finite(tmp_path):
+@pytest.mark.parametrize('metrics, cells', [
+    (top1(math.nan), ['not finite', 'nan', '50.00']), (dict(f1=1.0), ['50.00 (1 of 2; 1 without it)', '-', '50.00'])])
+def test_a_metric_that_is_not_finite_or_not_there(tmp_path, metrics, cells):
     runs = [ComparedRun(tmp_path, 'LN', seed) for seed in (0, 1)]
-    for run, value in zip(runs, (math.nan, 50.0), strict=True):
-        finish(run, value)
-    assert write(tmp_path, runs)[1]['LN'] == ['not finite', 'nan', '50.00']
-
-
-def test_nothing_is_finished(tmp_path):
-    run = ComparedRun(tmp_path, 'LN', 0)
-    write_log(run.work_dir, '1', [train(10, 2.0)])
-    assert run.close(-15) is None and run.result() is None  # it was interrupted
-    assert 'Not finished yet (1 of 1)' in write(tmp_path, [run])[0]
-    assert (tmp_path / 'comparison.csv').exists() and not (tmp_path / 'comparison.png').exists()
+    for run, found in zip(runs, (metrics, top1(50.0)), strict=True):
+        finish(run, **found)
+    assert write(tmp_path, runs)[1]['LN'] == cells
 
 
 def test_a_run_without_its_last_validation_is_not_finished(tmp_path):
@@ -124,19 +121,12 @@ def test_a_run_without_its_last_validation_is_not_finished(tmp_path):
     assert run.close(0) is None
     write_log(run.work_dir, '1', [train(10, 2.0), {'accuracy/top1': 20.0, 'step': 1}, train(20, 1.0)])
     assert run.close(0) is None and run.result() is None
+    assert 'Not finished yet (1 of 1)' in write(tmp_path, [run])[0]
+    assert (tmp_path / 'comparison.csv').exists() and not (tmp_path / 'comparison.png').exists()
     # The validation that the resumed run does at its end.
     write_log(run.work_dir, '2', [{'accuracy/top1': 40.0, 'step': 2}])
+    assert run.close(-15) is None  # it was interrupted
     assert run.close(0)['metrics'] == {'accuracy/top1': 40.0}
-
-
-def test_numbers_of_training_are_no_metrics(tmp_path):
-    run = ComparedRun(tmp_path, 'LN', 0)
-    recorded = {'norm/pnac_activation': 50.0, 'norm/outlier_share': 0.1}
-    write_log(run.work_dir, '1', [{**train(10, 2.0), **recorded}, train(20, 1.0), {'f1': 1.0, 'step': 1}])
-    assert run.close(0)['metrics'] == {}
-    # It is finished, though it has nothing to show.
-    assert write(tmp_path, [run, ComparedRun(tmp_path, 'LN', 1)])[1]['LN'] == [
-        '- (0 of 2; 1 missing, 1 without it)', '-', '-']
 
 
 def test_configs_are_written_and_compared(tmp_path):

@@ -20,24 +20,29 @@ from mmunorm.utils import PreflightError
 
 from ..backbones.models import randomize
 
-SWIN = dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)
 VIT = dict(embed_dim=16, depth=2, num_heads=2, patch_size=8, mlp_ratio=1.5)
+TIMM = {
+    'swin': ('swin_tiny_patch4_window7_224', dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4)),
+    'vit': ('deit_tiny_patch16_224', VIT),
+    'deit': ('deit_tiny_distilled_patch16_224', VIT),
+}
+LAYERS = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
 OURS = {
     'swin': dict(type='UNSwinTransformer', arch=dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4]), img_size=32,
                  window_size=4, out_indices=(1, )),
-    'vit': dict(type='UNVisionTransformer', img_size=32, patch_size=8,
-                arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)),
+    'vit': dict(type='UNVisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
+    'deit': dict(type='DistilledVisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
     't2t': dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
                 layer_cfgs=dict(num_heads=2, feedforward_channels=24), norm_cfg=dict(type='LN')),
 }
+HEADS = dict(swin='LinearClsHead', deit='DeiTClsHead')
 
 
-def classifier(kind, **backbone):
+def classifier(kind, num_classes=5, **backbone):
     """A small classifier of ours in eval mode."""
-    swin = kind == 'swin'
-    head = dict(type='LinearClsHead' if swin else 'VisionTransformerClsHead', num_classes=5, in_channels=16)
+    head = dict(type=HEADS.get(kind, 'VisionTransformerClsHead'), num_classes=num_classes, in_channels=16)
     model = dict(type='ImageClassifier', backbone={**OURS[kind], **backbone}, head=head,
-                 neck=dict(type='GlobalAveragePooling') if swin else None)
+                 neck=dict(type='GlobalAveragePooling') if kind == 'swin' else None)
     return build_model(Config(dict(model=model, default_scope='mmpretrain'))).eval()
 
 
@@ -75,23 +80,41 @@ class SlabLinearNorm(nn.Module):
         return self.norm2(x)
 
 
-def slab(kind, norm, **sizes):
-    """A model of timm's with SLAB's norms, and its weights in SLAB's names: those of the official Swin and of DeiT."""
-    name, small = {'swin': ('swin_tiny_patch4_window7_224', SWIN), 'vit': ('deit_tiny_patch16_224', VIT)}[kind]
+def timm_model(kind, norm=None, **sizes):
+    """A small model of timm's with random weights, and `norm` in place of its LayerNorms."""
+    name, small = TIMM[kind]
     model = timm.create_model(name, **(sizes or dict(img_size=32, num_classes=5, **small)))
     for path, module in list(model.named_modules()):
-        if isinstance(module, nn.LayerNorm):
+        if norm is not None and isinstance(module, nn.LayerNorm):
             parent, _, child = path.rpartition('.')
             setattr(model.get_submodule(parent), child, norm(module.normalized_shape[0]))
     for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel()**-0.5)
+        if parameter.dim() > 1 or norm is None:  # else the norm has drawn its own
+            nn.init.normal_(parameter, std=(parameter[0].numel() if parameter.dim() > 1 else len(parameter))**-0.5)
+    return model.eval()
+
+
+def official(weights):
+    """timm's Swin in the names of the official one, whose merging comes after a stage; DeiT keeps its names."""
     weights = {re.sub(r'^layers\.(\d)\.downsample', lambda match: f'layers.{int(match[1]) - 1}.downsample',
-                      name).replace('head.fc.', 'head.'): value for name, value in model.state_dict().items()}
-    if kind == 'swin':
+                      name).replace('head.fc.', 'head.'): value for name, value in weights.items()}
+    if 'layers.0.blocks.0.attn.qkv.weight' in weights:
         weights.update({'layers.0.blocks.1.attn_mask': torch.zeros(4, 16, 16),
                         'layers.0.blocks.0.attn.relative_position_index': torch.zeros(16, 16, dtype=torch.long)})
-    return model.eval(), weights
+    return dict(model=weights)
+
+
+@pytest.mark.parametrize('kind, form', [*((kind, dict) for kind in TIMM), ('swin', official)])
+def test_timm_and_the_official_swin(kind, form, tmp_path):
+    source, path = timm_model(kind), str(tmp_path / 'public.pth')
+    torch.save(form(source.state_dict()), path)
+    norm_cfg = dict(type='LN', eps=1e-5 if kind == 'swin' else 1e-6)
+    model = classifier(kind, norm_cfg=norm_cfg)
+    load_weights(model, path)
+    pictures = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(logits(model, pictures), source(pictures), rtol=1e-4, atol=1e-4)
+    with pytest.raises(PreflightError, match='does not fit the config'):
+        load_weights(classifier(kind, num_classes=6, norm_cfg=norm_cfg), path)
 
 
 @pytest.fixture
@@ -109,10 +132,9 @@ def settings(monkeypatch):
 @pytest.mark.parametrize('norm', [SlabLinearNorm, SlabRepBN])
 @pytest.mark.parametrize('kind', ['swin', 'vit'])
 def test_slab_s_models_are_rep_bn_and_fold_to_nothing(kind, norm, settings, tmp_path):
-    torch.manual_seed(0)
-    source, weights = slab(kind, norm)
+    source = timm_model(kind, norm)
     path = str(tmp_path / 'slab.pth')
-    torch.save(dict(model=weights, optimizer=dict(state={}), max_accuracy=81.4, epoch=300, config=settings), path)
+    torch.save(dict(official(source.state_dict()), optimizer=dict(state={}), max_accuracy=81.4, config=settings), path)
     assert read_checkpoint(path)['config']['MODEL']['NAME'] == 'swin'
     model = classifier(kind, norm_cfg=dict(type='RepBN'))
     load_weights(model, path)
@@ -127,8 +149,8 @@ def test_slab_s_models_are_rep_bn_and_fold_to_nothing(kind, norm, settings, tmp_
 
 @pytest.mark.parametrize('extra', [{'blocks.0.attn.dwc.weight': torch.zeros(1)}, {'patch_embed.proj.weight': None}])
 def test_slab_s_other_models_are_refused(extra, tmp_path):
-    _, weights = slab('vit', SlabLinearNorm)
-    weights = {name: value for name, value in {**weights, **extra}.items() if value is not None}
+    weights = {**timm_model('vit', SlabLinearNorm).state_dict(), **extra}
+    weights = {name: value for name, value in weights.items() if value is not None}
     torch.save(dict(model=weights), tmp_path / 'slab.pth')
     with pytest.raises(PreflightError, match="SLAB's PVT, CSWin and models with linear attention"):
         load_weights(classifier('vit', norm_cfg=dict(type='RepBN')), str(tmp_path / 'slab.pth'))
@@ -136,41 +158,22 @@ def test_slab_s_other_models_are_refused(extra, tmp_path):
 
 def t2t_weights(performer):
     """Random weights in the names of the official T2T-ViT, of the sizes of `OURS['t2t']`."""
+    layers = {'tokens_to_token.project': (16, 72), 'norm': (16, ), 'head': (5, 16)}
+    first, second = ('mlp.0', 'mlp.2') if performer else ('mlp.fc1', 'mlp.fc2')
+    qkv, proj = ('kqv', 'proj') if performer else ('attn.qkv', 'attn.proj')
     weights = {'cls_token': torch.randn(1, 1, 16), 'pos_embed': torch.randn(1, 5, 16)}
-
-    def linear(name, inputs, outputs, bias=True):
-        weights[f'{name}.weight'] = torch.randn(outputs, inputs) / inputs**0.5
-        if bias:
-            weights[f'{name}.bias'] = torch.randn(outputs)
-
-    def norm(name, channels):
-        weights.update({f'{name}.weight': torch.randn(channels), f'{name}.bias': torch.randn(channels)})
-
-    def mlp(name, channels, hidden, names=('fc1', 'fc2')):
-        linear(f'{name}.{names[0]}', channels, hidden)
-        linear(f'{name}.{names[1]}', hidden, channels)
-
     for i, inputs in ((1, 147), (2, 72)):
-        name = f'tokens_to_token.attention{i}'
-        norm(f'{name}.norm1', inputs)
-        norm(f'{name}.norm2', 8)
+        layer = {'norm1': (inputs, ), 'norm2': (8, ), qkv: (24, inputs), proj: (8, 8), first: (8, 8), second: (8, 8)}
+        layers.update({f'tokens_to_token.attention{i}.{name}': shape for name, shape in layer.items()})
         if performer:
-            weights[f'{name}.w'] = torch.randn(4, 8)
-            linear(f'{name}.kqv', inputs, 24)
-            linear(f'{name}.proj', 8, 8)
-        else:
-            linear(f'{name}.attn.qkv', inputs, 24, bias=False)
-            linear(f'{name}.attn.proj', 8, 8)
-        mlp(f'{name}.mlp', 8, 8, ('0', '2') if performer else ('fc1', 'fc2'))
-    linear('tokens_to_token.project', 72, 16)
-    for i in range(2):
-        norm(f'blocks.{i}.norm1', 16)
-        norm(f'blocks.{i}.norm2', 16)
-        linear(f'blocks.{i}.attn.qkv', 16, 48, bias=False)
-        linear(f'blocks.{i}.attn.proj', 16, 16)
-        mlp(f'blocks.{i}.mlp', 16, 24)
-    norm('norm', 16)
-    linear('head', 16, 5)
+            weights[f'tokens_to_token.attention{i}.w'] = torch.randn(4, 8)
+    layer = {'norm1': (16, ), 'norm2': (16, ), 'attn.qkv': (48, 16), 'attn.proj': (16, 16), 'mlp.fc1': (24, 16),
+             'mlp.fc2': (16, 24)}
+    layers.update({f'blocks.{i}.{name}': shape for i in range(2) for name, shape in layer.items()})
+    for name, shape in layers.items():
+        weights[f'{name}.weight'] = torch.randn(shape) / (shape[1]**0.5 if len(shape) > 1 else 1)
+        if not name.endswith('attn.qkv'):
+            weights[f'{name}.bias'] = torch.randn(shape[0])
     return weights
 
 
@@ -229,7 +232,6 @@ def test_mmdet_s_swin_has_our_names():
 
 @pytest.mark.parametrize('performer', [True, False])
 def test_the_official_t2t_vit(performer, tmp_path):
-    torch.manual_seed(0)
     weights, worse = t2t_weights(performer), t2t_weights(performer)
     torch.save(dict(state_dict_ema=weights, state_dict=worse, epoch=310), tmp_path / 't2t.pth.tar')
     model = classifier('t2t', t2t_cfg=dict(token_dims=8, use_performer=performer))
@@ -256,24 +258,19 @@ def data_parallel(weights):
     return dict(state_dict={f'module.{name}': value for name, value in weights.items()})
 
 
-@pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel])
-def test_files_of_openmmlab(form, tmp_path):
+@pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel, 'safetensors'])
+def test_files_of_openmmlab_and_safetensors(form, tmp_path):
     source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
-    path = str(tmp_path / 'a.pth')
-    content = form(source.state_dict())
-    torch.save(content, path)
-    assert load_weights(model, path) == content.get('meta', {})
-    weights = source.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_safetensors(tmp_path):
-    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
-    path = tmp_path / 'model.safetensors'
-    save_file(source.state_dict(), path)
-    load_weights(model, str(path))
-    weights = source.state_dict()
+    weights, meta = source.state_dict(), {}
+    path = tmp_path / ('a.safetensors' if form == 'safetensors' else 'a.pth')
+    if form == 'safetensors':
+        save_file(weights, path)
+    else:
+        content = form(weights)
+        torch.save(content, path)
+        meta = content.get('meta', {})
+    assert load_weights(model, str(path)) == meta
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(PreflightError, match='cannot read the checkpoint .*model.safetensors'):
+    with pytest.raises(PreflightError, match=f'cannot read the checkpoint .*{path.name}'):
         load_weights(model, str(path))

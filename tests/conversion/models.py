@@ -33,3 +33,8 @@ def chain(channels=6, norms=3, kind=layer_norm):
 
 def norms_of(model):
     return {name: module for name, module in model.named_modules() if is_norm(module)}
+
+
+def assert_same(model, other):
+    """The same weights and statistics, to the last bit."""
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)

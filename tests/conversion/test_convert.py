@@ -1,4 +1,4 @@
-"""convert_norms on small models: exactness, order, every goal, what stays, and what is refused."""
+"""convert_norms and convert_loaded on small models: exactness, order, every goal, what stays and is refused."""
 import copy
 import json
 
@@ -6,16 +6,28 @@ import pytest
 import timm
 import torch
 from mmdet.structures import DetDataSample
+from mmengine.model import BaseModel
+from mmpretrain.models.utils import LayerNorm2d
 from torch import nn
 
-from mmunorm import MABN, PN, UN, RepBN, convert_norms, fuse_norms
-from mmunorm.conversion import ConversionError, ConvertedNorm
+from mmunorm import MABN, PN, UN, RepBN, convert_norms, fuse_norms, replace_norms
+from mmunorm.conversion import ConversionError, ConvertedNorm, convert_loaded
 from mmunorm.conversion.statistics import nearest_affine, scale_and_shift, token_sums
 
-from ..fusion.models import classifier, deit_classifier, detector, mmdet_swin, swin_backbone, t2t_classifier
-from .models import chain, layer_norm, norms_of, tokens
+from ..fusion.blocks import Block
+from ..fusion.models import (
+    LN,
+    SWIN_ARCH,
+    classifier,
+    deit_classifier,
+    detector,
+    mmdet_swin,
+    swin_classifier,
+    t2t_classifier,
+    timm_model,
+)
+from .models import assert_same, chain, layer_norm, norms_of, tokens
 
-LN = dict(type='LN')
 GOALS = [dict(type='UN'), dict(type='UN', centered=True, eta=0.5), dict(type='UN', centered='frozen'),
          dict(type='RepBN'), dict(type='MABN'), dict(type='PN', layer_scale=False)]
 goals = pytest.mark.parametrize('norm_cfg', GOALS, ids=lambda cfg: '-'.join(map(str, cfg.values())))
@@ -69,8 +81,7 @@ def test_the_statistics_are_those_of_the_tokens(norm_cfg):
 
 def test_equal_deviations_are_converted_exactly():
     x = torch.randn(30, 7)
-    x = x - x.mean(1, keepdim=True)
-    x = x / x.std(1, correction=0, keepdim=True)
+    x = (x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)
     model = nn.Sequential(layer_norm(7), nn.Linear(7, 7))
     expected = model(x)
     row, = convert_norms(model, [x]).norms
@@ -114,20 +125,10 @@ def test_verdicts(least, after, verdict):
     assert ConvertedNorm('norm', least_affine=least, after=after).verdict == verdict
 
 
-class Twice(nn.Module):
-    """One norm that runs twice, under two names, and one that never does."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.linear, self.unused = layer_norm(6), nn.Linear(6, 6), layer_norm(6)
-        self.again = self.norm
-
-    def forward(self, x):
-        return self.again(self.linear(self.norm(x)))
-
-
 def test_a_norm_that_runs_twice_is_fitted_over_both_runs():
-    model, x = Twice(), tokens(30, 6)
+    norm, x = layer_norm(6), tokens(30, 6)
+    model = Block(lambda self, x: self.again(self.linear(self.norm(x))),
+                  dict(norm=norm, linear=nn.Linear(6, 6), unused=layer_norm(6), again=norm))
     both = torch.cat([x, model.linear(model.norm(x))]).detach().double()
     a, b = nearest_affine(token_sums(both, 1e-5), *scale_and_shift(model.norm), 1e-7)
     report = convert_norms(model, x.split(8))
@@ -145,19 +146,10 @@ class Masked(nn.LayerNorm):
         return super().forward(x)
 
 
-class WithPadding(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.linear = Masked(6), nn.Linear(6, 6)
-
-    def forward(self, x, pad_mask):
-        return self.linear(self.norm(x, pad_mask=pad_mask))
-
-
 def test_padding_has_no_part():
     x, pad_mask = tokens(4, 9, 6), torch.rand(4, 9) < 0.4
-    model, plain = WithPadding(), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+    model = Block(lambda self, x, pad_mask: self.norm(x, pad_mask=pad_mask), dict(norm=Masked(6)))
+    plain = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
     convert_norms(plain, [x[~pad_mask]])
     x[pad_mask] = 1e6
     convert_norms(model, [dict(x=x, pad_mask=pad_mask)])
@@ -222,18 +214,8 @@ def test_what_is_refused():
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
-    refused('none of its 1 LayerNorms ran', nn.Sequential(nn.Linear(6, 6), Idle()), [x])
+    refused('none of its 1 LayerNorms ran', Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
-
-
-class Idle(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(6)
-
-    def forward(self, x):
-        return x
 
 
 @pytest.mark.parametrize('value', [torch.nan, torch.inf])
@@ -243,17 +225,12 @@ def test_activations_that_are_not_finite(value):
     refused('input of 0 is not finite in the model as it is', chain(), [x[:10], x])
 
 
-class InfAbove2(nn.Module):
-
-    def forward(self, x):
-        return torch.where(x.abs() > 2, torch.inf, x)
-
-
 def test_activations_that_are_not_finite_after_a_static_norm():
     """LayerNorm makes all of these tokens equally large, and a static norm does not."""
     x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
     x[0] *= 3
-    model = nn.Sequential(nn.LayerNorm(6), InfAbove2(), nn.LayerNorm(6))
+    infinite_above_2 = Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {})
+    model = nn.Sequential(nn.LayerNorm(6), infinite_above_2, nn.LayerNorm(6))
     refused('input of 2 is not finite after the norms that are converted', model, [x])
 
 
@@ -272,25 +249,6 @@ def test_what_cannot_be_replaced_may_be_kept():
     assert [row.kept for row in report.norms] == ['', 'as was asked for'] and type(model[0]) is UN
 
 
-TIMM = {
-    'swin_tiny_patch4_window7_224': (dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4), 11),
-    'vit_tiny_patch16_224': (dict(embed_dim=16, depth=2, num_heads=2, patch_size=8), 5),
-    'deit_tiny_distilled_patch16_224': (dict(embed_dim=16, depth=2, num_heads=2, patch_size=8), 5),
-}
-
-
-@pytest.mark.parametrize('name', TIMM)
-def test_timm(name):
-    size, count = TIMM[name]
-    model = timm.create_model(name, img_size=32, num_classes=5, **size).eval()
-    pictures = torch.randn(6, 3, 32, 32) * torch.rand(6, 1, 1, 1)
-    report = convert_norms(model, [(pictures, torch.zeros(6))])
-    assert len(report.converted) == count and not report.kept
-    converted = model(pictures)
-    assert len(fuse_norms(model, strict=True).folded) == count
-    torch.testing.assert_close(model(pictures), converted, rtol=1e-4, atol=1e-4)
-
-
 def inputs(model, *size):
     meta = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size, scale_factor=(1, 1))
     samples = [DetDataSample(metainfo=meta) for _ in range(2)] if hasattr(model, 'with_bbox') else None
@@ -298,17 +256,23 @@ def inputs(model, *size):
 
 
 @pytest.mark.parametrize('make, count', [
-    (lambda: classifier(swin_backbone(norm_cfg=LN), 16), 11),
-    (lambda: classifier(dict(type='SwinTransformer', arch=swin_backbone()['arch'], img_size=32, window_size=4,
-                             out_indices=(1, )), 16), 11),
+    (lambda: swin_classifier(LN), 11),
+    (lambda: classifier(dict(type='SwinTransformer', arch=SWIN_ARCH, img_size=32, window_size=4, out_indices=(1, )),
+                        16), 11),
     (lambda: t2t_classifier(LN), 9),
     (lambda: deit_classifier(LN), 5),
     (lambda: detector(LN), 12),
     (lambda: detector(LN, mmdet_swin(LN)), 12),
-], ids=['swin', 'stock_swin', 't2t', 'deit', 'detector', 'mmdet_swin'])
-def test_openmmlab(make, count):
+    (lambda: timm_model('swin_tiny_patch4_window7_224', None), 11),
+    (lambda: timm_model('vit_tiny_patch16_224', None), 5),
+    (lambda: timm_model('deit_tiny_distilled_patch16_224', None), 5),
+], ids=['swin', 'stock_swin', 't2t', 'deit', 'detector', 'mmdet_swin', 'timm_swin', 'timm_vit', 'timm_deit'])
+def test_models(make, count):
     model = make().train()
-    report = convert_norms(model, [inputs(model, 32, 32), inputs(model, 32, 32)])
+    batches = [inputs(model, 32, 32) for _ in range(2)]
+    if not isinstance(model, BaseModel):
+        batches = [(batch['inputs'], torch.zeros(2)) for batch in batches]
+    report = convert_norms(model, batches)
     assert len(report.converted) == count and not report.kept and model.training
     assert all(norm.training for norm in norms_of(model).values())
     assert len(fuse_norms(model.eval(), strict=True).folded) == count
@@ -358,3 +322,63 @@ def test_encoder_layers_are_converted_and_left_as_they_were_after_an_error():
     with pytest.raises(ConversionError):
         convert_norms(model, [x * torch.nan])
     assert flag and model.activation_relu_or_gelu == flag
+
+
+def loaded(model, norm_cfg=GOALS[0]):
+    """The model with offline norms, and weights of `model` in it; its first norm is in no checkpoint."""
+    new = replace_norms(copy.deepcopy(model), norm_cfg)
+    state = {key: value for key, value in model.state_dict().items() if not key.startswith('0.')}
+    new.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        new[0].weight.fill_(1)
+        new[0].bias.zero_()
+    return new
+
+
+@goals
+def test_convert_loaded_gives_what_convert_norms_gives_in_the_same_modules(norm_cfg):
+    model, x = chain(), tokens(40, 5, 6)
+    nn.init.ones_(model[0].weight), nn.init.zeros_(model[0].bias)  # as a fresh norm
+    new = loaded(model, norm_cfg)
+    parameters, modules = list(new.parameters()), list(new.modules())
+    report = convert_loaded(new, x.split(16))
+    assert report.norms == convert_norms(model, x.split(16), norm_cfg).norms
+    assert all(a is b for a, b in zip(parameters, new.parameters(), strict=True))
+    assert all(a is b for a, b in zip(modules, new.modules(), strict=True))
+    assert_same(new, model)
+    assert not any(norm.lacks_statistics for norm in norms_of(new).values())
+
+
+def test_loaded_norms_with_statistics_stay():
+    model, x = chain(), tokens(40, 6)
+    new = loaded(model)
+    new[2].running_var.fill_(2.)
+    new[2].lacks_statistics = False
+    kept = copy.deepcopy(new[2].state_dict())
+    assert [norm.norm for norm in convert_loaded(new, [x]).norms] == ['0', '4']
+    torch.testing.assert_close(new[2].state_dict(), kept, rtol=0, atol=0)
+    with pytest.raises(ConversionError, match='no norm has the scale of a LayerNorm and no statistics'):
+        convert_loaded(new, [x])
+
+
+def test_loaded_norms_over_maps():
+    model = nn.Sequential(LayerNorm2d(4), nn.Conv2d(4, 4, 1), LayerNorm2d(4))
+    x = tokens(2, 5, 5, 4).permute(0, 3, 1, 2)
+    new = loaded(model)
+    convert_loaded(new, [x])
+    convert_norms(model, [x])
+    torch.testing.assert_close(new.eval()(x), model.eval()(x))
+
+
+def test_an_error_leaves_a_loaded_model_as_it_was():
+    model, x = chain(), tokens(40, 6)
+    new = loaded(model)
+    before = copy.deepcopy(new.state_dict())
+    with torch.no_grad():
+        new[3].weight[0] = float('inf')
+    for batches, message in (([x], 'not finite'), ([], 'there is none')):
+        with pytest.raises(ConversionError, match=message):
+            convert_loaded(new, batches)
+        new[3].weight.data.copy_(before['3.weight'])
+        torch.testing.assert_close(new.state_dict(), before, rtol=0, atol=0)
+        assert [norm.lacks_statistics for norm in norms_of(new).values()] == [False, True, True]

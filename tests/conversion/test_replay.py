@@ -1,5 +1,6 @@
 """Replay: parts that have finished are not computed again, and the results are those of whole passes."""
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from mmunorm import convert_norms
 from mmunorm.conversion import convert
 from mmunorm.conversion.replay import Replay
 
-from ..fusion.models import classifier, swin_backbone
-from .models import layer_norm, tokens
+from ..fusion.blocks import Block
+from ..fusion.models import swin_classifier
+from .models import assert_same, layer_norm, tokens
+
+BATCHES = list(tokens(3, 20, 6))
 
 
-class Block(nn.Module):
+class Counted(nn.Module):
     """A residual block that counts its calls."""
 
     def __init__(self, channels=6, seed=0):
@@ -26,11 +30,8 @@ class Block(nn.Module):
         return x + self.linear(self.norm(x))
 
 
-class InPlace(nn.Module):
-    """Writes to what a block has returned."""
-
-    def forward(self, x):
-        return x.add_(1)
+# It writes to what a block has returned.
+in_place = partial(Block, lambda self, x: x.add_(1), {})
 
 
 def whole_passes(monkeypatch):
@@ -38,34 +39,35 @@ def whole_passes(monkeypatch):
     monkeypatch.setattr(convert, 'Replay', lambda model, norms: Replay(model, norms, memory=0))
 
 
-def reports(model, batches, monkeypatch):
-    """The reports and states of a conversion with replays, and without."""
-    other = copy.deepcopy(model)
+def branches():
+    """Which block runs first depends on the batch, so that the second one is not converted when it runs."""
+    return Block(lambda self, x: self.b(self.a(x)) if x[0, 0] > 0 else self.a(self.b(x)),
+                 dict(a=Counted(), b=Counted(seed=1)))
+
+
+def unlike_tokens():
+    x = tokens(2, 20, 6)
+    x[0, 0, 0], x[1, 0, 0] = 1, -1
+    return list(x)
+
+
+@pytest.mark.parametrize('make, batches', [
+    (lambda: nn.Sequential(Counted(), in_place(), Counted(seed=1), in_place(), Counted(seed=2)), BATCHES),
+    (lambda: nn.Sequential(*[nn.Sequential(Counted(), Counted(seed=1))] * 2, Counted(seed=2)), BATCHES),
+    (branches, unlike_tokens()),
+    (lambda: swin_classifier(dict(type='LN')), [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)]),
+], ids=['in_place', 'shared_nested', 'order_of_the_batch', 'swin'])
+def test_results_are_those_of_whole_passes(make, batches, monkeypatch):
+    model = make()
+    whole = copy.deepcopy(model)
     report = convert_norms(model, batches)
     whole_passes(monkeypatch)
-    return report, convert_norms(other, batches), model.state_dict(), other.state_dict()
-
-
-@pytest.mark.parametrize('make', [
-    lambda: nn.Sequential(Block(), InPlace(), Block(seed=1), InPlace(), Block(seed=2)),
-    lambda: nn.Sequential(*[nn.Sequential(Block(), Block(seed=1))] * 2, Block(seed=2)),
-], ids=['in_place', 'shared_nested'])
-def test_results_are_those_of_whole_passes(make, monkeypatch):
-    report, expected, state, expected_state = reports(make(), list(tokens(3, 20, 6)), monkeypatch)
-    assert report == expected
-    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())
-
-
-def test_a_swin(monkeypatch):
-    batches = [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)]
-    model = classifier(swin_backbone(norm_cfg=dict(type='LN')), 16)
-    report, expected, state, expected_state = reports(model, batches, monkeypatch)
-    assert report == expected
-    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())
+    assert report == convert_norms(whole, batches)
+    assert_same(model, whole)
 
 
 def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
-    model = nn.Sequential(*(Block(seed=i) for i in range(8)))
+    model = nn.Sequential(*(Counted(seed=i) for i in range(8)))
     whole = copy.deepcopy(model)
     convert_norms(model, [tokens(20, 6)])
     # All of the first pass, the pass that stops in the block, and the next, which finishes it.
@@ -77,7 +79,7 @@ def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
 
 
 def test_no_more_memory_than_allowed():
-    model, x = nn.Sequential(*(Block(seed=i) for i in range(3))), tokens(20, 6)
+    model, x = nn.Sequential(*(Counted(seed=i) for i in range(3))), tokens(20, 6)
     with Replay(model, [block.norm for block in model], memory=2 * x.numel() * 4) as replay, torch.no_grad():
         for _ in range(3):
             replay.start(0)
@@ -86,27 +88,8 @@ def test_no_more_memory_than_allowed():
 
 
 def test_an_error_ends_it():
-    model = nn.Sequential(Block(), Block())
+    model = nn.Sequential(Counted(), Counted())
     with pytest.raises(RuntimeError), Replay(model, [model[1].norm]) as replay:
         replay.start(0)
         model(torch.randn(5, 7))
     assert not any('forward' in vars(module) for module in model.modules())
-
-
-class Branches(nn.Module):
-    """Which block runs first depends on the batch, so that the second one is not converted when it runs."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = Block(), Block(seed=1)
-
-    def forward(self, x):
-        return self.b(self.a(x)) if x[0, 0] > 0 else self.a(self.b(x))
-
-
-def test_an_order_that_depends_on_the_batch(monkeypatch):
-    x = tokens(2, 20, 6)
-    x[0, 0, 0], x[1, 0, 0] = 1, -1
-    report, expected, state, expected_state = reports(Branches(), list(x), monkeypatch)
-    assert report == expected
-    assert all(torch.equal(value, expected_state[name]) for name, value in state.items())

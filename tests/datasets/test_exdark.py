@@ -7,6 +7,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
 from mmunorm.datasets.exdark import CLASSES, convert_exdark
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 
@@ -55,28 +56,23 @@ def test_the_recipe_reads_it(root):
     assert DATASETS.build(cfg.test_dataloader.dataset)[0]['data_samples'].gt_instances.labels.tolist() == [11, 10]
 
 
-def damage_list(root):
-    (root / 'imageclasslist.txt').write_text('a.png 13 1 1 1\n')
-
-
-def damage_box(root):
-    (root / 'ExDark_Annno/Cat/2015_00002.JPG.txt').write_text(f'{HEADER}Cow 1 2 3 4\n')
-
-
-def damage_picture(root):
-    (root / 'ExDark/Cat/2015_00002.jpg').write_text('')
-
-
-@pytest.mark.parametrize('damage, message', [
-    (damage_list, r"imageclasslist.txt, line 1: .* got 'a.png 13 1 1 1'"),
-    (damage_box, r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
-    (damage_picture, 'is no picture, or cut off'),
-    (lambda root: (root / 'imageclasslist.txt').unlink(), 'there is no .*imageclasslist.txt'),
-    (lambda root: (root / 'ExDark/Cat/2015_00002.jpg').unlink(), 'there is no picture .*2015_00002.JPG'),
+@pytest.mark.parametrize('file, content, message', [
+    ('imageclasslist.txt', 'a.png 13 1 1 1', r"imageclasslist.txt, line 1: .* got 'a.png 13 1 1 1'"),
+    ('ExDark_Annno/Cat/2015_00002.JPG.txt', f'{HEADER}Cow 1 2 3 4',
+     r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
+    ('ExDark/Cat/2015_00002.jpg', '', 'is no picture, or cut off'),
+    ('imageclasslist.txt', None, 'there is no .*imageclasslist.txt'),
+    ('ExDark/Cat/2015_00002.jpg', None, 'there is no picture .*2015_00002.JPG'),
 ])
-def test_what_is_wrong_is_one_line_and_nothing_is_written(root, damage, message):
-    damage(root)
-    with pytest.raises(SystemExit, match=message) as stop:
-        tiny_runs.load_tool('dataset/exdark_to_coco').main([str(root)])
-    assert '\n' not in str(stop.value)
+def test_what_is_wrong_is_named_and_nothing_is_written(root, file, content, message):
+    (root / file).unlink()
+    if content is not None:
+        (root / file).write_text(content)
+    with pytest.raises(PreflightError, match=message):
+        convert_exdark(root)
     assert not (root / 'annotations').exists()
+
+
+def test_the_tool(root, capsys):
+    tiny_runs.call(tiny_runs.load_tool('dataset/exdark_to_coco'), root)
+    assert f'{root}/annotations/test.json: 1 pictures with 2 boxes' in capsys.readouterr().out

@@ -27,7 +27,6 @@ def test_made_is_recognised(tmp_path):
 
 
 def test_empty_folder_is_taken(tmp_path):
-    make(tmp_path / 'made')
     (tmp_path / 'empty').mkdir()
     make(tmp_path / 'empty')
     assert is_made(tmp_path / 'empty', SETTINGS)
@@ -41,8 +40,6 @@ def test_strangers_folder_is_refused(tmp_path, force, marker):
     if marker is not None:
         (tmp_path / 'photos' / MARKER).write_text(marker)
     with pytest.raises(FolderError, match='photos holds files and was not made by this tool'):
-        is_made(tmp_path / 'photos', SETTINGS, force)
-    with pytest.raises(FolderError, match='not made by this tool'):
         make(tmp_path / 'photos', force=force)
     assert (tmp_path / 'photos' / 'dear.txt').read_text() == 'dear'
     assert len(list(tmp_path.iterdir())) == 1
@@ -76,6 +73,17 @@ def test_lost_files_are_noticed(tmp_path):
     assert is_made(tmp_path / 'made', SETTINGS)
 
 
+def test_a_block_that_fails_changes_nothing(tmp_path):
+    folder = tmp_path / 'made'
+    make(folder)
+    for path in (folder, tmp_path / 'other'):
+        with pytest.raises(KeyboardInterrupt), making_folder(path, SETTINGS, force=True) as new:
+            (new / 'file').write_text('y')
+            raise KeyboardInterrupt
+    assert is_made(folder, SETTINGS) and (folder / 'deep/file').read_text() == 'x'
+    assert [path.name for path in tmp_path.iterdir()] == ['made']
+
+
 def test_failure_in_the_last_step_keeps_the_old(tmp_path, monkeypatch):
     folder = tmp_path / 'made'
     make(folder)
@@ -95,8 +103,7 @@ def test_failure_in_the_last_step_keeps_the_old(tmp_path, monkeypatch):
 
 def test_files_that_appear_meanwhile_are_kept(tmp_path):
     folder = tmp_path / 'made'
-    with pytest.raises(FolderError, match='not made by this tool'), \
-            making_folder(folder, SETTINGS) as new:
+    with pytest.raises(FolderError, match='not made by this tool'), making_folder(folder, SETTINGS) as new:
         (new / 'file').write_text('x')
         folder.mkdir()
         (folder / 'dear.txt').write_text('dear')

@@ -86,12 +86,13 @@ def test_steps_do_the_same_to_both(folder):
     assert len({data['inputs'].numpy().tobytes() for data in found}) > 6
 
 
-def test_a_pair_of_two_sizes_and_a_target_that_is_no_picture(folder):
+def test_a_pair_of_two_sizes_and_what_is_no_picture(folder):
     write(folder / 'low/1.png')
     write(folder / 'high/1.png', size=(12, 15))
     pairs = dataset(folder, pipeline=[LoadPair()])
     with pytest.raises(LocalError, match=r'16 x 12 pixels and its target .*high/1.png 15 x 12'):
         pairs[0]
-    (folder / 'high/1.png').write_bytes(b'')
-    with pytest.raises(LocalError, match='cannot use the picture .*high/1.png'):
-        pairs[0]
+    for name, content in (('high', b''), ('low', b'no picture')):
+        (folder / name / '1.png').write_bytes(content)
+        with pytest.raises(LocalError, match=f'cannot use the picture .*{name}/1.png'):
+            pairs[0]

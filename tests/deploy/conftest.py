@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from mmunorm import fuse_norms
+from mmunorm.deploy import Runner, prepare_export
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import OfflineNorm
 
@@ -22,6 +23,23 @@ def normalizing(model, **randomize):
     model.data_preprocessor.register_buffer('std', torch.full((3, 1, 1), 60.), False)
     model.data_preprocessor._enable_normalize = True
     return models.randomize(model, gamma='none', **randomize)
+
+
+def folded(make, size=(32, 32), **how):
+    """A classifier without norms, and what is exported of it."""
+    model = normalizing(make())
+    fuse_norms(model, strict=True)
+    return model, prepare_export(model, meta_of(model, size), **how)
+
+
+def signal_to_noise(model, path):
+    """Of the logarithms of probabilities, in dB, on pictures that the ranges were not taken from."""
+    images = blurred(6, seed=1).float()
+    with torch.no_grad():
+        exact = graph_of(model)(images).log()
+    got = torch.from_numpy(Runner(path)(images.numpy())['scores']).log()
+    exact, got = (each - each.mean(1, keepdim=True) for each in (exact, got))
+    return (10 * torch.log10(exact.square().sum() / (got - exact).square().sum())).item()
 
 
 def meta_of(model, shape=SHAPE):
@@ -53,5 +71,4 @@ def exportable(swin):
     """For two pictures at once."""
     for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
         pytest.importorskip(package)
-    from mmunorm.deploy import prepare_export
     return prepare_export(swin, meta_of(swin), 2)

@@ -4,7 +4,7 @@ import copy
 import numpy as np
 import pytest
 
-from mmunorm.deploy.differences import differences
+from mmunorm.deploy.saving import differences
 
 
 def detections(number=40, seed=0):
@@ -18,25 +18,28 @@ def detections(number=40, seed=0):
                 masks=rng.uniform(0, 1, (2, number + 3, 4, 4)).astype(np.float32))
 
 
-def permuted(outputs, seed=1):
-    """The same objects of each picture in another order."""
-    rng, outputs = np.random.default_rng(seed), copy.deepcopy(outputs)
+def beside_torch(change=lambda outputs: None):
+    """The comparison of what torch has found with the same after a change, in another order."""
+    rng, outputs = np.random.default_rng(1), copy.deepcopy(detections())
+    change(outputs)
     for image in range(2):
         order = rng.permutation(outputs['dets'].shape[1])
         for array in outputs.values():
             array[image] = array[image, order]
-    return outputs
+    return differences(outputs, detections())
 
 
 def test_partners_that_are_a_little_off():
-    same = differences(permuted(detections()), detections())  # in another order
+    same = beside_torch()
     assert (same.expected, same.found, same.partners) == (80, 80, 80)
     assert same.largest == same.typical == dict(scores=0, boxes=0, masks=0)
-    other = detections()
-    other['dets'][..., :4] += 0.25
-    other['dets'][0, 7, 4] /= 2
-    other['masks'][1, 3] += 0.125
-    found = differences(permuted(other), detections())
+
+    def change(outputs):
+        outputs['dets'][..., :4] += 0.25
+        outputs['dets'][0, 7, 4] /= 2
+        outputs['masks'][1, 3] += 0.125
+
+    found = beside_torch(change)
     assert found.partners == 80
     assert found.largest == pytest.approx(dict(
         scores=detections()['dets'][0, 7, 4] / 2, boxes=0.25, masks=0.125), abs=1e-4)
@@ -44,12 +47,13 @@ def test_partners_that_are_a_little_off():
 
 
 def test_those_without_a_partner_are_counted_and_not_compared():
-    other = detections()
-    other['dets'][0, 0, 4] = 0  # not found
-    other['labels'][0, 1] += 1  # of another class
-    other['dets'][1, 2, :4] += 5000  # elsewhere
-    other['dets'][1, 40] = [3000, 3000, 3010, 3010, 0.5]  # torch has not found it
-    found = differences(permuted(other), detections())
+    def change(outputs):
+        outputs['dets'][0, 0, 4] = 0  # not found
+        outputs['labels'][0, 1] += 1  # of another class
+        outputs['dets'][1, 2, :4] += 5000  # elsewhere
+        outputs['dets'][1, 40] = [3000, 3000, 3010, 3010, 0.5]  # torch has not found it
+
+    found = beside_torch(change)
     assert (found.expected, found.found, found.partners) == (80, 80, 77)
     assert max(found.largest.values()) == 0
     assert "77 of torch's 80 detections have a partner among the file's 80" in str(found)

@@ -1,16 +1,20 @@
-"""Classifiers in each format beside torch, and which format is chosen."""
+"""Classifiers in ONNX and OpenVINO beside torch, in floating point and in INT8; and which format is chosen."""
 import copy
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.pictures import Samples
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
-from .conftest import SHAPE, meta_of, normalizing
+from .conftest import SHAPE, blurred, folded, meta_of, normalizing, signal_to_noise
 
 
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
@@ -41,16 +45,24 @@ def test_the_table():
     assert len(lines) == 1 + len(FORMATS) and lines[2].split() == ['openvino', '.xml', 'OpenVINO', 'static']
 
 
-for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
+def test_samples(swin):
+    batches = Samples(list(blurred(7)), meta_of(swin), 3)
+    assert len(batches) == 2 and [batch[0].shape for batch in batches] == [(3, 3, *SHAPE)] * 2
+    assert batches[1][0].dtype == 'float32' and np.array_equal(batches[1][0], blurred(7)[3:6].numpy())
+    with pytest.raises(PreflightError, match='got 7 for --batch 8'):
+        Samples(list(blurred(7)), meta_of(swin), 8)
+
+
+for package in ('nncf', 'onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
 import onnx
 import onnxruntime
+import openvino
 from onnx import TensorProto, helper, numpy_helper
 
 from mmunorm.deploy import Runner, export_file, prepare_export
-from mmunorm.deploy.formats.onnx import store_as_half
-from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as_half
 from mmunorm.enhancement import IAT, EnhancingPreprocessor
 
 
@@ -79,6 +91,7 @@ def test_a_swin_and_its_weights_in_float16(swin, exportable, tmp_path, name):
     assert full.norms == 0 and full.difference.largest['scores'] < 2e-6
     assert full.size == sum(file.stat().st_size for file in tmp_path.iterdir()) > 10_000
     assert_runs(swin, full.path, 3, SHAPE)  # a batch that the file's size does not divide
+    assert b'site-packages' not in full.path.read_bytes()  # nor other paths of this machine
     half = export(exportable, name, tmp_path, 'half', half=True)
     assert half.size < full.size  # computed with in float32
     assert full.difference.largest['scores'] < half.difference.largest['scores'] < 5e-3
@@ -112,9 +125,7 @@ def test_what_float16_cannot_hold_stays():
 @pytest.mark.slow
 @pytest.mark.parametrize('name, make', [('openvino', models.t2t_classifier), ('onnx', models.deit_classifier)])
 def test_other_classifiers(tmp_path, name, make):
-    model = normalizing(make())
-    fuse_norms(model, strict=True)
-    made = export(prepare_export(model, meta_of(model, (32, 32)), 2), name, tmp_path)
+    made = export(folded(make, batch=2)[1], name, tmp_path)
     assert made.norms == 0 and made.difference.largest['scores'] < 2e-6
 
 
@@ -142,9 +153,7 @@ def test_an_enhancer_is_in_the_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_swin_for_any_number_and_size(tmp_path):
-    model = normalizing(one_stage())
-    fuse_norms(model, strict=True)
-    exportable = prepare_export(model, meta_of(model, (32, 32)), dynamic=True)
+    model, exportable = folded(one_stage, dynamic=True)
     assert exportable.meta['shape'] == [None, 3, None, None] and exportable.meta['divisor'] == 4
     for name in ('onnx', 'openvino'):
         path = export(exportable, name, tmp_path).path
@@ -166,3 +175,100 @@ def test_what_cannot_be_exported(swin):
     other.head.__class__ = type('OwnHead', (type(other.head), ), dict(_get_predictions=None))
     with pytest.raises(PreflightError, match='OwnHead'):
         graph_of(other)
+
+
+# ---------------------------------------------------------------- INT8
+
+def export_int8(exportable, name, folder):
+    return export(exportable, name, folder, int8='static', samples=Samples(list(blurred()), exportable.meta, 2)).path
+
+
+def count(model, kind):
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+@pytest.mark.slow
+def test_openvino_computes_in_integers(swin, exportable, tmp_path):
+    path = export_int8(exportable, 'openvino', tmp_path)
+    assert signal_to_noise(swin, path) > 20
+    executed = [[op.get_rt_info()[key].astype(str) for key in ('layerType', 'runtimePrecision')]
+                for op in openvino.Core().compile_model(path, 'CPU').get_runtime_model().get_ops()]
+    layers = [precision for kind, precision in executed if kind in ('Convolution', 'FullyConnected')]
+    assert len(layers) == count(swin, (nn.Conv2d, nn.Linear)) and {*layers} <= {'i8', 'u8'}
+    assert not any(kind == 'MVN' for kind, _ in executed)
+
+
+def test_onnx_runtime_computes_in_integers(swin, exportable, tmp_path):
+    """Every linear layer is an integer kernel, and nothing else is in 8 bits."""
+    path = export_int8(exportable, 'onnx', tmp_path)
+    assert signal_to_noise(swin, path) > 20
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that the optimized file is for this machine
+    options.optimized_model_filepath = str(tmp_path / 'executed.onnx')
+    onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    graph = onnx.load(tmp_path / 'executed.onnx').graph
+    executed = Counter(node.op_type for node in graph.node)
+    assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(swin, nn.Linear)
+    assert not executed['Gemm'] and not executed['DequantizeLinear']
+    # The residual stream is not quantized, though a folded norm's layer reads it.
+    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    assert not [node.name for node in graph.node if node.op_type in ('Add', 'Mul')
+                for name in node.input if 'Quant' in made_by.get(name, '')]
+
+
+def quantized(folder, nodes, weights, shape):
+    """A small network from `x` to `y`: what it computes in floating point and in INT8, and the graph of that file."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ('x', 'y')]
+    del values[1].type.tensor_type.shape.dim[:]
+    values[1].type.tensor_type.ClearField('shape')
+    graph = helper.make_graph(nodes, 'g', values[:1], values[1:],
+                              [numpy_helper.from_array(array.astype('f4'), name) for name, array in weights.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / 'f.onnx')
+    x = np.random.default_rng(1).normal(size=shape).astype('f4')
+    quantize_file(folder / 'f.onnx', folder / 'q.onnx', [dict(x=x)])
+    sessions = (onnxruntime.InferenceSession(folder / name, providers=['CPUExecutionProvider'])
+                for name in ('f.onnx', 'q.onnx'))
+    return *(session.run(None, dict(x=x))[0] for session in sessions), onnx.load(folder / 'q.onnx').graph
+
+
+@pytest.mark.parametrize('shape', [(6, 32), (2, 6, 32), (2, 3, 2, 32)])
+def test_a_bias_of_any_rank(shape, tmp_path):
+    rng = np.random.default_rng(0)
+    weights = dict(w=rng.normal(size=(32, 8)), b=10 + rng.normal(size=8))
+    nodes = [helper.make_node('MatMul', ['x', 'w'], ['p'], name='product'),
+             helper.make_node('Add', ['b', 'p'], ['y'], name='bias')]
+    expected, got, _ = quantized(tmp_path, nodes, weights, shape)
+    np.testing.assert_allclose(got, expected, atol=0.3)
+    assert expected.shape == (*shape[:-1], 8)
+
+
+def test_convolutions(tmp_path):
+    """That of the pixels stays in float; others are integer kernels, what they write too."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(32, channels, 3, 3)) / 10 for name, channels in (('pixels', 3), ('inner', 32))}
+    nodes = [helper.make_node('Conv', ['x', 'pixels'], ['h'], name='first'),
+             helper.make_node('Relu', ['h'], ['r'], name='relu'),
+             helper.make_node('Conv', ['r', 'inner'], ['y'], name='second')]
+    expected, got, graph = quantized(tmp_path, nodes, weights, (1, 3, 12, 12))
+    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    sources = {node.name: [made_by.get(name) for name in node.input[:2]] for node in graph.node
+               if node.op_type == 'Conv'}
+    assert sources == dict(first=[None, None], second=['DequantizeLinear'] * 2)
+    assert made_by['y'] == 'DequantizeLinear'
+    assert np.square(got - expected).mean() / np.square(expected).mean() < 1e-3
+
+
+def test_only_linear_layers_with_a_shared_input_get_one_of_their_own():
+    nodes = [helper.make_node('Clip', ['x', '', 'm'], ['c'], name='clip'),  # '' is an input that is left out
+             helper.make_node('Clip', ['c', '', 'm'], ['y'], name='again'),
+             helper.make_node('MatMul', ['y', 'w'], ['z'], name='linear'),
+             helper.make_node('MatMul', ['y', 'v'], ['u'], name='in_float'),
+             helper.make_node('Add', ['u', 'z'], ['s'], name='sum'),
+             helper.make_node('MatMul', ['s', 'w'], ['out'], name='last')]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ('x', 'm', 'w', 'v', 'out')]
+    graph = helper.make_graph(nodes, 'g', value[:4], value[4:])
+    give_own_inputs(graph, {'in_float'})
+    assert [(node.name, list(node.input)) for node in graph.node] == [
+        ('clip', ['x', '', 'm']), ('again', ['c', '', 'm']), ('linear_input', ['y']), ('linear', ['y_of_linear', 'w']),
+        ('in_float', ['y', 'v']), ('sum', ['u', 'z']), ('last', ['s', 'w'])]

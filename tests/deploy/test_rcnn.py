@@ -1,4 +1,9 @@
-"""Each rewritten part of mmdet beside the stock code; no runtime is needed."""
+"""Rewritten parts of mmdet beside the stock code, and the parts of a chip beside the whole; no runtime is needed."""
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from mmengine.structures import InstanceData
@@ -7,8 +12,9 @@ from torchvision.ops import batched_nms
 from mmunorm import fuse_norms
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.rcnn import detector as rewritten
-from mmunorm.deploy.rcnn.detector import rcnn_obstacle
-from mmunorm.deploy.rcnn.nms import nms_mask
+from mmunorm.deploy.rcnn import host
+from mmunorm.deploy.rcnn.detector import nms_mask, rcnn_obstacle
+from mmunorm.deploy.rcnn.parts import coder_of, parts_of, pool_of, settings_of
 
 from ..fusion import models
 from ..versions import needs_open_export
@@ -16,6 +22,7 @@ from .detectors import rcnn
 
 SHAPE = (72, 100)  # 18 x 25 and 9 x 13 tokens, which windows of 4 pad
 SIZES = [(72, 100), (61, 83)]
+IMAGES = torch.rand(2, 3, *SHAPE, generator=torch.Generator().manual_seed(1)) * 255
 
 
 def boxes_of(number, sets=2, seed=0):
@@ -91,16 +98,23 @@ def test_proposals_of_maps_of_any_size():
             assert distance.min(0).values.max() < 1e-4
 
 
-def test_pooled_features(maps):
+@pytest.mark.parametrize('layer', [dict(sampling_ratio=0), dict(sampling_ratio=2), dict(aligned=False)])
+def test_pooled_features(maps, layer):
     extractor = rcnn().roi_head.bbox_roi_extractor
-    boxes = boxes_of(30)
-    boxes[0, 0] = 0
-    boxes[1, :2] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.]])  # where the level changes
-    rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 30, 1), boxes], -1).flatten(0, 1)
+    for each in extractor.roi_layers:
+        each.__dict__.update(layer)
+    boxes = boxes_of(60) * 1.3 - 20  # the level changes at 28 pixels
+    boxes[:, :4] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.], [0, 0, 0, 0], [-9, -9, -9, 50]])
+    rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 60, 1), boxes], -1).flatten(0, 1)
     levels = rewritten.roi_levels(extractor, boxes.flatten(0, 1), 2)
-    assert levels.tolist() == extractor.map_roi_levels(rois, 2).tolist() and 5 < levels.sum() < 55
+    assert levels.tolist() == extractor.map_roi_levels(rois, 2).tolist() and 10 < levels.sum() < 110
     expected = extractor(tuple(maps[:2]), rois)
     torch.testing.assert_close(rewritten.pool(extractor, tuple(maps), boxes), expected, rtol=0, atol=1e-5)
+    for picture in range(2):
+        own = host.pool([each[picture].permute(1, 2, 0).numpy() for each in maps[:2]], boxes[picture].numpy(),
+                        pool_of(extractor))
+        stock = expected.unflatten(0, (2, 60))[picture].permute(0, 2, 3, 1)
+        np.testing.assert_allclose(own, stock.numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize('rcnn_cfg', [dict(), dict(score_thr=0.4, max_per_img=7)])
@@ -161,3 +175,57 @@ def test_what_is_refused():
     assert 'RetinaNet' in rcnn_obstacle(models.detector())
     detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)
     assert 'soft_nms' in rcnn_obstacle(detector)
+
+
+# ---------------------------------------------------------------- in parts, with numpy between them
+
+def in_parts(model):
+    """The detector as a :class:`Host` whose parts are torch's."""
+    graph = graph_of(model)
+    parts = parts_of(graph, IMAGES.permute(0, 2, 3, 1))
+
+    @torch.no_grad()
+    def run(name, array):
+        return {key: out.numpy() for key, out in parts[name][0](torch.from_numpy(array)).items()}
+
+    return graph, host.Host(settings_of(graph), run)
+
+
+@pytest.mark.parametrize('options', [
+    dict(), dict(mask=False), dict(rpn=dict(nms_pre=5000, max_per_img=400)), dict(rcnn_cfg=dict(score_thr=1.)),
+    dict(rpn=dict(min_bbox_size=12), rcnn_cfg=dict(score_thr=0.4, max_per_img=7))])
+def test_it_is_the_graph(options):
+    model = rcnn(**options)
+    fuse_norms(model, strict=True)
+    graph, parts = in_parts(model)
+    with torch.no_grad():
+        expected = graph(IMAGES, torch.tensor(SIZES).float())
+    own = parts(IMAGES.numpy(), np.float32(SIZES))
+    found = (expected[0][..., 4] > 0).sum(1)
+    assert (found > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1
+    for tolerance, a, b in zip((2e-3, 0, 1e-4), own, expected, strict=False):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)
+
+
+def test_a_picture_without_pixels_has_no_objects():
+    _, parts = in_parts(rcnn())
+    assert all((each == 0).all() for each in parts(IMAGES[:1].numpy(), np.zeros((1, 2), np.float32)))
+
+
+def test_a_coder_that_clamps_centers():
+    coder = rcnn().rpn_head.bbox_coder
+    coder.add_ctr_clamp, coder.ctr_clamp = True, 3
+    boxes, deltas = torch.rand(1, 50, 4).cumsum(-1) * 40, torch.randn(1, 50, 8) * 3
+    own = host.decode(boxes[0].numpy(), deltas[0].reshape(50, 2, 4).numpy(), np.float32([72, 100]), coder_of(coder))
+    expected = rewritten.decode(coder, boxes, deltas, torch.tensor([[72., 100.]]))
+    np.testing.assert_allclose(own.reshape(50, 8), expected[0], rtol=1e-5, atol=1e-4)
+
+
+def test_the_host_needs_numpy_alone():
+    code = f"""
+import runpy, sys
+Host = runpy.run_path({str(Path(host.__file__))!r})['Host']
+assert not {{'torch', 'mmunorm', 'mmdet'}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)

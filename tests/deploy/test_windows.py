@@ -9,8 +9,7 @@ from mmunorm.deploy.windows import (
     cut_windows,
     is_window_attention,
     side_multiple,
-    with_dynamic_windows,
-    with_static_windows,
+    with_windows,
 )
 
 from ..fusion import models
@@ -28,10 +27,10 @@ def test_as_the_stock_attention(name, fold, gamma):
     model = models.randomize(MAKERS[name]().double(), gamma=gamma)
     if fold:
         fuse_norms(model, strict=True)
-    static = with_static_windows(model)
+    static = with_windows(model)
     assert sum(isinstance(module, StaticWindowMSA) for module in static.modules()) == 4
     assert not any(is_window_attention(module) for module in static.modules())
-    dynamic = with_dynamic_windows(model)
+    dynamic = with_windows(model, True)
     assert side_multiple(model.backbone) == 8
     for size in ((37, 45), (56, 32)):
         for batch in (1, 2):
@@ -55,6 +54,6 @@ def test_a_table_of_positions_fixes_the_size(make):
 
 
 def test_a_map_smaller_than_a_window_is_refused_where_the_stock_attention_does():
-    static = with_static_windows(models.swin_classifier().eval())
+    static = with_windows(models.swin_classifier().eval())
     with pytest.raises(ValueError, match='pad_small_map'):
         static(torch.zeros(1, 3, 20, 20))

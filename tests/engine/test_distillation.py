@@ -1,4 +1,6 @@
 """DistillationHook: the teacher's logits or feature maps join the loss, and nothing else of it stays."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mmdet.structures import DetDataSample
@@ -40,11 +42,8 @@ def test_bad_arguments(arguments, match):
         DistillationHook('a.pth', **arguments)
 
 
-class Runner:
-    """As much of a runner as the hook asks for."""
-
-    def __init__(self, cfg, model):
-        self.cfg, self.model = cfg, model
+def begin(hook, cfg, model):
+    hook.before_train(SimpleNamespace(cfg=cfg, model=model))
 
 
 def ln_model(cfg, path):
@@ -60,16 +59,13 @@ def losses_of(model, data, hook, cfg):
     """The losses without and with the hook."""
     torch.manual_seed(1)
     plain = model(**data, mode='loss')
-    hook.before_train(Runner(cfg, model))
+    begin(hook, cfg, model)
     torch.manual_seed(1)
-    both = model(**data, mode='loss')
-    return plain, both
+    return plain, model(**data, mode='loss')
 
 
 def test_a_classifier(tmp_path):
-    config = tiny_runs.write_classifier(tmp_path)
-    cfg = Config.fromfile(config)
-    cfg.data_preprocessor = dict(cfg.data_preprocessor)
+    cfg = Config.fromfile(tiny_runs.write_classifier(tmp_path))
     teacher = ln_model(cfg, tmp_path / 'ln.pth')
     model = build_model(cfg)
     names, text = model.state_dict().keys(), cfg.pretty_text
@@ -86,12 +82,12 @@ def test_a_classifier(tmp_path):
     assert model.state_dict().keys() == names and cfg.pretty_text == text
     assert not any(p.requires_grad for p in hook._teacher.parameters())
 
-    hook.after_train(Runner(cfg, model))
+    hook.after_train(None)
     assert 'loss_distillation' not in model(**data, mode='loss')
     torch.random.set_rng_state(state)
     first = torch.rand(1)
     torch.random.set_rng_state(state)
-    hook.before_train(Runner(cfg, model))
+    begin(hook, cfg, model)
     assert torch.equal(torch.rand(1), first)  # no random number of the run is used
 
 
@@ -116,15 +112,14 @@ def test_a_detector(tmp_path):
     torch.testing.assert_close(both['loss_distillation'], expected / 2)
 
 
-def test_what_is_refused(tmp_path):
-    cfg = Config.fromfile(tiny_runs.write_classifier(tmp_path))
+def test_what_is_refused(classifier):
+    config, checkpoint, _ = classifier
+    cfg = Config.fromfile(config)
     model = build_model(cfg)
-    with pytest.raises(PreflightError, match='there is no checkpoint gone.pth'):
-        DistillationHook('gone.pth').before_train(Runner(cfg, model))
-    tiny_runs.save_weights(cfg, tmp_path / 'un.pth', ('dark', 'light'))
-    with pytest.raises(PreflightError, match='does not fit the config'):
-        DistillationHook(str(tmp_path / 'un.pth')).before_train(Runner(cfg, model))
-    with pytest.raises(PreflightError, match='the model has no backbone, whose norms'):
-        DistillationHook('a.pth').before_train(Runner(Config(), model))
-    with pytest.raises(PreflightError, match='Linear has no backbone to compare'):
-        DistillationHook('a.pth').before_train(Runner(cfg, torch.nn.Linear(1, 1)))
+    for path, settings, student, message in (
+            ('gone.pth', cfg, model, 'there is no checkpoint gone.pth'),
+            (str(checkpoint), cfg, model, 'does not fit the config'),
+            ('a.pth', Config(), model, 'the model has no backbone, whose norms'),
+            ('a.pth', cfg, torch.nn.Linear(1, 1), 'Linear has no backbone to compare')):
+        with pytest.raises(PreflightError, match=message):
+            begin(DistillationHook(path), settings, student)

@@ -35,12 +35,21 @@ class Model(nn.Module):
         return x
 
 
-@pytest.fixture
-def runner(tmp_path, request):
+def make_runner(work_dir, model):
     errors = []
-    return SimpleNamespace(
-        model=Model(), work_dir=str(tmp_path), iter=0, max_iters=1000, hooks=[],
-        message_hub=MessageHub(f'hub_{request.node.name}'), logger=SimpleNamespace(error=errors.append), errors=errors)
+    return SimpleNamespace(model=model, work_dir=str(work_dir), iter=0, max_iters=1000, hooks=[],
+                           message_hub=MessageHub('hub'), logger=SimpleNamespace(error=errors.append), errors=errors)
+
+
+@pytest.fixture
+def runner(tmp_path):
+    return make_runner(tmp_path, Model())
+
+
+def begin(runner, **arguments):
+    hook = DivergenceHook(**arguments)
+    hook.before_train(runner)
+    return hook
 
 
 def go(hook, runner, losses):
@@ -56,8 +65,7 @@ def go(hook, runner, losses):
     (math.nan, 'the loss is nan; the first norm layer with an output that is not finite is middle', 3),
     (math.inf, 'the loss is inf', 100), (6.1, 'more than 3 times the 2 of the start', 1)])
 def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
-    hook = DivergenceHook(patience=3, factor=3.0, interval=interval)
-    hook.before_train(runner)
+    hook = begin(runner, patience=3, factor=3.0, interval=interval)
     with pytest.raises(DivergenceError, match=f'step 7: .*{text}'):
         go(hook, runner, [1.0, 2.0, 3.0, 5.9, loss, 5.0] + [loss] * 5)
         hook.after_train_epoch(runner)
@@ -70,8 +78,7 @@ def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
 
 def test_a_run_that_recovers_goes_on(runner, tmp_path):
     """As under a loss scale, which skips a step that overflows. Without `factor`, any finite loss is good."""
-    hook = DivergenceHook(patience=3, interval=2)
-    hook.before_train(runner)
+    hook = begin(runner, patience=3, interval=2)
     go(hook, runner, [2.0] * 3 + [math.nan, 1e6, 1.0] * 20 + [math.nan] * 2)
     hook.after_train_epoch(runner)
     hook.after_train(runner)
@@ -98,8 +105,7 @@ def test_what_is_not_finite_is_never_saved(runner, when, broken):
 
 
 def test_a_compiled_model_is_one_graph(runner):
-    hook = DivergenceHook(patience=2, interval=1)
-    hook.before_train(runner)
+    hook = begin(runner, patience=2, interval=1)
     compiled = torch.compile(runner.model.last, backend='eager', fullgraph=compiles_as_one_graph())
     # A release that leaves the graph at the norm names it.
     layer = '' if compiles_as_one_graph() else '; the first norm layer .* is last'
@@ -110,16 +116,14 @@ def test_a_compiled_model_is_one_graph(runner):
 
 
 def test_the_start_is_remembered_by_a_resumed_run(runner):
-    hook = DivergenceHook(patience=2)
-    hook.before_train(runner)
+    hook = begin(runner, patience=2)
     go(hook, runner, [1.0] * 4)
     hook.after_train_epoch(runner)
     # The hub's state is what a checkpoint holds.
     state = runner.message_hub.state_dict()
     runner.message_hub = MessageHub('resumed')
     runner.message_hub.load_state_dict(state)
-    hook = DivergenceHook(patience=2, factor=3.0, interval=1)
-    hook.before_train(runner)
+    hook = begin(runner, patience=2, factor=3.0, interval=1)
     with pytest.raises(DivergenceError, match='step 5: the loss is 4, more than 3 times the 1 of the start'):
         go(hook, runner, [4.0] * 3)
 
@@ -141,8 +145,7 @@ def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsy
         tiny_runs.call(TRAIN, config, '--work-dir', work_dir, '--cfg-options', 'train_cfg.max_epochs=8',
                        'optim_wrapper.optimizer.lr=1e30', 'default_hooks.checkpoint.max_keep_ckpts=1')
     assert stop.value.code == 3
-    printed = capsys.readouterr().err
-    assert 'error: the run diverged at step ' in printed.splitlines()[-1]
+    assert 'error: the run diverged at step ' in capsys.readouterr().err.splitlines()[-1]
     record = json.loads((work_dir / RECORD).read_text())
     assert record['step'] <= 3 and record['layer'].startswith('backbone.')
     checkpoints = [torch.load(path, weights_only=False)['state_dict'] for path in work_dir.glob('epoch_*.pth')]
@@ -151,11 +154,8 @@ def test_a_real_run_ends_with_one_line_and_status_3(tmp_path, monkeypatch, capsy
 
 def diverge(rank, folder):
     """A loop whose loss is bad in the second process alone; what it ends with."""
-    runner = SimpleNamespace(
-        model=nn.Sequential(nn.LayerNorm(2)), work_dir=folder, iter=0, max_iters=99, hooks=[],
-        message_hub=MessageHub('hub'), logger=SimpleNamespace(error=print))
-    hook = DivergenceHook(patience=2, interval=5)
-    hook.before_train(runner)
+    runner = make_runner(folder, nn.Sequential(nn.LayerNorm(2)))
+    hook = begin(runner, patience=2, interval=5)
     try:
         for runner.iter in range(20):
             runner.model(torch.ones(1, 2))

@@ -4,20 +4,14 @@ import torch
 from mmunorm.init import ntk_parametrize
 from mmunorm.utils import PreflightError
 
-from ..backbone_runs import Model, runner
-
-
-def train(*args, **kwargs):
-    run = runner(*args, hooks=['NTKHook'], **kwargs)
-    run.train()
-    return run.model.state_dict()
+from ..runs import BackboneModel, backbone_runner
 
 
 def test_trains_as_a_parametrized_model_does(tmp_path):
-    run = runner(tmp_path, 4, hooks=['NTKHook'])
+    run = backbone_runner(tmp_path, 4, hooks=['NTKHook'])
     torch.manual_seed(1)
     run.model.init_weights()
-    by_hand = Model(dict(type='PreNorm'))
+    by_hand = BackboneModel(dict(type='PreNorm'))
     by_hand.load_state_dict(run.model.state_dict())
     plain = run.model.backbone.layers[0].ffn.layers[1].weight.clone()
     run.train()
@@ -36,19 +30,22 @@ def test_trains_as_a_parametrized_model_does(tmp_path):
 
 
 def test_checkpoints_are_plain_and_resume(tmp_path):
-    # Adam would make steps of what rounding leaves of a gradient that is zero, such as the one of the keys' biases.
-    settings = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01, momentum=0.9)))
-    whole = train(tmp_path / 'whole', 12, **settings)
-    middle = tmp_path / 'whole' / 'iter_6.pth'
+    def train(name, **kwargs):
+        # Adam would make steps of what rounding leaves of a gradient that is zero, as of the keys' biases.
+        run = backbone_runner(tmp_path / name, 12, hooks=['NTKHook'], optim_wrapper=dict(
+            optimizer=dict(type='SGD', lr=0.01, momentum=0.9)), **kwargs)
+        run.train()
+        return run.model.state_dict()
+
+    whole, middle = train('whole'), tmp_path / 'whole/iter_6.pth'
     assert torch.load(middle, weights_only=False)['state_dict'].keys() == whole.keys()
-    resumed = train(tmp_path / 'resumed', 12, load_from=str(middle), resume=True, **settings)
-    saved = torch.load(tmp_path / 'resumed' / 'iter_12.pth', weights_only=False)['state_dict']
-    for name, value in whole.items():
-        torch.testing.assert_close(resumed[name], value, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(saved[name], resumed[name], rtol=1e-6, atol=0)
+    resumed = train('resumed', load_from=str(middle), resume=True)
+    saved = torch.load(tmp_path / 'resumed/iter_12.pth', weights_only=False)['state_dict']
+    torch.testing.assert_close(resumed, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(saved, resumed, rtol=1e-6, atol=0)
 
 
 def test_does_not_go_with_averaged_weights(tmp_path):
-    run = runner(tmp_path, 1, hooks=['NTKHook', 'EMAHook'])
+    run = backbone_runner(tmp_path, 1, hooks=['NTKHook', 'EMAHook'])
     with pytest.raises(PreflightError, match='custom_hooks: NTKHook and EMAHook do not go together'):
         run.train()

@@ -5,13 +5,13 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, METRICS
-from mmengine.runner import Runner
 from torch import nn
 
 import mmunorm  # noqa: F401
 from mmunorm.norms import UN, PRepBN, TokenBN
 
 from .. import processes
+from ..runs import loader, runner
 
 pytestmark = pytest.mark.slow
 
@@ -61,38 +61,29 @@ def state_of(model):
     return {key: value.detach().clone() for key, value in model.state_dict().items()}
 
 
-def train(folder, max_iters, hooks, resume=False, by_epoch=False):
+def train(folder, max_iters, hooks, by_epoch=False, **kwargs):
     torch.manual_seed(0)
     data = [dict(x=torch.randn(5, 4) * (1 + i % 3)) for i in range(16)]
     torch.manual_seed(0)
-    runner = Runner(
-        model=Model(), work_dir=str(folder), launcher='pytorch', experiment_name=f'{folder.name}{max_iters}',
-        cfg=dict(model_wrapper_cfg=dict(
-            type='MMDistributedDataParallel', broadcast_buffers=False, device_ids=None)),
-        train_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type='DefaultSampler', shuffle=False),
-                              collate_fn=dict(type='default_collate')),
-        val_dataloader=dict(batch_size=2, dataset=data, sampler=dict(type='DefaultSampler', shuffle=False),
-                            collate_fn=dict(type='default_collate')),
-        val_evaluator=dict(type='MeanOutput'), val_cfg=dict(),
+    run = runner(
+        folder, Model(), loader(data), launcher='pytorch', lr=0.05,
+        cfg=dict(model_wrapper_cfg=dict(type='MMDistributedDataParallel', broadcast_buffers=False, device_ids=None)),
+        val_dataloader=loader(data), val_evaluator=dict(type='MeanOutput'), val_cfg=dict(),
         train_cfg=(dict(by_epoch=True, max_epochs=max_iters // 4, val_interval=1) if by_epoch else
                    dict(by_epoch=False, max_iters=max_iters, val_interval=6)),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
         default_hooks=dict(
-            logger=None,
-            checkpoint=dict(type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch)),
-        custom_hooks=[dict(type='KeepStates'), dict(type='EMAHook', ema_type='BufferedEMA', momentum=0.3),
-                      *(dict(type=name) for name in hooks)],
-        load_from=f'{folder}/iter_4.pth' if resume else None, resume=resume)
-    runner.train()
-    kept = next(hook for hook in runner.hooks if isinstance(hook, KeepStates))
-    return dict(final=state_of(runner.model), saved=kept.saved, validated=kept.validated,
-                averaged=kept.averaged)
+            logger=None, checkpoint=dict(type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch)),
+        hooks=['KeepStates', dict(type='EMAHook', ema_type='BufferedEMA', momentum=0.3), *hooks], **kwargs)
+    run.train()
+    kept = next(hook for hook in run.hooks if isinstance(hook, KeepStates))
+    return dict(final=state_of(run.model), saved=kept.saved, validated=kept.validated, averaged=kept.averaged)
 
 
 def several_runs(rank, folder):
     hook = ['OfflineNormHook']
     return dict(plain=train(folder / 'plain', 4, []), averaged=train(folder / 'averaged', 12, hook),
-                resumed=train(folder / 'averaged', 12, hook, resume=True),
+                resumed=train(folder / 'averaged', 12, hook, resume=True,
+                              load_from=f'{folder}/averaged/iter_4.pth'),
                 epochs=train(folder / 'epochs', 8, hook, by_epoch=True),
                 synchronized=train(folder / 'synchronized', 4, [*hook, 'SyncNormsHook']))
 

@@ -27,15 +27,16 @@ PARAMWISE = [
 ]
 
 
+ADAMW = dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05))
+
+
 def settings_by_name(model, paramwise_cfg):
-    wrapper = build_optim_wrapper(model, dict(
-        optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05), paramwise_cfg=paramwise_cfg))
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {
-        names[id(p)]: (group['lr'], group['weight_decay'])
-        for group in wrapper.optimizer.param_groups
-        for p in group['params']
-    }
+    wrapper = build_optim_wrapper(model, dict(ADAMW, paramwise_cfg=paramwise_cfg))
+    names = {p: name for name, p in model.named_parameters()}
+    settings = {names[p]: (group['lr'], group['weight_decay'])
+                for group in wrapper.optimizer.param_groups for p in group['params']}
+    assert len(settings) == len(names)
+    return settings
 
 
 @pytest.mark.parametrize('paramwise_cfg', PARAMWISE, ids=str)
@@ -49,9 +50,7 @@ def test_un_gets_what_layer_norm_gets(paramwise_cfg):
 
 @pytest.mark.parametrize('norm', [MABN, lambda c: PRepBN(c, steps=5), DyT, lambda c: NoNorm(c, affine=True)])
 def test_no_parameter_of_any_norm_decays(norm):
-    model = Block(norm)
-    settings = settings_by_name(model, dict(norm_decay_mult=0., bias_lr_mult=2.))
-    assert len(settings) == len(list(model.parameters()))
+    settings = settings_by_name(Block(norm), dict(norm_decay_mult=0., bias_lr_mult=2.))
     for name, setting in settings.items():
         linear = name.startswith(('fc', 'inner.0'))
         assert setting == ((0.2 if linear and name.endswith('bias') else 0.1), 0.05 if linear else 0.)
@@ -64,8 +63,7 @@ def test_layer_decay_of_mmpretrain():
         model = Block(norm)
         model.get_layer_depth = lambda name: (0 if 'norm1' in name else 1, 2)
         constructor = CONSTRUCTORS.build(dict(
-            type='LearningRateDecayOptimWrapperConstructor',
-            optim_wrapper_cfg=dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.05)),
+            type='LearningRateDecayOptimWrapperConstructor', optim_wrapper_cfg=ADAMW,
             paramwise_cfg=dict(norm_decay_mult=0., layer_decay_rate=0.5)))
         return {group['param_name']: (group['lr'], group['weight_decay'])
                 for group in constructor(model).optimizer.param_groups}
@@ -76,9 +74,7 @@ def test_layer_decay_of_mmpretrain():
 
 @pytest.mark.parametrize('scheme', ['LayerScale', 'NormFormer', 'DLCL'])
 def test_no_factor_of_a_residual_connection_decays(scheme):
-    model = vit(scheme, norm='UN')
-    settings = settings_by_name(model, dict(norm_decay_mult=0.))
-    assert len(settings) == len(list(model.parameters()))
+    settings = settings_by_name(vit(scheme, norm='UN'), dict(norm_decay_mult=0.))
     factors = [name for name in settings if 'residual' in name or '.scale.' in name]
     assert factors and {settings[name] for name in factors} == {(0.1, 0.)}
     assert settings['layers.0.attn.qkv.weight'] == (0.1, 0.05)

@@ -12,18 +12,23 @@ from mmunorm.utils import PreflightError
 class Preprocessor(nn.Module):
 
     def forward(self, data, training=False):
-        return dict(inputs=data['inputs'].float(), data_samples='samples')
+        return data
+
+
+def begin(hook, start=0):
+    runner = SimpleNamespace(model=nn.Module(), iter=start)
+    runner.model.data_preprocessor = Preprocessor()
+    hook.before_train(runner)
+    return runner
 
 
 def seen(hook, steps, start=0):
     """What the model sees of inputs of one, step by step."""
-    runner = SimpleNamespace(model=nn.Module(), iter=start)
-    runner.model.data_preprocessor = Preprocessor()
-    hook.before_train(runner)
+    runner = begin(hook, start)
     inputs = []
     for runner.iter in range(start, start + steps):
         hook.before_train_iter(runner, 0)
-        data = runner.model.data_preprocessor(dict(inputs=torch.ones(2)), True)
+        data = runner.model.data_preprocessor(dict(inputs=torch.ones(2), data_samples='samples'), True)
         assert data['data_samples'] == 'samples'
         inputs.append(data['inputs'][0].item())
         hook.after_train_iter(runner, 0)
@@ -56,18 +61,10 @@ def test_wrong_arguments(arguments, text):
         InputStressHook(**arguments)
 
 
-class Translating(nn.Module):
-
-    def forward(self, data, training=False):
-        return dict(source=torch.ones(2, dtype=torch.long))
-
-
 def test_what_is_no_batch_of_pictures_is_refused_in_the_first_step():
     """Not in the first step that is disturbed."""
     hook = InputStressHook(probability=0)
-    runner = SimpleNamespace(model=nn.Module(), iter=0)
-    runner.model.data_preprocessor = Translating()
-    hook.before_train(runner)
+    runner = begin(hook)
     hook.before_train_iter(runner, 0)
-    with pytest.raises(PreflightError, match='a batch of normalized pictures, and the inputs that Translating returns'):
-        runner.model.data_preprocessor({}, True)
+    with pytest.raises(PreflightError, match='a batch of normalized pictures, and the inputs that Preprocessor '):
+        runner.model.data_preprocessor(dict(source=torch.ones(2, dtype=torch.long)), True)

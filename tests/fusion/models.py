@@ -4,13 +4,14 @@ import re
 
 import timm
 import torch
+from mmengine.config import ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.norms.layers import is_norm
 
 SWIN_ARCH = dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4])
-UN = dict(type='UN')
+UN, LN = dict(type='UN'), dict(type='LN')
 
 
 def build(cfg, scope='mmpretrain'):
@@ -55,10 +56,14 @@ def randomize(model, seed=0, gamma='some'):
     return model.eval()
 
 
-def classifier(backbone, in_channels, head='LinearClsHead', neck=True, **head_cfg):
-    neck = dict(type='GlobalAveragePooling') if neck else None
-    head = dict(type=head, num_classes=5, in_channels=in_channels, **head_cfg)
-    return build(dict(type='ImageClassifier', backbone=backbone, neck=neck, head=head))
+def classifier_cfg(backbone, in_channels, head='LinearClsHead', neck=True, **head_cfg):
+    neck = dict(type='mmpretrain.GlobalAveragePooling') if neck else None
+    head = dict(type=f'mmpretrain.{head}', num_classes=5, in_channels=in_channels, **head_cfg)
+    return ConfigDict(type='mmpretrain.ImageClassifier', backbone=backbone, neck=neck, head=head)
+
+
+def classifier(*args, **kwargs):
+    return build(classifier_cfg(*args, **kwargs))
 
 
 def swin_backbone(**kwargs):
@@ -120,10 +125,11 @@ def mmdet_detector(**kwargs):
 
 
 def timm_model(name, norm_cfg=UN, **kwargs):
-    """A small model of timm with five classes and `norm_cfg` in place of its LayerNorms."""
+    """A small model of timm with five classes and `norm_cfg`, if any, in place of its LayerNorms."""
     size = (dict(embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4) if 'swin' in name else
             dict(embed_dim=16, depth=2, num_heads=2, patch_size=8))
-    return replace_norms(timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs}), norm_cfg)
+    model = timm.create_model(name, **{**dict(img_size=32, num_classes=5), **size, **kwargs})
+    return model if norm_cfg is None else replace_norms(model, norm_cfg)
 
 
 def timm_swin(**kwargs):
@@ -153,19 +159,21 @@ def assert_equal(after, before, rtol=1e-9):
         torch.testing.assert_close(a, b, rtol=0, atol=rtol * b.abs().max().item())
 
 
-def assert_folds(model, *sizes, count=None, kept=(), gamma='some', seed=0, rtol=1e-9):
-    """Folds in float64 all norms but `kept`, `count` of them, and compares the outputs for some image sizes.
-
-    Returns the report.
-    """
+def fold(model, *inputs, gamma='some', seed=0, rtol=1e-9, strict=False, example=None):
+    """Draws a model's weights and folds it, in float64; what it computes of each input stays. Returns the report."""
     randomize(model.double(), seed, gamma)
-    generator = torch.Generator().manual_seed(seed + 1)
-    images = [torch.randn(2, 3, *size, dtype=torch.float64, generator=generator) for size in sizes]
-    before = [outputs(model, x) for x in images]
-    all_norms = norms(model)
-    report = fuse_norms(model, strict=not kept)
-    for x, expected in zip(images, before, strict=True):
+    before = [outputs(model, x) for x in inputs]
+    report = fuse_norms(model, strict, example)
+    for x, expected in zip(inputs, before, strict=True):
         assert_equal(outputs(model, x), expected, rtol)
+    return report
+
+
+def assert_folds(model, *sizes, count=None, kept=(), gamma='some', seed=0):
+    """Folds all norms but `kept`, `count` of them, and compares outputs for some image sizes. Returns the report."""
+    generator, all_norms = torch.Generator().manual_seed(seed + 1), norms(model)
+    images = [torch.randn(2, 3, *size, dtype=torch.float64, generator=generator) for size in sizes]
+    report = fold(model, *images, gamma=gamma, seed=seed, strict=not kept)
     assert sorted(fold.norm for fold in report.kept) == sorted(kept) == sorted(norms(model))
     assert sorted(fold.norm for fold in report.folded + report.kept) == sorted(all_norms)
     assert count is None or len(report.folded) == count

@@ -15,7 +15,7 @@ from .. import tiny_runs
 from . import models
 
 
-class Trace(TorchDispatchMode):
+class OperatorCounter(TorchDispatchMode):
     """Counts the operators of a forward pass, except views."""
 
     def __init__(self):
@@ -29,8 +29,8 @@ class Trace(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trace(model, size):
-    with Trace() as mode:
+def operators(model, size):
+    with OperatorCounter() as mode:
         models.outputs(model, torch.randn(1, 3, *size))
     return mode.counts
 
@@ -55,11 +55,11 @@ def test_nothing_is_left_of_the_norms(config, norms, bias, size, padded):
     for name in models.norms(model):
         parent, _, child = name.rpartition('.')
         setattr(norm_free.get_submodule(parent), child, nn.Identity())
-    expected = trace(norm_free, size)
-    assert difference(trace(model, size), expected)['rsqrt'] == norms  # the trace can see what the norms compute
+    expected = operators(norm_free, size)
+    assert difference(operators(model, size), expected)['rsqrt'] == norms  # the trace can see what the norms compute
     assert len(fuse_norms(model, strict=True).folded) == norms and not models.norms(model)
-    assert difference(trace(model, size), expected) == bias
+    assert difference(operators(model, size), expected) == bias
     if padded:  # each of 12 blocks pads, and writes the fill to the lower rows and to the right columns; after that
         # the stock method pads by nothing, which copies
-        assert difference(trace(model, padded), trace(norm_free, padded)) == {
+        assert difference(operators(model, padded), operators(norm_free, padded)) == {
             **bias, 'constant_pad_nd': 12, 'copy_': 2 * 12}

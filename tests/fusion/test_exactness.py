@@ -3,6 +3,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mmunorm import fuse_norms
 from mmunorm.fusion.padding import NeutralPadding, zero_token
@@ -15,7 +17,11 @@ PADDED = {
     'timm': (lambda: models.timm_swin(img_size=(36, 52)), (36, 52)),
 }
 ALL = {**PADDED, 't2t': (models.t2t_classifier, (21, 30)), 'vit': (models.vit_classifier, (40, 24))}
-padded = pytest.mark.parametrize('make, size', PADDED.values(), ids=PADDED)
+
+few = settings(max_examples=6, deadline=None, derandomize=True, database=None,
+               suppress_health_check=list(HealthCheck))
+ANY = dict(gamma=st.sampled_from(['some', 'all', 'tiny', 'none']), seed=st.integers(0, 1000))
+SIDE = st.integers(8, 50)
 
 
 def errors(model, x, exact, autocast=False):
@@ -48,7 +54,7 @@ def test_rounding(name, gamma):
 
 
 @pytest.mark.parametrize('gamma', ['some', 'all', 'tiny', 'none'])
-@padded
+@pytest.mark.parametrize('make, size', PADDED.values(), ids=PADDED)
 def test_the_padding_is_what_makes_it_exact(make, size, gamma):
     """With zeros instead of the token, or with no marker where a scale is zero, the output would be wrong."""
     model = models.randomize(make().double(), gamma=gamma)
@@ -100,3 +106,109 @@ def test_scales_beyond_the_dtype():
     fuse_norms(model, strict=True)
     assert errors(model, x.double(), exact)[1] < 1e-9
     assert errors(model.float(), x, exact)[1] < 1e-5
+
+
+@settings(few, max_examples=12)
+@given(kind=st.sampled_from(sorted(PADDED)), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+       exponent=st.floats(-12, 0), zero=st.booleans(), seed=ANY['seed'])
+def test_small_scales_in_every_dtype(kind, dtype, exponent, zero, seed):
+    """What is folded in a dtype is finite there and as precise as its weights; what cannot be is kept.
+
+    Computed in float64, from the weights as the dtype holds them.
+    """
+    model = models.randomize(PADDED[kind][0](), seed, 'none')
+    with torch.no_grad():
+        for norm in map(model.get_submodule, models.norms(model)):
+            norm.weight[::3] *= 10**exponent
+            norm.weight[1] *= not zero
+    x = torch.randn(2, 3, 36, 52, dtype=torch.float64)
+    model.to(dtype)
+    exact = models.outputs(copy.deepcopy(model).double(), x)
+    report = fuse_norms(model)
+    for fold in report.kept:
+        scale, shift = model.get_submodule(fold.norm).affine()
+        assert 'float16 cannot hold the token' in fold.where and dtype == torch.float16
+        assert scale.all() and (shift / scale).abs().max() > 4090
+    models.assert_equal(models.outputs(model.double(), x), exact, 16 * torch.finfo(dtype).eps)
+
+
+def test_float16_after_float32():
+    """The report names what is folded in float32 and must not be cast to float16."""
+    model = models.randomize(models.swin_classifier(), gamma='none')
+    norm = model.backbone.stages[1].blocks[0].norm1
+    with torch.no_grad():
+        norm.weight[2], norm.bias[2] = 1e-6, 1
+    kept, = fuse_norms(copy.deepcopy(model).half()).kept
+    assert kept.norm == 'backbone.stages.1.blocks.0.norm1' and 'float16 cannot hold' in kept.where
+    report = fuse_norms(model, strict=True)
+    named = [fold.norm for fold in report.folded if 'too large for float16' in fold.where]
+    assert named == [kept.norm] and '1 of them with padding too large for float16' in str(report)
+    assert not model.half().backbone.stages[1].blocks[0].attn.pad_value.isfinite().all()
+
+
+@st.composite
+def swins(draw):
+    """Depths (odd blocks are shifted), heads, width and window of a Swin with one to three stages."""
+    num_stages = draw(st.integers(1, 3))
+    depths = draw(st.lists(st.integers(1, 3), min_size=num_stages, max_size=num_stages))
+    heads = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=num_stages, max_size=num_stages))
+    return dict(embed_dims=4 * draw(st.integers(1, 3)), depths=depths, num_heads=heads), draw(st.integers(2, 6))
+
+
+@few
+@given(swins=swins(), height=SIDE, width=SIDE, qkv_bias=st.booleans(), **ANY)
+def test_swin(swins, height, width, qkv_bias, **any_weights):
+    arch, window = swins
+    last = len(arch['depths']) - 1
+    backbone = models.swin_backbone(arch=arch, window_size=window, out_indices=(last, ), pad_small_map=True,
+                                    stage_cfgs=dict(block_cfgs=dict(attn_cfgs=dict(qkv_bias=qkv_bias))))
+    model = models.classifier(backbone, arch['embed_dims'] * 2**last)
+    models.assert_folds(model, (height, width), count=2 * sum(arch['depths']) + last + 2, **any_weights)
+
+
+@few
+@given(swins=swins(), height=SIDE, width=SIDE, kind=st.sampled_from(['UN', 'TokenBN']), **ANY)
+def test_mmdet_swin_and_fpn(swins, height, width, kind, **any_weights):
+    arch, window = swins
+    stages = range(len(arch['depths']))
+    backbone = models.mmdet_swin(dict(type=kind), **arch, window_size=window, strides=(4, 2, 2, 2)[:len(stages)],
+                                 out_indices=tuple(stages))
+    model = models.detector(backbone=backbone, in_channels=[arch['embed_dims'] * 2**i for i in stages],
+                            num_outs=len(stages))
+    models.assert_folds(model, (height, width), count=2 * sum(arch['depths']) + 2 * len(stages), **any_weights)
+
+
+@few
+@given(swins=swins(), height=st.integers(4, 12), width=st.integers(4, 12), partition=st.booleans(),
+       strict=st.booleans(), **ANY)
+def test_timm_swin(swins, height, width, partition, strict, **any_weights):
+    arch, window = swins
+    size = (4 * height, 4 * width)
+    model = models.timm_swin(img_size=size, embed_dim=arch['embed_dims'], depths=arch['depths'],
+                             num_heads=arch['num_heads'], window_size=window, always_partition=partition,
+                             strict_img_size=strict)
+    sizes = [size] if strict else [size, (4 * width, 4 * height + 8)]
+    models.assert_folds(model, *sizes, count=2 * sum(arch['depths']) + len(arch['depths']) + 1, **any_weights)
+
+
+@few
+@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), tokens=st.integers(2, 9),
+       performer=st.booleans(), height=st.integers(16, 50), side=st.integers(16, 50), **ANY)
+def test_t2t_vit(depth, heads, width, tokens, performer, height, side, **any_weights):
+    channels = 8 * width
+    backbone = dict(type='UNT2TViT', img_size=32, embed_dims=channels, num_layers=depth,
+                    t2t_cfg=dict(token_dims=tokens, use_performer=performer),
+                    layer_cfgs=dict(num_heads=heads, feedforward_channels=2 * channels + 1))
+    model = models.classifier(backbone, channels, 'VisionTransformerClsHead', neck=False)
+    models.assert_folds(model, (height, side), count=2 * depth + 5, **any_weights)
+
+
+@few
+@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), patch=st.integers(3, 9),
+       height=SIDE, side=SIDE, hidden=st.sampled_from([None, 3]), qkv_bias=st.booleans(), **ANY)
+def test_vit(depth, heads, width, patch, height, side, hidden, qkv_bias, **any_weights):
+    channels = 8 * width
+    arch = dict(embed_dims=channels, num_layers=depth, num_heads=heads, feedforward_channels=2 * channels + 1)
+    backbone = models.vit_backbone(img_size=5 * patch, patch_size=patch, qkv_bias=qkv_bias, arch=arch)
+    model = models.classifier(backbone, channels, 'VisionTransformerClsHead', False, hidden_dim=hidden)
+    models.assert_folds(model, (max(height, patch), max(side, patch)), count=2 * depth + 1, **any_weights)

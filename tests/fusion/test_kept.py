@@ -1,5 +1,6 @@
 """What must not be folded stays, with the reason; `strict` makes it an error before anything changes."""
 import copy
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.models.backbones.swin_transformer import SwinBlock
 from mmpretrain.models.heads import LinearClsHead
 from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torchvision.ops import FrozenBatchNorm2d
@@ -38,17 +40,8 @@ class Pair(nn.Module):
 fold_rule(Pair)(lambda pair: [Into('norm', 'reader')])
 
 
-def fold(model, x=X, strict=False):
-    """Folds in float64, and compares the outputs."""
-    models.randomize(model.double())
-    before = models.outputs(model, x)
-    report = fuse_norms(model, strict=strict)
-    models.assert_equal(models.outputs(model, x), before)
-    return report
-
-
 def why_kept(model, x=X):
-    report = fold(model, x)
+    report = models.fold(model, x)
     assert not report.folded and sum(map(is_norm, model.modules())) == 1
     kept, = report.kept
     return kept.where
@@ -61,8 +54,8 @@ def why_kept(model, x=X):
     nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'), nn.Conv2d(6, 4, 1, padding='same'),
     nn.Conv2d(6, 4, 3, padding='valid')], ids=str)
 def test_convolutions(norm, reader):
-    report = fold(Pair(copy.deepcopy(norm), copy.deepcopy(reader)), strict=True)
-    assert [each.where for each in report.folded] == ['reader']
+    report = models.fold(Pair(copy.deepcopy(norm), copy.deepcopy(reader)), X, strict=True)
+    assert [fold.where for fold in report.folded] == ['reader']
 
 
 @pytest.mark.parametrize('norm, reader, x, where', [
@@ -72,7 +65,7 @@ def test_convolutions(norm, reader):
     (nn.BatchNorm2d(6), ConvModule(6, 3, 1), X, 'reader.conv'),
 ], ids=['linear', 'conv1d', 'conv3d', 'conv_module'])
 def test_other_readers(norm, reader, x, where):
-    assert fold(Pair(norm, reader), x, strict=True).folded[0].where == where
+    assert models.fold(Pair(norm, reader), x, strict=True).folded[0].where == where
 
 
 @pytest.mark.parametrize('norm, reader, why', [
@@ -83,6 +76,7 @@ def test_other_readers(norm, reader, x, where):
     (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
     (FrozenBatchNorm2d(6), nn.Conv2d(6, 3, 1), 'FrozenBatchNorm2d has no affine() to fold'),
     (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'keeps no running statistics'),
+    (BatchNormAct2d(6), nn.Conv2d(6, 3, 1), 'no plain BatchNorm'),
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1),
      'its neighbour reader is a 3x3 convolution that pads with zeros, which are not normalized'),
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
@@ -94,12 +88,6 @@ def test_other_readers(norm, reader, x, where):
 ], ids=lambda value: '' if isinstance(value, str) else type(value).__name__)
 def test_reasons(norm, reader, why):
     assert why in why_kept(Pair(norm, reader))
-
-
-def test_batch_norm_with_something_in_its_forward():
-    from timm.layers import BatchNormAct2d
-
-    assert 'no plain BatchNorm' in why_kept(Pair(BatchNormAct2d(6), nn.Conv2d(6, 3, 1)))
 
 
 @pytest.mark.parametrize('name, value', [('weight', float('nan')), ('bias', float('inf')), ('running_var', -1.)])
@@ -118,7 +106,7 @@ def test_hooks(part, register):
     handle = getattr(getattr(model, part), register)(lambda *args: None)
     assert 'has forward hooks' in why_kept(model)
     handle.remove()
-    fold(model, strict=True)
+    models.fold(model, X, strict=True)
 
 
 PARTS = [(f'{BLOCK}.attn', 'norm1'), (f'{BLOCK}.attn.w_msa', 'norm1'), (f'{BLOCK}.ffn', 'norm2'),
@@ -188,25 +176,20 @@ def tie_to_an_embedding(first, second):
 
 @pytest.mark.parametrize('change', [
     share('norm'), share('norm.weight'), share('reader'), share('reader.weight'), share('reader.bias'), overlap,
-    tie_to_an_embedding])
+    tie_to_an_embedding, None])
 def test_shared_modules_and_parameters_stay(change):
     first, second = (Pair(UN(6), nn.Linear(6, 6)) for _ in range(2))
-    change(first, second)
-    report = fold(nn.Sequential(first, second), TOKENS)
-    assert not report.folded and all('is shared with' in kept.where for kept in report.kept)
-
-
-def test_a_shared_block_stays():
-    report = fold(nn.Sequential(*[Pair(UN(6), nn.Linear(6, 6))] * 2), TOKENS)
+    if change:
+        change(first, second)
+    report = models.fold(nn.Sequential(first, second if change else first), TOKENS)
     assert not report.folded and all('is shared with' in kept.where for kept in report.kept)
 
 
 def test_layers_that_lie_side_by_side_in_memory_are_not_shared():
     model = nn.Sequential(Pair(UN(6), nn.Linear(6, 6)), Pair(UN(6), nn.Linear(6, 6))).double()
-    memory = torch.randn(72, dtype=torch.float64)
-    for pair, part in zip(model, memory.view(2, 6, 6), strict=True):
+    for pair, part in zip(model, torch.randn(2, 6, 6, dtype=torch.float64), strict=True):
         pair.reader.weight = nn.Parameter(part)
-    assert len(fold(model, TOKENS, strict=True).folded) == 2
+    models.fold(model, TOKENS, strict=True)
 
 
 class OtherForward(SwinBlock):
@@ -254,8 +237,7 @@ def test_subclasses(name, cls, norms):
     model = models.swin_classifier()
     model.get_submodule(name).__class__ = cls
     for fold in models.assert_folds(model, (37, 45), kept=norms).kept:
-        assert fold.where in ('no fold rule covers its place', 'nothing in this model reads it'
-                              ) or 'not a linear layer' in fold.where
+        assert re.match('no fold rule covers its place|nothing in this model reads it|.*not a linear layer', fold.where)
 
 
 def test_strict_lists_all_and_changes_nothing():
@@ -282,7 +264,6 @@ def test_training_mode_is_an_error(part):
     model.get_submodule(part).train()
     with pytest.raises(ValueError, match=f'model: {part or "it"} is in training mode; call model.eval'):
         fuse_norms(model)
-    assert sum(map(is_norm, model.modules())) == 11
 
 
 def test_a_model_without_norms_and_a_bare_norm():

@@ -10,6 +10,7 @@ from mmunorm import UN, fuse_norms
 from mmunorm.fusion import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule, rules
 
 from . import models
+from .blocks import Block
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 READERS = ('attn.query', 'attn.key', 'attn.value')
@@ -20,50 +21,48 @@ def _rules(monkeypatch):
     monkeypatch.setattr(rules, '_RULES', dict(rules._RULES))
 
 
-def fold(model, x=X):
-    models.randomize(model.double())
-    before = models.outputs(model, x)
-    report = fuse_norms(model)
-    models.assert_equal(models.outputs(model, x), before)
+def places(model, x=X):
+    report = models.fold(model, x)
     return {each.norm: each.where for each in report.folded}, {each.norm: each.where for each in report.kept}
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(8, 8, bias=False) for _ in range(3))
-
-    def forward(self, x):
-        return torch.softmax(self.query(x) @ self.key(x).mT, -1) @ self.value(x)
+def kind(name, compute, **parts):
+    """A class of modules that compute this with new parts each."""
+    return type(name, (Block, ), dict(
+        __init__=lambda self: Block.__init__(self, compute, {part: make() for part, make in parts.items()}),
+        __module__=__name__))
 
 
-class MyBlock(nn.Module):
-    """The block of `fold_rule`'s example."""
+def linear(*sizes, **kwargs):
+    return lambda: nn.Linear(*sizes, **kwargs)
 
-    def __init__(self):
-        super().__init__()
-        self.norm, self.attn = UN(8), Attention()
 
-    def forward(self, x):
-        return x + self.attn(self.norm(x))
+def norm():
+    return UN(8)
+
+
+Attention = kind('Attention', lambda self, x: torch.softmax(self.query(x) @ self.key(x).mT, -1) @ self.value(x),
+                 **dict.fromkeys(('query', 'key', 'value'), linear(8, 8, bias=False)))
+# The block of `fold_rule`'s example.
+MyBlock = kind('MyBlock', lambda self, x: x + self.attn(self.norm(x)), norm=norm, attn=Attention)
 
 
 @pytest.mark.parametrize('name', [MyBlock, f'{__name__}.MyBlock'])
 def test_the_documented_example(name):
-    assert fold(MyBlock())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(MyBlock())[1] == {'norm': 'no fold rule covers its place'}
 
     @fold_rule(name)
     def my_block(block):
         yield Into('norm', *READERS)
 
-    assert fold(MyBlock()) == ({'norm': ', '.join(READERS)}, {})
+    assert places(MyBlock()) == ({'norm': ', '.join(READERS)}, {})
 
 
 def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
     fold_rule(MyBlock)(lambda block: [Into('norm', 'attn')])
-    assert fold(MyBlock())[1] == {'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'}
+    assert places(MyBlock())[1] == {'norm': 'its neighbour attn is a Attention, not a linear layer or convolution'}
     fold_rule(Attention)(lambda module: [Reads('query', 'key', 'value')])
-    assert fold(nn.Sequential(MyBlock(), MyBlock()))[0] == {
+    assert places(nn.Sequential(MyBlock(), MyBlock()))[0] == {
         f'{i}.norm': ', '.join(f'{i}.{reader}' for reader in READERS) for i in (0, 1)}
 
 
@@ -74,108 +73,67 @@ def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
     ([Into('norm', *READERS), Into('no_norm', 'attn.query'), Behind('none', 'attn.query')], None)])
 def test_what_a_rule_says_is_checked(facts, why):
     fold_rule(MyBlock)(lambda block: facts)
-    assert fold(MyBlock())[1] == ({} if why is None else {'norm': why})
-
-
-class Sum(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.read = UN(8), UN(8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.read(self.one(x)) + self.read(self.two(x.sin()))
+    assert places(MyBlock())[1] == ({} if why is None else {'norm': why})
 
 
 def test_a_reader_of_two_norms():
-    fold_rule(Sum)(lambda module: [Into('one', 'read'), Into('two', 'read')])
-    assert set(fold(Sum())[1].values()) == {'its neighbour read has two norms beside it'}
+    both = kind('Both', lambda self, x: self.read(self.one(x)) + self.read(self.two(x.sin())), one=norm, two=norm,
+                read=linear(8, 3))
+    fold_rule(both)(lambda module: [Into('one', 'read'), Into('two', 'read')])
+    assert set(places(both())[1].values()) == {'its neighbour read has two norms beside it'}
 
 
-class Stem(nn.Module):
+def stem(project, last, first=nn.Identity):
     """A norm after a layer, and if it is asked for one before it."""
-
-    def __init__(self, project, norm, first=None):
-        super().__init__()
-        self.first, self.project, self.norm = first or nn.Identity(), project, norm
-
-    def forward(self, x):
-        return self.norm(self.project(self.first(x))).sin()
+    cls = kind('Stem', lambda self, x: self.norm(self.project(self.first(x))).sin(), first=first, project=project,
+               norm=last)
+    fold_rule(cls)(lambda module: [Behind('norm', 'project'), Into('first', 'project')])
+    return cls()
 
 
 @pytest.mark.parametrize('bias', [False, True])
-@pytest.mark.parametrize('norm', [UN, nn.BatchNorm1d])
-def test_norms_before_and_after_a_layer(norm, bias):
-    fold_rule(Stem)(lambda module: [Behind('norm', 'project'), Into('first', 'project')])
-    model = Stem(nn.Linear(8, 6, bias=bias), norm(6))
-    assert fold(model, X[:, 0]) == ({'norm': 'back into project'}, {}) and model.project.bias is not None
-    model = Stem(nn.Linear(8, 6, bias=bias), norm(6), norm(8))
-    assert fold(model, X[:, 0]) == ({'first': 'project', 'norm': 'back into project'}, {})
+@pytest.mark.parametrize('kind', [UN, nn.BatchNorm1d])
+def test_norms_before_and_after_a_layer(kind, bias):
+    model = stem(linear(8, 6, bias=bias), lambda: kind(6))
+    assert places(model, X[:, 0]) == ({'norm': 'back into project'}, {}) and model.project.bias is not None
+    model = stem(linear(8, 6, bias=bias), lambda: kind(6), lambda: kind(8))
+    assert places(model, X[:, 0]) == ({'first': 'project', 'norm': 'back into project'}, {})
 
 
 def test_a_layer_before_it_that_does_not_fit():
-    fold_rule(Stem)(lambda module: [Behind('norm', 'project')])
-    assert fold(Stem(nn.ConvTranspose2d(2, 6, 2), nn.BatchNorm2d(6)), torch.randn(2, 2, 4, 4).double())[1] == {
+    model = stem(lambda: nn.ConvTranspose2d(2, 6, 2), lambda: nn.BatchNorm2d(6))
+    assert places(model, torch.randn(2, 2, 4, 4).double())[1] == {
         'norm': 'its neighbour project is a ConvTranspose2d, not a linear layer or convolution'}
 
 
-class Body(nn.Module):
-    """Gives two outputs, each of a norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.low, self.high = nn.Linear(8, 8), UN(8), UN(8)
-
-    def forward(self, x):
-        x = self.stem(x)
-        return self.low(x), self.high(x.sin())
+def two_outputs(self, x):
+    x = self.stem(x)
+    return self.low(x), self.high(x.sin())
 
 
-class Mean(nn.Module):
-    def forward(self, x):
-        return tuple(each.mean(1) for each in x)
-
-
-class Head(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc_low, self.fc_high = nn.Linear(8, 2), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.fc_low(x[-2]), self.fc_high(x[-1])
-
-
-class HighHead(Head):
-    def forward(self, x):
-        return self.fc_high(x[-1])
-
-
-class Whole(nn.Module):
-    def __init__(self, head=Head):
-        super().__init__()
-        self.body, self.mean, self.head = Body(), Mean(), head()
-
-    def forward(self, x):
-        return self.head(self.mean(self.body(x)))
-
-
-def chain_rules():
-    fold_rule(Body)(lambda body: [Emits('low', -2), Emits('high')])
-    fold_rule(Head)(lambda head: [Reads('fc_high'), Reads('fc_low', level=-2)])
-    fold_rule(HighHead)(lambda head: [Reads('fc_high')])
-    fold_rule(Whole)(lambda whole: [Chain('body', 'mean', 'head')])
+Body = kind('Body', two_outputs, stem=linear(8, 8), low=norm, high=norm)
+Mean = kind('Mean', lambda self, x: tuple(each.mean(1) for each in x))
+HEADS = dict(fc_low=linear(8, 2), fc_high=linear(8, 3))
+Head = kind('Head', lambda self, x: (self.fc_low(x[-2]), self.fc_high(x[-1])), **HEADS)
+HighHead = kind('HighHead', lambda self, x: self.fc_high(x[-1]), **HEADS)
 
 
 def test_a_chain():
-    chain_rules()
-    assert set(fold(Whole())[1].values()) == {'its neighbour mean is a Mean, not a linear layer or convolution'}
+    whole, high = (kind('Whole', lambda self, x: self.head(self.mean(self.body(x))), body=Body, mean=Mean, head=head)
+                   for head in (Head, HighHead))
+    fold_rule(Body)(lambda body: [Emits('low', -2), Emits('high')])
+    fold_rule(Head)(lambda head: [Reads('fc_high'), Reads('fc_low', level=-2)])
+    fold_rule(HighHead)(lambda head: [Reads('fc_high')])
+    fold_rule(whole, high)(lambda whole: [Chain('body', 'mean', 'head')])
+    assert set(places(whole())[1].values()) == {'its neighbour mean is a Mean, not a linear layer or convolution'}
     fold_rule(Mean)(lambda mean: [Averages()])
-    assert fold(Whole()) == ({'body.low': 'head.fc_low', 'body.high': 'head.fc_high'}, {})
+    assert places(whole()) == ({'body.low': 'head.fc_low', 'body.high': 'head.fc_high'}, {})
     unread = 'nothing in this model reads it'
-    assert fold(Whole(HighHead)) == ({'body.high': 'head.fc_high'}, {'body.low': unread})
-    assert set(fold(Body())[1].values()) == {unread}
-    model = Whole()
+    assert places(high()) == ({'body.high': 'head.fc_high'}, {'body.low': unread})
+    assert set(places(Body())[1].values()) == {unread}
+    model = whole()
     model.mean.register_forward_hook(lambda module, args, out: tuple(each**2 for each in out))
-    assert set(fold(model)[1].values()) == {'its output passes through mean, which has forward hooks'}
+    assert set(places(model)[1].values()) == {'its output passes through mean, which has forward hooks'}
 
 
 @pytest.mark.parametrize('nonsense', [3, 'MyBlock', int, MyBlock(), None, lambda block: ()])
@@ -195,9 +153,9 @@ class Other(MyBlock):
 
 def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyBlock)(lambda block: [Into('norm', *READERS)])
-    assert fold(Child())[0] and fold(Other())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(Child())[0] and places(Other())[1] == {'norm': 'no fold rule covers its place'}
     fold_rule(Child)(lambda block: [Stays('norm', 'of another rule')])
-    assert fold(Child())[1] == {'norm': 'of another rule'} and fold(MyBlock())[0]
+    assert places(Child())[1] == {'norm': 'of another rule'} and places(MyBlock())[0]
 
 
 def test_the_report_reads_as_a_table():

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmengine.config import ConfigDict
 from mmengine.registry import MODELS
 
 from mmunorm import fuse_norms
@@ -13,32 +12,31 @@ from mmunorm.fusion import NotFoldedError, folded_config, folded_norms
 from mmunorm.fusion.streams import FoldedResidual
 from mmunorm.residuals import RESIDUALS
 
-from .models import assert_equal, assert_folds, classifier, detector, norms, outputs, randomize, swin_backbone
+from . import models
+from .models import UN, assert_equal, assert_folds, norms, outputs, randomize
 
-UN = dict(type='UN')
 POST = ('PostNorm', 'DeepNorm', 'BranchNorm', 'Admin', 'DSInit')
 WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
 
 
 def vit_cfg(scheme, depth=2, norm_cfg=UN, **kwargs):
     arch = dict(embed_dims=16, num_layers=depth, num_heads=2, feedforward_channels=24)
-    norm_cfg = {} if scheme in WITHOUT_NORM else dict(norm_cfg=norm_cfg)
-    return dict(type='UNVisionTransformer', arch=arch, img_size=32, patch_size=8, residual_cfg=dict(type=scheme),
-                **norm_cfg, **kwargs)
+    norm_cfg = dict(type='NoNorm') if scheme in WITHOUT_NORM else norm_cfg
+    backbone = models.vit_backbone(norm_cfg, type='UNVisionTransformer', arch=arch, residual_cfg=dict(type=scheme),
+                                   **kwargs)
+    return models.classifier_cfg(backbone, 16, 'VisionTransformerClsHead', neck=False)
 
 
-def vit(scheme, depth=2, norm_cfg=UN, **kwargs):
-    return classifier(vit_cfg(scheme, depth, norm_cfg, **kwargs), 16, 'VisionTransformerClsHead', neck=False)
+def vit(*args, **kwargs):
+    return models.build(vit_cfg(*args, **kwargs))
+
+
+def swin_cfg(scheme, **kwargs):
+    return models.classifier_cfg(models.swin_backbone(residual_cfg=dict(type=scheme), **kwargs), 16)
 
 
 def swin(scheme, **kwargs):
-    return classifier(swin_backbone(residual_cfg=dict(type=scheme), **kwargs), 16)
-
-
-def t2t(scheme, **kwargs):
-    backbone = dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, norm_cfg=UN, t2t_cfg=dict(token_dims=8),
-                    layer_cfgs=dict(num_heads=2, feedforward_channels=24), residual_cfg=dict(type=scheme), **kwargs)
-    return classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
+    return models.build(swin_cfg(scheme, **kwargs))
 
 
 def prepared(model):
@@ -68,10 +66,12 @@ def test_what_reads_the_stream(kwargs, number):
 @pytest.mark.parametrize('scheme', ['PostNorm', 'BranchNorm'])
 def test_other_post_norm_backbones_lose_every_norm_with_padded_windows_and_merging(scheme):
     assert_folds(prepared(swin(scheme, pad_small_map=True)), (32, 32), (37, 51), (60, 20), count=11, gamma='none')
-    backbone = swin_backbone(out_indices=(0, 1), pad_small_map=True, residual_cfg=dict(type=scheme))
-    assert_folds(prepared(detector(backbone=backbone)), (64, 64), (37, 51), count=12, gamma='none')
+    residual = dict(residual_cfg=dict(type=scheme))
+    backbone = models.swin_backbone(out_indices=(0, 1), pad_small_map=True, **residual)
+    assert_folds(prepared(models.detector(backbone=backbone)), (64, 64), (37, 51), count=12, gamma='none')
     for final_norm in (False, True):
-        assert_folds(prepared(t2t(scheme, final_norm=final_norm)), (32, 32), count=8 + final_norm, gamma='none')
+        model = models.t2t_classifier(final_norm=final_norm, **residual)
+        assert_folds(prepared(model), (32, 32), count=8 + final_norm, gamma='none')
 
 
 @pytest.mark.parametrize('build', [vit, swin])
@@ -147,37 +147,20 @@ def test_refused_where_the_range_would_be_left():
         fuse_norms(model.to(torch.bfloat16).double(), strict=True)
 
 
-def test_refused_with_the_reason():
-    model = randomize(vit('PostNorm'), gamma='none')
-    with torch.no_grad():
-        model.backbone.layers[1].ln1.weight[3] = 0
-    with pytest.raises(NotFoldedError, match='the scale of backbone.layers.1.ln1 is 0 in some channel'):
-        fuse_norms(model, strict=True)
-    model = randomize(vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), gamma='none')
-    with pytest.raises(NotFoldedError, match='cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'):
-        fuse_norms(model, strict=True)
-    backbone = randomize(vit('PostNorm').backbone, gamma='none')
-    with pytest.raises(NotFoldedError, match='nothing in this model reads it'):
-        fuse_norms(backbone, strict=True)
-    model = randomize(vit('PostNorm', out_indices=[0, 1]), gamma='none')
-    with pytest.raises(NotFoldedError, match='is an output in its middle, too'):
-        fuse_norms(model, strict=True)
+@pytest.mark.parametrize('make, gamma, why', [
+    (lambda: vit('PostNorm'), 'some', 'the scale of backbone.layers.0.ln1 is 0 in some channel'),
+    (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
+     'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
+    (lambda: vit('PostNorm').backbone, 'none', 'nothing in this model reads it'),
+    (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'is an output in its middle, too')])
+def test_refused_with_the_reason(make, gamma, why):
+    with pytest.raises(NotFoldedError, match=why):
+        fuse_norms(randomize(make(), gamma=gamma), strict=True)
 
 
-def vit_config(scheme):
-    return ConfigDict(type='mmpretrain.ImageClassifier', backbone=vit_cfg(scheme), neck=None,
-                      head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=16))
-
-
-def swin_config(scheme):
-    return ConfigDict(
-        type='mmpretrain.ImageClassifier', neck=dict(type='mmpretrain.GlobalAveragePooling'),
-        backbone=swin_backbone(residual_cfg=dict(type=scheme), pad_small_map=True),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=5, in_channels=16))
-
-
-@pytest.mark.parametrize('cfg', [vit_config('BranchNorm'), vit_config('ReZero'), vit_config('ScaledResidual'),
-                                 swin_config('PostNorm')], ids=['branch_norm', 're_zero', 'scaled', 'swin'])
+@pytest.mark.parametrize('cfg', [
+    vit_cfg('BranchNorm'), vit_cfg('ReZero'), vit_cfg('ScaledResidual'), swin_cfg('PostNorm', pad_small_map=True)],
+    ids=['branch_norm', 're_zero', 'scaled', 'swin'])
 def test_a_folded_checkpoint_builds_its_own_structure(cfg):
     model = randomize(prepared(MODELS.build(cfg)), gamma='none')
     fuse_norms(model, strict=True)
@@ -204,11 +187,7 @@ def test_a_factor_after_a_shared_layer_stays(scheme):
     layers = model.backbone.layers
     layers[1].ffn.layers[1] = layers[0].ffn.layers[1]
     layers[1].residual1.register_forward_hook(lambda *args: None)
-    randomize(model.double())
-    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    before = outputs(model, images)
-    fuse_norms(model)
-    assert_equal(outputs(model, images), before)
+    models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64))
     assert [isinstance(residual, FoldedResidual) for layer in layers for residual in (layer.residual1, layer.residual2)
             ] == [True, False, False, False]
 

@@ -1,14 +1,12 @@
 import copy
-import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
-from scipy import integrate, stats
+from scipy import stats
 from torch import nn
 
 import mmunorm
@@ -44,20 +42,7 @@ def test_samplers_have_their_deviation_and_shape(distribution, shape, std):
 
 @pytest.mark.parametrize('name, constant', [('ReLU', 1.414214), ('GELU', 1.53353), ('SiLU', 1.676532), ('SELU', 1.)])
 def test_gains_are_those_of_the_source(name, constant):
-    function = getattr(nn, name)()
-    assert activation_gain(function) == pytest.approx(constant, rel=2e-6)
-
-    def integrand(z):
-        return function(torch.tensor(z, dtype=torch.float64)).item()**2 * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-
-    moment = sum(integrate.quad(integrand, *ends, epsabs=1e-13)[0] for ends in ((-12, 0), (0, 12)))
-    assert activation_gain(function) == pytest.approx(moment**-0.5, rel=1e-8)
-
-
-def test_selu_has_mean_0_too():
-    z = np.polynomial.hermite_e.hermegauss(180)
-    values = nn.SELU()(torch.from_numpy(z[0])).numpy()
-    assert abs((values * z[1]).sum() / z[1].sum()) < 1e-3
+    assert activation_gain(getattr(nn, name)()) == pytest.approx(constant, rel=2e-6)
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
@@ -95,18 +80,15 @@ def test_modes_and_fans():
 
 def test_errors_name_the_argument():
     weight = torch.empty(2, 2)
-    with pytest.raises(ValueError, match="distribution must be 'normal', .* got 'cauchy'"):
-        sample_(weight, 1, 'cauchy')
-    with pytest.raises(ValueError, match="mode must be one of 'fan_in', .* got 'fan'"):
-        keep_second_moment_(weight, mode='fan')
-    with pytest.raises(ValueError, match="activation must be None or one of ReLU, .* got 'relu'"):
-        keep_second_moment_(weight, 'relu')
-    with pytest.raises(ValueError, match='activation: its second moment .* got 0'):
-        activation_gain(torch.zeros_like)
-    with pytest.raises(ValueError, match='model: GELU has no nn.Linear'):
-        ntk_parametrize(nn.GELU())
-    with pytest.raises(ValueError, match='the weight of the layer is parametrized already'):
-        ntk_parametrize(ntk_parametrize(nn.Linear(2, 2)))
+    for call, message in (
+            (lambda: sample_(weight, 1, 'cauchy'), "distribution must be 'normal', .* got 'cauchy'"),
+            (lambda: keep_second_moment_(weight, mode='fan'), "mode must be one of 'fan_in', .* got 'fan'"),
+            (lambda: keep_second_moment_(weight, 'relu'), "activation must be None or one of ReLU, .* got 'relu'"),
+            (lambda: activation_gain(torch.zeros_like), 'activation: its second moment .* got 0'),
+            (lambda: ntk_parametrize(nn.GELU()), 'model: GELU has no nn.Linear'),
+            (lambda: ntk_parametrize(ntk_parametrize(nn.Linear(2, 2))), 'weight of the layer is parametrized already')):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_init_cfg_and_act_cfg():
@@ -171,6 +153,5 @@ def test_fuse_norms_takes_ntk_along():
 
 def test_a_model_without_biases_folds():
     model = remove_biases(vit_classifier())
-    assert not any(name.endswith('bias') for name, _ in model.named_parameters()
-                   if 'ln' not in name)
+    assert not any(name.endswith('bias') for name, _ in model.named_parameters() if 'ln' not in name)
     assert_folds(model, (32, 32), count=5)

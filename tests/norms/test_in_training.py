@@ -1,10 +1,8 @@
 """What real training does to a norm with state."""
 import copy
-import io
 
 import pytest
 import torch
-from mmengine.optim import OptimWrapper
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -20,21 +18,6 @@ from .cases import assert_same_state, build, every_offline_norm, sequence, train
 def step(norm, seed, scale=1):
     x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(seed))
     return train_step(norm, x, dy * scale)
-
-
-@every_offline_norm
-def test_gradient_accumulation_is_one_step_a_forward(name):
-    """mmengine divides each loss by `accumulative_counts`; the statistics are those of the divided losses."""
-    plain, accumulated = build(name), build(name)
-    wrapper = OptimWrapper(torch.optim.SGD(accumulated.parameters(), lr=0.), accumulative_counts=3)
-    for i in range(18):
-        step(plain, i, 1 / 3)
-        x, dy = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(i))
-        with wrapper.optim_context(accumulated):
-            loss = (accumulated(x) * dy).sum()
-        wrapper.update_params(loss)
-    torch.testing.assert_close(plain.state_dict(), accumulated.state_dict())
-    assert accumulated.num_batches_tracked == 18
 
 
 @every_offline_norm
@@ -72,17 +55,6 @@ def test_frozen_by_eval_it_keeps_its_state_and_passes_gradients(name):
     assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
     if not norm.fold_obstacle:
         torch.testing.assert_close(x.grad, norm.affine()[0].float().expand(5, 6))
-
-
-@every_offline_norm
-def test_saved_whole_while_a_step_waits(name):
-    norm = build(name)
-    step(norm, 0)
-    norm(torch.randn(3, 6))
-    file = io.BytesIO()
-    torch.save(norm, file)
-    file.seek(0)
-    assert_same_state(torch.load(file, weights_only=False), norm)
 
 
 @every_offline_norm

@@ -9,13 +9,14 @@ from mmunorm.recording import LayerStatisticsHook, RecordError
 from mmunorm.recording.layer_statistics import read_layers
 from mmunorm.utils import PreflightError
 
-from ..backbone_runs import runner
+from ..runs import backbone_runner
 
 HOOK = dict(type='LayerStatisticsHook', first=2, interval=3, threshold=0.05)
 
 
 def train(work_dir, steps, **kwargs):
-    run = runner(work_dir, steps, hooks=[HOOK], optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.)), **kwargs)
+    run = backbone_runner(work_dir, steps, hooks=[HOOK], optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.)),
+                          **kwargs)
     run.train()
     return run
 
@@ -58,7 +59,7 @@ def test_a_resumed_run_goes_on_in_its_record(tmp_path):
 def test_says_what_is_wrong(tmp_path):
     with pytest.raises(ValueError, match='interval must be an int of at least 1, got 0'):
         LayerStatisticsHook(interval=0)
-    run = runner(tmp_path, 1)
+    run = backbone_runner(tmp_path, 1)
     run.model = torch.nn.Linear(2, 2)
     with pytest.raises(PreflightError, match='no layer of the model has a residual scheme'):
         LayerStatisticsHook().before_train(run)

@@ -4,44 +4,41 @@ import math
 import os
 import shutil
 import signal
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper
-from mmengine.registry import MODELS, OPTIM_WRAPPERS
-from mmengine.runner import Runner
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmunorm.analysis.normality import pnac
 from mmunorm.cli import training
 from mmunorm.engine import DivergenceError
-from mmunorm.norms import UN
+from mmunorm.norms import MABN, RMSN, UN, NoNorm, PRepBN
 from mmunorm.norms.layers import norm_layers
 from mmunorm.recording import NormStatisticsHook
 from mmunorm.recording.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecord
 from mmunorm.utils import PreflightError, RunError
 
 from ..processes import FORKSERVER
+from ..runs import loader, runner
+from ..versions import amp_on_a_cpu
 
 
 class Model(BaseModel):
-    """Two norms of tokens in residual branches; keeps what an independent computation needs."""
+    """Two norms of tokens in residual branches."""
 
     def __init__(self, first, second=None, checkpointed=None):
         super().__init__()
         self.fc1, self.norm1 = nn.Linear(6, 6), first
         self.fc2, self.norm2 = nn.Linear(6, 6), second or nn.LayerNorm(6)
         self.checkpointed = checkpointed
-        self.seen = []
 
     def block(self, x):
-        a = self.norm1(self.fc1(x))
-        return x + a.relu()
+        return x + self.norm1(self.fc1(x)).relu()
 
     def forward(self, x, mode='loss'):
         if self.checkpointed is None:
@@ -51,42 +48,55 @@ class Model(BaseModel):
         return dict(loss=self.norm2(self.fc2(x)).cos().mean())
 
 
+class Maps(BaseModel):
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm1 = nn.Conv1d(5, 6, 1), norm
+        self.unused = nn.LayerNorm(3)
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=self.norm1(self.conv(x)[..., None]).sin().mean())
+
+
 class Watch:
-    """Keeps each norm's input and output, and the gradient at its output, of every training forward."""
+    """Keeps each norm's input, its output without beta, and the gradient there, channels last, of every forward."""
 
     def __init__(self, model):
-        self.inputs = {name: [] for name, _ in norm_layers(model)}
-        self.outputs = {name: [] for name, _ in norm_layers(model)}
-        self.gradients = {name: [] for name, _ in norm_layers(model)}
+        self.x, self.gamma_z, self.dy = ({name: [] for name, _ in norm_layers(model)} for _ in range(3))
         for name, norm in norm_layers(model):
-            norm.register_forward_hook(self.hook(name))
+            norm.register_forward_hook(partial(self.keep, name))
 
-    def hook(self, name):
-        def hook(norm, args, output):
-            if torch._C._current_graph_task_id() == -1:
-                self.inputs[name].append(args[0].detach().clone())
-                self.outputs[name].append(output.detach().clone())
-            if output.requires_grad:
-                output.register_hook(lambda dy: self.gradients[name].append(dy.clone()))
-        return hook
+    def keep(self, name, norm, args, y):
+        axis = 1 if y.dim() == 4 else -1
+        if torch._C._current_graph_task_id() == -1:  # not again in a checkpoint's backward pass
+            bias = getattr(norm, 'bias', None)
+            self.x[name].append(args[0].detach().movedim(axis, -1).clone())
+            self.gamma_z[name].append(y.detach().movedim(axis, -1) - (0 if bias is None else bias.detach()))
+        if y.requires_grad:
+            y.register_hook(lambda dy: self.dy[name].append(dy.movedim(axis, -1).clone()))
+
+    def check(self, record, *names, forwards=1):
+        """Checks the record of norms that ran so many times in each step."""
+        for name in names or ('norm1',):
+            is_offline = record.layers[record.index(name)].gradient == OFFLINE_GRADIENT
+            for i in range(len(record.steps)):
+                rows = slice(forwards * i, forwards * (i + 1))
+                # Backward passes come in the opposite order.
+                x, gamma_z, dy = map(torch.cat, (self.x[name][rows], self.gamma_z[name][rows],
+                                                 self.dy[name][rows][::-1]))
+                np.testing.assert_allclose(record.activation(name)[i], mean_square(x), rtol=1e-5)
+                expected = (dy * gamma_z).flatten(0, -2).mean(0) if is_offline else mean_square(dy)
+                np.testing.assert_allclose(record.gradient(name)[i], expected, rtol=1e-3, atol=1e-8)
+            assert len(self.x[name]) == len(self.dy[name]) == forwards * len(record.steps)
 
 
 def train(work_dir, model, steps=6, hook=None, run=lambda runner: runner.train(), **kwargs):
     torch.manual_seed(0)
-    options = dict(optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-                   default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False),
-                                      logger=dict(type='LoggerHook', interval=1)))
-    options.update(kwargs)
-    runner = Runner(
-        model=model, work_dir=str(work_dir),
-        train_dataloader=dict(batch_size=2, dataset=[dict(x=torch.randn(5, 6)) for _ in range(8)],
-                              sampler=dict(type='DefaultSampler', shuffle=False),
-                              collate_fn=dict(type='default_collate')),
-        train_cfg=dict(by_epoch=False, max_iters=steps),
-        custom_hooks=[dict(hook or {}, type='NormStatisticsHook')],
-        experiment_name=f'{work_dir.name}{os.urandom(4).hex()}',
-        **options)
-    run(runner)
+    run(runner(work_dir, model, loader([dict(x=torch.randn(5, 6)) for _ in range(8)]), steps,
+               [dict(hook or {}, type='NormStatisticsHook')],
+               default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=3, by_epoch=False),
+                                  logger=dict(type='LoggerHook', interval=1)), **kwargs))
     return NormRecord(work_dir / 'norm_statistics')
 
 
@@ -102,24 +112,13 @@ def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
     assert record.steps.tolist() == [1, 2, 3, 4, 5, 6]
     assert [tuple(layer) for layer in record.layers] == [('norm1', 'UN', 6, OFFLINE_GRADIENT),
                                                          ('norm2', 'LayerNorm', 6, ONLINE_GRADIENT)]
-    for name in ('norm1', 'norm2'):
-        assert len(watch.inputs[name]) == len(watch.gradients[name]) == 6
-        expected = torch.stack([mean_square(x) for x in watch.inputs[name]])
-        np.testing.assert_allclose(record.activation(name), expected, rtol=1e-5)
-    expected = torch.stack([mean_square(dy) for dy in watch.gradients['norm2']])
-    np.testing.assert_allclose(record.gradient('norm2'), expected, rtol=1e-5)
-    # g is the mean of dy * gamma * z, and z follows from the layer's output while beta moves by SGD.
-    bias = torch.zeros(6)
-    for row, dy, y in zip(record.gradient('norm1'), watch.gradients['norm1'], watch.outputs['norm1'],
-                          strict=True):
-        np.testing.assert_allclose(row, (dy * (y - bias)).flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
-        bias = bias - 0.1 * dy.flatten(0, -2).sum(0)
+    watch.check(record, 'norm1', 'norm2')
     for name in ('norm1', 'norm2'):
         steps, mean = record.mean(name)
         assert steps.tolist() == [1, 4]  # of each block
-        np.testing.assert_allclose(mean, torch.stack([watch.inputs[name][i].flatten(0, -2).mean(0) for i in (0, 3)]),
+        np.testing.assert_allclose(mean, torch.stack([watch.x[name][i].flatten(0, -2).mean(0) for i in (0, 3)]),
                                    rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(record.running_var('norm1')[1][0], 0.9 + 0.1 * mean_square(watch.inputs['norm1'][0]),
+    np.testing.assert_allclose(record.running_var('norm1')[1][0], 0.9 + 0.1 * mean_square(watch.x['norm1'][0]),
                                rtol=1e-5)
     assert np.isnan(record.running_var('norm2')[1]).all()
     assert record.outliers()[:, 1].tolist() == [-1] * 6
@@ -134,66 +133,29 @@ def test_an_outlier_step_is_recorded_as_it_was(tmp_path):
         lambda norm, args: (args[0] * (100 if norm.num_batches_tracked == 4 else 1),))
     record = train(tmp_path / 'w', model)
     assert record.outliers()[:, 0].tolist()[3:5] == [0, 1]
-    np.testing.assert_allclose(record.activation(0), torch.stack(
-        [mean_square(x) for x in watch.inputs['norm1']]), rtol=1e-5)
+    np.testing.assert_allclose(record.activation(0), torch.stack(list(map(mean_square, watch.x['norm1']))), rtol=1e-5)
     assert record.activation(0)[4].min() > 10 * record.activation(0)[[0, 1, 2, 3]].max()
 
 
-@pytest.mark.parametrize('norm_type', ['MABN', 'PRepBN', 'RMSN', 'NoNorm'])
-def test_every_norm_of_the_family(tmp_path, norm_type):
-    arguments = dict(type=norm_type, **(dict(steps=10) if norm_type == 'PRepBN' else {}))
-    model = Model(MODELS.build(dict(arguments, num_features=6)))
+# While PRepBN blends, the gradient of gamma is that of one branch: it is recorded as if it were online.
+@pytest.mark.parametrize('norm, is_offline', [
+    (MABN(6), True), (PRepBN(6, steps=10), False), (RMSN(6), False), (NoNorm(6), False), (nn.BatchNorm2d(6), True),
+    (nn.GroupNorm(2, 6), False)])
+def test_every_norm_of_the_family_and_of_maps(tmp_path, norm, is_offline):
+    model = (Maps if isinstance(norm, (nn.BatchNorm2d, nn.GroupNorm)) else Model)(copy.deepcopy(norm))
     watch = Watch(model)
-    g = []
-    if getattr(model.norm1, 'weight', None) is not None:
-        tokens = 2 * 5
-        model.norm1.weight.register_hook(lambda dw: g.append(model.norm1.weight.detach() * dw / tokens))
     record = train(tmp_path / 'w', model, steps=3)
-    assert [layer.name for layer in record.layers] == ['norm1', 'norm2']
-    np.testing.assert_allclose(
-        record.activation(0), torch.stack([mean_square(x) for x in watch.inputs['norm1']]), rtol=1e-5)
-    # While PRepBN blends, the gradient of gamma is that of one branch: it is recorded as if it were online.
-    offline = norm_type not in ('PRepBN', 'RMSN', 'NoNorm')
-    assert (record.layers[0].gradient == OFFLINE_GRADIENT) is offline
-    expected = g if offline else [mean_square(dy) for dy in watch.gradients['norm1']]
-    np.testing.assert_allclose(record.gradient(0), torch.stack(expected), rtol=1e-5)
+    assert (record.layers[0].gradient == OFFLINE_GRADIENT) is is_offline
+    watch.check(record)
     assert record.gradient(0).any(axis=1).all()
-
-
-class Maps(BaseModel):
-
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.norm = nn.Conv1d(5, 6, 1), norm
-        self.unused = nn.LayerNorm(3)
-
-    def forward(self, x, mode='loss'):
-        return dict(loss=self.norm(self.conv(x)[..., None]).sin().mean())
-
-
-@pytest.mark.parametrize('norm', [nn.BatchNorm2d(6), nn.GroupNorm(2, 6)])
-def test_stock_norms_of_maps(tmp_path, norm):
-    model = Maps(norm)
-    inputs, outputs, gradients = [], [], []
-    norm.register_forward_hook(lambda norm, args, y: (
-        inputs.append(args[0].detach()), outputs.append(y.detach() - norm.bias.detach()[:, None, None]),
-        y.register_hook(gradients.append), None)[-1])
-    record = train(tmp_path / 'w', model, steps=3)
-    np.testing.assert_allclose(
-        record.activation('norm'), torch.stack([x.square().mean((0, 2, 3)) for x in inputs]), rtol=1e-5)
-    if isinstance(norm, nn.BatchNorm2d):
-        expected = [(dy * y).mean((0, 2, 3)) for dy, y in zip(gradients, outputs, strict=True)]
-    else:
-        expected = [dy.square().mean((0, 2, 3)) for dy in gradients]
-    np.testing.assert_allclose(record.gradient('norm'), torch.stack(expected), rtol=1e-4, atol=1e-9)
-    # A layer that does not run has nothing.
-    assert np.isnan(record.activation('unused')).all() and np.isnan(record.gradient('unused')).all()
+    if isinstance(model, Maps):  # a layer that does not run has nothing
+        assert np.isnan(record.activation('unused')).all() and np.isnan(record.gradient('unused')).all()
 
 
 def test_a_frozen_layer_has_no_gradient(tmp_path):
     model = Model(UN(6, warmup_iters=2))
-    for parameter in (*model.fc1.parameters(), *model.norm1.parameters()):
-        parameter.requires_grad_(False)
+    model.fc1.requires_grad_(False)
+    model.norm1.requires_grad_(False)
     record = train(tmp_path / 'w', model)
     assert np.isfinite(record.activation(0)).all() and np.isnan(record.gradient(0)).all()
     assert np.isfinite(record.gradient(1)).all()
@@ -203,31 +165,21 @@ def test_gradient_accumulation_records_every_forward(tmp_path):
     """Its own gradient, with the division by the steps, and not the sum that `weight.grad` holds."""
     model = Model(UN(6, warmup_iters=100))
     watch = Watch(model)
-    record = train(tmp_path, model, steps=2, optim_wrapper=dict(
-        optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2))
-    for i in (0, 1):
-        np.testing.assert_allclose(record.gradient(1)[i], mean_square(watch.gradients['norm2'][i]), rtol=1e-5)
-        expected = watch.gradients['norm1'][i] * watch.outputs['norm1'][i]  # beta is still 0
-        np.testing.assert_allclose(record.gradient(0)[i], expected.flatten(0, -2).mean(0), rtol=1e-3, atol=1e-8)
+    watch.check(train(tmp_path, model, steps=2, optim_wrapper=dict(
+        optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2)), 'norm1', 'norm2')
 
 
-@OPTIM_WRAPPERS.register_module()
-class ScaledOptimWrapper(OptimWrapper):
-    """Multiplies the loss like a gradient scaler, and updates as if it did not."""
-    loss_scaler = SimpleNamespace(get_scale=lambda: 1024.)
+def test_a_loss_scale_is_divided_out(tmp_path, monkeypatch):
+    amp_on_a_cpu(monkeypatch)
 
-    def scale_loss(self, loss):
-        return 1024 * loss
-
-
-def test_a_loss_scale_is_divided_out(tmp_path):
-    def gradients(wrapper):
+    def gradients(name, **wrapper):
         torch.manual_seed(1)
-        record = train(tmp_path / wrapper, Model(UN(6)), steps=1,
-                       optim_wrapper=dict(type=wrapper, optimizer=dict(type='SGD', lr=0.1)))
+        record = train(tmp_path / name, Model(UN(6)), steps=1, optim_wrapper=dict(
+            optimizer=dict(type='SGD', lr=0.1), **wrapper))
         return [record.gradient(i) for i in (0, 1)]
 
-    for expected, actual in zip(gradients('OptimWrapper'), gradients('ScaledOptimWrapper'), strict=True):
+    scaled = gradients('scaled', type='AmpOptimWrapper', loss_scale=1024.)
+    for expected, actual in zip(gradients('plain'), scaled, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
@@ -236,19 +188,9 @@ def test_shared_layers_have_all_their_tokens(tmp_path, norm):
     shared = norm(6)
     model = Model(shared, shared)
     watch = Watch(model)
-    record = train(tmp_path / 'w', model, steps=2, optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)))
+    record = train(tmp_path / 'w', model, steps=2)
     assert len(record.layers) == 1
-    for i in range(2):
-        rows = slice(2 * i, 2 * i + 2)
-        both = torch.cat(watch.inputs['norm1'][rows])
-        np.testing.assert_allclose(record.activation(0)[i], mean_square(both), rtol=1e-5)
-        y = watch.outputs['norm1'][rows]
-        dy = watch.gradients['norm1'][rows][::-1]  # in the order of the backward pass
-        if norm is UN:  # gamma is 1 and beta 0
-            expected = torch.cat([a * b for a, b in zip(y, dy, strict=True)]).flatten(0, -2).mean(0)
-        else:
-            expected = mean_square(torch.cat(dy))
-        np.testing.assert_allclose(record.gradient(0)[i], expected, rtol=1e-3, atol=1e-8)
+    watch.check(record, forwards=2)
 
 
 def test_interval_and_layers(tmp_path):
@@ -284,21 +226,22 @@ def test_resume_has_no_gap_and_nothing_twice(tmp_path):
 class Trouble(Hook):
     """Ends a run in step 8: with an error before its forward pass, or with weights that are NaN."""
 
-    def __init__(self, error, removed=None):
-        self.error, self.removed = error, removed
+    def __init__(self, error):
+        self.error = error
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if runner.iter + 1 >= 8:
-            if self.removed:
-                shutil.rmtree(self.removed)
+            if self.error is ZeroDivisionError:
+                shutil.rmtree(runner.work_dir)
             if self.error is not DivergenceError:
                 raise self.error('here')
             with torch.no_grad():
                 runner.model.fc1.weight.fill_(math.nan)
 
 
+# A record that cannot be written does not hide the error.
 @pytest.mark.parametrize(('error', 'last'), [
-    (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 9)])
+    (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 9), (ZeroDivisionError, None)])
 def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, last):
     def with_trouble(runner):
         runner.register_hook(Trouble(error))
@@ -308,20 +251,11 @@ def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, las
     raised, message = (RunError, 'interrupted after step 7; --resume') if error is KeyboardInterrupt else (error, None)
     with pytest.raises(raised, match=message):
         train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_trouble)
-    record = NormRecord(tmp_path / 'w/norm_statistics')
-    assert record.steps.tolist() == list(range(1, last + 1))
-    assert np.isfinite(record.activation(0)[:7]).all() and np.isfinite(record.gradient(0)[:7]).all()
-    if error is DivergenceError:
+    if last:
+        record = NormRecord(tmp_path / 'w/norm_statistics')
+        assert record.steps.tolist() == list(range(1, last + 1))
+        assert np.isfinite(record.activation(0)[:7]).all() and np.isfinite(record.gradient(0)[:7]).all()
         assert np.isnan(record.activation(0)[7:]).all()
-
-
-def test_a_record_that_cannot_be_written_does_not_hide_the_error(tmp_path):
-    def with_trouble(runner):
-        runner.register_hook(Trouble(ZeroDivisionError, removed=tmp_path / 'w/norm_statistics'))
-        training.train(runner)
-
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path / 'w', Model(UN(6)), steps=20, run=with_trouble)
 
 
 class Kill(Hook):

@@ -1,5 +1,6 @@
 """Small Vision Transformers with a residual scheme, and the same network written down once more in the tests."""
 import math
+from functools import partial
 
 import torch
 
@@ -11,13 +12,19 @@ WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
 IMAGES = (2, 3, 16, 16)
 
 
-def vit(residual='PreNorm', depth=2, norm='LN', **kwargs):
-    """A ViT of width 8, two heads, 5 tokens of a 16 x 16 picture; `residual` is a type or a config."""
+def vit(residual='PreNorm', depth=2, norm='LN', counted=True, **kwargs):
+    """A ViT of width 8, two heads, 5 tokens of a 16 x 16 picture; `residual` is a type or a config.
+
+    With `counted`, BranchNorm does not warn that nobody counts.
+    """
     residual_cfg = dict(type=residual) if isinstance(residual, str) else residual
     arch = dict(embed_dims=8, num_layers=depth, num_heads=2, feedforward_channels=12)
     norm_cfg = {} if residual_cfg['type'] in WITHOUT_NORM else dict(norm_cfg=dict(type=norm))
-    return UNVisionTransformer(
+    model = UNVisionTransformer(
         arch, **{**dict(img_size=16, patch_size=8, residual_cfg=residual_cfg), **norm_cfg, **kwargs})
+    if counted and hasattr(model, 'update_clock'):
+        model.update_clock.is_counted = True
+    return model
 
 
 def randomize(model, seed=0, std=0.25):
@@ -70,53 +77,45 @@ def embed(model, images):
 def reference(model, scheme, images, branch_weight=1.):
     """What the class token becomes, by the formula of each scheme; `branch_weight` is BranchNorm's `a_t`."""
     x = embed(model, images)
-    depth = len(model.layers)
     outputs = []  # DLCL's
 
     def mix(x, connection):
         outputs.append(layer_norm(connection.mix_norm, x))
         return sum(weight * output for weight, output in zip(connection.weight, outputs, strict=True))
 
+    def after(x, f, part, norm, connection, first):
+        """The stream after one sublayer `f(part, .)`."""
+        plain, norm = partial(f, part), partial(layer_norm, norm)
+        own = partial(layer_norm, connection.norm)
+        last = part.proj if f is attention else part.layers[1]
+
+        def with_inner_norm(x):
+            return f(part, x, **{'before_out' if f is attention else 'before_fc2': partial(layer_norm, last.norm)})
+
+        if scheme == 'NormFormer' and f is attention:
+            return x + own(attention(part, norm(x), head_scale=last.scale.weight))
+        return {
+            'PostNorm': lambda: norm(x + plain(x)),
+            'DSInit': lambda: norm(x + plain(x)),
+            'DeepNorm': lambda: norm((2 * len(model.layers))**(1 / 4) * x + plain(x)),
+            'BranchNorm': lambda: norm(x + branch_weight * plain(x)),
+            'Admin': lambda: norm(connection.weight * x + plain(x)),
+            'PreNorm': lambda: x + plain(norm(x)),
+            'DLCL': lambda: x + plain(norm(x)),
+            'SubLN': lambda: x + with_inner_norm(norm(x)),
+            'NormFormer': lambda: x + with_inner_norm(norm(x)),
+            'TFixup': lambda: x + plain(x),
+            'ReZero': lambda: x + first.gain * plain(x),
+            'SkipInit': lambda: x + connection.gain * plain(norm(x)),
+            'LayerScale': lambda: x + connection.weight * plain(norm(x)),
+            'ResPostNorm': lambda: x + norm(plain(x)),
+            'PeriNorm': lambda: x + own(plain(norm(x))),
+            'ScaledResidual': lambda: (x + plain(x)) / math.sqrt(2),
+        }[scheme]()
+
     for layer in model.layers:
         x = mix(x, layer.residual1) if scheme == 'DLCL' else x
-        for f, norm, connection in ((lambda x, i=layer, **k: attention(i.attn, x, **k), layer.ln1, layer.residual1),
-                                    (lambda x, i=layer, **k: ffn(i.ffn, x, **k), layer.ln2, layer.residual2)):
-            is_attention = connection is layer.residual1
-            if scheme in ('PostNorm', 'DSInit'):
-                x = layer_norm(norm, x + f(x))
-            elif scheme == 'DeepNorm':
-                x = layer_norm(norm, (2 * depth)**(1 / 4) * x + f(x))
-            elif scheme == 'BranchNorm':
-                x = layer_norm(norm, x + branch_weight * f(x))
-            elif scheme == 'Admin':
-                x = layer_norm(norm, connection.weight * x + f(x))
-            elif scheme in ('PreNorm', 'DLCL'):
-                x = x + f(layer_norm(norm, x))
-            elif scheme == 'SubLN':
-                inner = layer.attn.proj.norm if is_attention else layer.ffn.layers[1].norm
-                key = 'before_out' if is_attention else 'before_fc2'
-                x = x + f(layer_norm(norm, x), **{key: lambda y, n=inner: layer_norm(n, y)})
-            elif scheme == 'NormFormer' and is_attention:
-                y = f(layer_norm(norm, x), head_scale=layer.attn.proj.scale.weight)
-                x = x + layer_norm(connection.norm, y)
-            elif scheme == 'NormFormer':
-                inner = layer.ffn.layers[1].norm
-                x = x + f(layer_norm(norm, x), before_fc2=lambda y, n=inner: layer_norm(n, y))
-            elif scheme == 'TFixup':
-                x = x + f(x)
-            elif scheme == 'ReZero':
-                x = x + layer.residual1.gain * f(x)
-            elif scheme == 'SkipInit':
-                x = x + connection.gain * f(layer_norm(norm, x))
-            elif scheme == 'LayerScale':
-                x = x + connection.weight * f(layer_norm(norm, x))
-            elif scheme == 'ResPostNorm':
-                x = x + layer_norm(norm, f(x))
-            elif scheme == 'PeriNorm':
-                x = x + layer_norm(connection.norm, f(layer_norm(norm, x)))
-            elif scheme == 'ScaledResidual':
-                x = (x + f(x)) / math.sqrt(2)
-            else:
-                raise AssertionError(scheme)
+        x = after(x, attention, layer.attn, layer.ln1, layer.residual1, layer.residual1)
+        x = after(x, ffn, layer.ffn, layer.ln2, layer.residual2, layer.residual1)
     x = mix(x, model.layers[-1].residual2) if scheme == 'DLCL' else x
     return (layer_norm(model.ln1, x) if model.final_norm and scheme not in WITHOUT_NORM else x)[:, 0]

@@ -4,8 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.cli.arguments import load_config
@@ -14,11 +16,11 @@ from mmunorm.fusion import fuse_norms, save_folded
 from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs
+from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
-FOLDER = tiny_runs.ROOT / 'tools' / 'analysis'
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH = (
-    tiny_runs.load_tool(f'analysis/{name}') for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'depth'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT = (tiny_runs.load_tool(f'analysis/{name}') for name in (
+    'pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves', 'light'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -57,26 +59,16 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     rows = read_csv('a/pnac.csv')
     assert len(rows) == 2 * 2 * 3 and {row['layer'] for row in rows} == set(NAMES)
     assert {(row['first_step'], row['last_step']) for row in rows} == {('1', '30'), ('31', '60')}
-    normal = [float(row['pnac_percent']) for row in rows
-              if row['layer'] == NAMES[0] and row['statistic'] == 'activation']
-    wild = [float(row['pnac_percent']) for row in rows
-            if row['layer'] == NAMES[1] and row['statistic'] == 'activation']
+    normal, wild = ([float(row['pnac_percent']) for row in rows if row['layer'] == name
+                     and row['statistic'] == 'activation'] for name in NAMES[:2])
     assert min(normal) > 75 and max(wild) < 25
     capsys.readouterr()
     run(PNAC, 'one', 'two/norm_statistics', '--out', 'b')
     assert 'two (LayerNorm): No layer has gradient statistics' in capsys.readouterr().out
     check_pictures(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
                                                  for i in (1, 2)))
-
-
-def test_a_run_is_named_once(tmp_path, capsys):
-    write_record(tmp_path / 'w')
-    for other in ('w', 'w/.', 'w/norm_statistics'):
-        assert 'is named twice' in error_of(capsys, PNAC, 'w', other, '--out', 'a')
-    # The record that an earlier run has left in the folder is another.
-    shutil.copytree('w/norm_statistics', 'w/norm_statistics.old')
-    run(PNAC, 'w', 'w/norm_statistics.old', '--out', 'a')
-    assert {row['run'] for row in read_csv('a/pnac.csv')} == {'w (UN)', 'norm_statistics.old (UN)'}
+    for other in ('one', 'one/.', 'one/norm_statistics'):
+        assert 'is named twice' in error_of(capsys, PNAC, 'one', other, '--out', 'c')
 
 
 def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
@@ -85,13 +77,12 @@ def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     assert {row['layer'] for row in read_csv('a/channels.csv')} == set(NAMES)
     run(CHANNELS, 'w', '--out', 'b', '--layers', NAMES[1], '--channels', '7', '--steps', '11', '20',
         '--window', '3')
-    rows = [row for row in read_csv('b/channels.csv') if row['statistic'] == 'activation']
-    values = NormRecord(tmp_path / 'w/norm_statistics').activation(1)[:, 7].astype(float)
-    assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)]
-    for i, row in enumerate(rows, start=10):
-        assert float(row['value']) == pytest.approx(values[i], rel=1e-5)
-        assert float(row['am']) == pytest.approx(values[i - 2:i + 1].mean(), rel=1e-5)
-        assert float(row['gm']) == pytest.approx(np.prod(values[i - 2:i + 1]) ** (1 / 3), rel=1e-5)
+    rows = read_csv('b/channels.csv')
+    assert [row['step'] for row in rows] == [str(step) for step in range(11, 21)] * 2
+    assert {(row['layer'], row['channel']) for row in rows} == {(NAMES[1], '7')}
+    last = NormRecord(tmp_path / 'w/norm_statistics').activation(1)[17:20, 7].astype(float)
+    np.testing.assert_allclose([float(rows[9][name]) for name in ('value', 'am', 'gm')],
+                               [last[-1], last.mean(), np.prod(last) ** (1 / 3)], rtol=1e-5)
     check_pictures(tmp_path / 'b', 'channels.png')
     assert 'no layer' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--layers', 'gone')
     assert '--steps' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--steps', '100', '200')
@@ -111,10 +102,7 @@ def test_outliers(tmp_path, capsys):
 
 
 def write_deep_run(folder, layers, scheme):
-    logs = folder / 'now' / 'vis_data'
-    logs.mkdir(parents=True)
-    entries = [dict(lr=0.1, loss=2 / step, step=step) for step in (1, 2, 300)] + [{'accuracy/top1': 91.5, 'step': 1}]
-    (logs / 'scalars.json').write_text('\n'.join(map(json.dumps, entries)) + '\n')
+    write_log(folder, '1', [*(train(step, 2 / step) for step in (1, 2, 300)), {'accuracy/top1': 91.5, 'step': 1}])
     (folder / 'config.py').write_text(
         f"model = dict(backbone=dict(norm_cfg=dict(type='UN'), residual_cfg=dict(type='{scheme}')))\n")
     (folder / 'layers.csv').write_text('step,layer,gradient,cosine,active\n' + ''.join(
@@ -137,14 +125,41 @@ def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
         run(DEPTH, 'deep', '--out', 'b', '--steps', '0')
 
 
-@pytest.mark.parametrize('tool', [PNAC, CHANNELS, OUTLIERS])
-def test_records_that_are_not_there_are_named(tmp_path, capsys, tool):
-    assert 'no folder gone' in error_of(capsys, tool, 'gone', '--out', 'a')
-    (tmp_path / 'empty').mkdir()
-    assert 'NormStatisticsHook' in error_of(capsys, tool, 'empty', '--out', 'a')
+def test_what_is_not_there_is_named(tmp_path, capsys):
+    assert 'no folder gone' in error_of(capsys, PNAC, 'gone', '--out', 'a')
     (tmp_path / 'file').touch()
     write_record(tmp_path / 'w')
-    assert '--out file' in error_of(capsys, tool, 'w', '--out', 'file')
+    assert '--out file' in error_of(capsys, PNAC, 'w', '--out', 'file')
+    assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
+
+
+def test_curves(tmp_path, capsys):
+    for name in ('a', 'b'):
+        write_log(tmp_path / name, '1', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}])
+    out = tmp_path / 'new/run.v1'
+    run(CURVES, 'a', 'b', '--out', out)
+    check_pictures(out, 'curves.png')
+    assert (out / 'curves.csv').read_text().splitlines() == [
+        'run,scalar,step,value', 'a,loss,10,5', 'a,accuracy/top1,10,20', 'b,loss,10,5', 'b,accuracy/top1,10,20']
+    assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
+    for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
+                               (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
+        assert message in error_of(capsys, CURVES, *arguments, '--out', out)
+
+
+def test_a_grid_of_pictures_and_a_model_without_iat(classifier, tmp_path, capsys):
+    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
+    checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
+    (tmp_path / 'in').mkdir()
+    for i in range(3):
+        cv2.imwrite(str(tmp_path / f'in/{i}.png'), np.full((9, 7, 3), 20 * i, np.uint8))
+    options = ('--out', tmp_path / 'out', '--device', 'cpu')
+    run(LIGHT, config, checkpoint, tmp_path / 'in', *options, '--limit', '2')
+    assert 'shows 2 pictures' in capsys.readouterr().out and (tmp_path / 'out/light.png').is_file()
+
+    config, checkpoint, _ = classifier
+    error = error_of(capsys, LIGHT, config, checkpoint, tmp_path / 'in', *options)
+    assert 'has no IAT: its model is a ImageClassifier' in error
 
 
 @pytest.mark.grid
@@ -170,11 +185,11 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     """The whole way on tiny pictures: two runs that record, CKA between them, with a folded model too, and the page."""
     config = tiny_runs.write_classifier(tmp_path)
     config.write_text(config.read_text() + "custom_hooks = [dict(type='NormStatisticsHook')]\n")
-    train = tiny_runs.load_tool('train')
+    train_tool = tiny_runs.load_tool('train')
     for name, norm in (('un', "dict(type='UN', warmup_iters=1)"), ('ln', "dict(type='LN')")):
         other = tmp_path / f'{name}.py'
         other.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", norm))
-        run(train, other, '--cfg-options', 'train_cfg.max_epochs=10', 'default_hooks.checkpoint.interval=10')
+        run(train_tool, other, '--cfg-options', 'train_cfg.max_epochs=10', 'default_hooks.checkpoint.interval=10')
         shutil.copyfile(f'work_dirs/{name}/epoch_10.pth', f'{name}.pth')
     record = NormRecord(tmp_path / 'work_dirs/un/norm_statistics')
     assert record.steps.tolist() == list(range(1, 21)) and record.info['config'] == 'un.py'
@@ -208,7 +223,6 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     for models, message in ((('un.py', 'ln.pth', 'ln.py', 'ln.pth'), 'the scale but not the statistics of'),
                             (('un.py', 'gone.pth', 'ln.py', 'ln.pth'), 'no checkpoint gone.pth')):
         assert message in error_of(capsys, CKA, *models, '--out', 'none', '--images', '4', '--device', 'cpu')
-    assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
     with pytest.raises(SystemExit):
         run(CKA, 'un.py', 'un.pth', 'ln.py', 'ln.pth', '--out', 'cka', '--images', '4', '--batch-size', '2')
 

@@ -2,38 +2,22 @@ import json
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 
 from mmunorm.benchmark import tasks
 from mmunorm.fusion import folded_norms
-from mmunorm.norms.layers import is_norm
 
 from .. import tiny_runs
 
-TOOL = tiny_runs.load_tool('analysis/fuse_and_benchmark')
 FILES = ['benchmark.json', 'benchmark.md', 'benchmark.png']
 
 
 def call(*arguments):
-    return tiny_runs.call(TOOL, *arguments, '--device', 'cpu')
-
-
-def error_of(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        call(*arguments)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.fixture
-def classifier(tmp_path):
-    return tiny_runs.write_classifier(tmp_path)
+    return tiny_runs.call('analysis/fuse_and_benchmark', *arguments, '--device', 'cpu')
 
 
 def test_classifier(classifier, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    call(classifier, '--batch-size', '2', '--repeat', '2', '--shape', '40', '--warmup', '1')
+    call(classifier[0], '--batch-size', '2', '--repeat', '2', '--shape', '40', '--warmup', '1')
     folder = tmp_path / 'work_dirs/classifier/fuse_and_benchmark'
     assert sorted(path.name for path in folder.iterdir()) == FILES
     printed = capsys.readouterr()
@@ -66,34 +50,25 @@ def test_detector(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
-    cfg = Config.fromfile(classifier)
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model)
-    for module in model.modules():
-        if is_norm(module):
-            torch.nn.init.uniform_(module.running_var, 0.5, 2)
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=('a', 'b')))),
-               tmp_path / 'a.pth')
-    result = call(classifier, tmp_path / 'a.pth', '--repeat', '1', '--batch-size', '1', '--out',
-                  tmp_path / 'out', '--save', tmp_path / 'new/folded.pth')
-    assert str(tmp_path / 'a.pth') in result['notes'][0] and 'random' not in result['notes'][0]
-    folded = torch.load(tmp_path / 'new/folded.pth', weights_only=False)
-    assert folded_norms(folded) and folded['meta']['dataset_meta'] == dict(classes=('a', 'b'))
-    qkv = 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight'
-    norm = model.backbone.stages[0].blocks[0].norm1
-    expected = model.state_dict()[qkv] / (norm.running_var + norm.eps).sqrt()
+    config, checkpoint, _ = classifier
+    result = call(config, checkpoint, '--repeat', '1', '--batch-size', '1', '--out', tmp_path / 'out', '--save',
+                  tmp_path / 'new/folded.pth')
+    assert str(checkpoint) in result['notes'][0] and 'random' not in result['notes'][0]
+    folded, state = tiny_runs.checkpoint(tmp_path / 'new/folded.pth'), tiny_runs.checkpoint(checkpoint)['state_dict']
+    assert folded_norms(folded) and set(folded['meta']['dataset_meta']['classes']) == {'dark', 'light'}
+    block = 'backbone.stages.0.blocks.0'
+    qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
+    expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()
     torch.testing.assert_close(folded['state_dict'][qkv], expected)
 
 
 def test_errors(classifier, tmp_path, capsys):
-    assert 'no config file' in error_of(capsys, tmp_path / 'gone.py')
-    assert 'no checkpoint' in error_of(capsys, classifier, tmp_path / 'gone.pth')
-    assert '--save needs a CHECKPOINT' in error_of(capsys, classifier, '--save', 'a.pth')
-    assert '--shape takes one or two numbers, got 3' in error_of(capsys, classifier, '--shape', '3', '4', '5')
-    assert 'must be at least 1, got 0' in error_of(capsys, classifier, '--batch-size', '0')
-    ln = tiny_runs.ROOT / 'configs/swin_t_ln_imagenet.py'
-    assert 'cannot be folded' in error_of(capsys, ln)
-    for device, message in (('potato', 'must be such as cpu'), ('cuda:99', 'GPUs')):
-        with pytest.raises(SystemExit):
-            tiny_runs.call(TOOL, classifier, '--device', device)
-        assert message in capsys.readouterr().err
+    config, checkpoint, _ = classifier
+    for said, *arguments in (
+            ('no config file', tmp_path / 'gone.py'), ('no checkpoint', config, tmp_path / 'gone.pth'),
+            ('--save needs a CHECKPOINT', config, '--save', 'a.pth'),
+            ('--shape takes one or two numbers, got 3', config, '--shape', '3', '4', '5'),
+            ('must be at least 1, got 0', config, '--batch-size', '0'),
+            ('must be such as cpu', config, '--device', 'potato'), ('GPUs', config, '--device', 'cuda:99'),
+            ('cannot be folded', tiny_runs.ROOT / 'configs/swin_t_ln_imagenet.py')):
+        assert said in tiny_runs.error_of(capsys, 'analysis/fuse_and_benchmark', *arguments)

@@ -8,26 +8,24 @@ from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import load_model
 
 from .. import tiny_runs
-from ..config.test_layouts import SlabLinearNorm, slab
+from ..config.test_layouts import SlabLinearNorm, official, timm_model
 
-TEST = tiny_runs.load_tool('test')
 SIZES = dict(img_size=32, num_classes=2, embed_dim=12, depths=(1, 1), num_heads=(1, 2), window_size=4)
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
 @pytest.fixture
-def published(tmp_path):
+def published(classifier, tmp_path):
     """The tiny classifier's config, and weights of it as SLAB publishes them."""
-    torch.manual_seed(0)
-    _, weights = slab('swin', SlabLinearNorm, **SIZES)
-    weights['head.weight'] *= 0.1  # so that no score is 0 or 1
-    torch.save(dict(model=weights, max_accuracy=81.4, epoch=300), tmp_path / 'slab.pth')
-    return tiny_runs.write_classifier(tmp_path), tmp_path / 'slab.pth'
+    content = official(timm_model('swin', SlabLinearNorm, **SIZES).state_dict())
+    content['model']['head.weight'] *= 0.1  # so that no score is 0 or 1
+    torch.save(content, tmp_path / 'slab.pth')
+    return classifier[0], tmp_path / 'slab.pth'
 
 
 def scores(config, checkpoint, *arguments):
-    tiny_runs.call(TEST, config, checkpoint, '--work-dir', 'w', '--out', 'scores.pkl', *arguments)
+    tiny_runs.call('test', config, checkpoint, '--work-dir', 'w', '--out', 'scores.pkl', *arguments)
     with open('scores.pkl', 'rb') as file:
         return torch.stack([sample['pred_score'] for sample in pickle.load(file)])
 
@@ -54,6 +52,4 @@ def test_what_does_not_fit_slab_s_file_is_told_before_a_test(norm, more, said, p
     content = torch.load(checkpoint)
     content['model'].update(more)
     torch.save(content, checkpoint)
-    with pytest.raises(SystemExit) as stop:
-        scores(config, checkpoint, '--norm', norm)
-    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert said in tiny_runs.error_of(capsys, 'test', config, checkpoint, '--norm', norm)

@@ -1,39 +1,16 @@
 """No tool runs what is in a checkpoint, whichever way it gets there."""
-import shutil
-
 import pytest
 import torch
 
 from .. import tiny_runs
-
-TOOLS = {name: tiny_runs.load_tool(name) for name in (
-    'train', 'test', 'infer', 'analysis/cka', 'analysis/fuse_and_benchmark')}
-
-
-class Opens:
-    """Its unpickling makes an empty file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), 'w')
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    """A classifier's config and its checkpoint after an epoch."""
-    folder = tmp_path_factory.mktemp('trained')
-    config = tiny_runs.write_classifier(folder)
-    tiny_runs.call(TOOLS['train'], config, '--work-dir', folder / 'w')
-    return config, folder / 'w/epoch_1.pth'
+from ..config.test_unpickling import Opens
 
 
 @pytest.fixture
-def loaded(trained, tmp_path):
-    """The config, the checkpoint with code in it, and the file that the code would make."""
-    config, checkpoint = trained
-    content = torch.load(checkpoint, weights_only=False)
+def loaded(classifier, tmp_path):
+    """The config, a checkpoint with code in it, and the file that the code would make."""
+    config, checkpoint, _ = classifier
+    content = tiny_runs.checkpoint(checkpoint)
     content['meta']['extra'] = Opens(tmp_path / 'made')
     path = tmp_path / 'epoch_1.pth'
     torch.save(content, path)
@@ -62,44 +39,28 @@ def ways(names):
 def test_code_is_not_run(loaded, tmp_path, capsys, way):
     config, path, made = loaded
     tool, *arguments = CALLS[way](config, path, tmp_path / 'out')
-    with pytest.raises(SystemExit) as stop:
-        tiny_runs.call(TOOLS[tool], *arguments)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 2 and not made.exists()
-    assert str(path) in line and 'open' in line and '--trust-checkpoint' in line
+    line = tiny_runs.error_of(capsys, tool, *arguments)
+    assert str(path) in line and 'open' in line and '--trust-checkpoint' in line and not made.exists()
 
 
 def test_a_checkpoint_that_is_trusted(loaded, tmp_path):
     config, path, made = loaded
-    tiny_runs.call(TOOLS['test'], config, path, '--work-dir', tmp_path / 'out', '--trust-checkpoint')
+    tiny_runs.call('test', config, path, '--work-dir', tmp_path / 'out', '--trust-checkpoint')
     assert made.exists()
 
 
-@pytest.mark.slow
-def test_a_comparison_does_not_run_it(loaded, tmp_path):
-    """compare_norms trains in processes of its own."""
-    config, path, made = loaded
-    with pytest.raises(SystemExit):
-        tiny_runs.call(tiny_runs.load_tool('analysis/compare_norms'), config, '--norms', 'UN', '--seeds', 1,
-                       '--out', tmp_path / 'out', '--pretrained', path)
-    assert not made.exists()
-    assert any('--trust-checkpoint' in log.read_text() for log in (tmp_path / 'out').rglob('*.log'))
-
-
 @ways([way for way in CALLS if way not in ('load_from', 'pretrained')])  # a training may start from them
-def test_scale_without_statistics(trained, tmp_path, capsys, way):
+def test_scale_without_statistics(classifier, tmp_path, capsys, way):
     """A checkpoint of a model with LayerNorm, in a config with UN."""
-    config, checkpoint = trained
-    if way == 'resume the latest':
-        shutil.copy(checkpoint, tmp_path)
-    content = torch.load(checkpoint, weights_only=False)
+    config, checkpoint, _ = classifier
+    content = tiny_runs.checkpoint(checkpoint)
     content['state_dict'] = {key: value for key, value in content['state_dict'].items()
                              if key.rpartition('.')[2] in ('weight', 'bias', 'relative_position_bias_table')}
     path = tmp_path / 'epoch_1.pth'
     torch.save(content, path)
     tool, *arguments = CALLS[way](config, path, tmp_path / 'out')
-    with pytest.raises(SystemExit) as stop:
-        tiny_runs.call(TOOLS[tool], *arguments)
+    with pytest.raises(SystemExit) as stop:  # after the log has told which names are missing
+        tiny_runs.call(tool, *arguments)
     line = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2
     assert str(path) in line and 'statistics' in line and '--norm LN' in line

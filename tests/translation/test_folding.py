@@ -1,17 +1,13 @@
 """Offline norms fold into the Transformer: the same numbers and translations, and no norm left."""
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmengine.config import Config
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import load_folded, save_folded
 from mmunorm.norms.layers import is_norm
 
-from .models import SCHEMES, backbone_cfg, randomize, sentences, task
+from .models import SCHEMES, randomize, sentences, task
 
 
 def assert_folds(model, kept=()):
@@ -57,24 +53,3 @@ def test_folding_is_exact_for_any_statistics(scheme, seed, norm):
 def test_norms_whose_outputs_are_mixed_stay():
     model = randomize(task('DLCL', beam=2)).eval()
     assert_folds(model, [name for name, _ in model.named_modules() if name.endswith('mix_norm')])
-
-
-@pytest.mark.parametrize('scheme', ['PreNorm', 'BranchNorm'])
-def test_a_folded_checkpoint_builds_its_own_model(scheme, tmp_path):
-    model = randomize(task(scheme, beam=2)).eval()
-    cfg = Config(dict(model=dict(type='TranslationModel', backbone=backbone_cfg(scheme))))
-    folded = copy.deepcopy(model)
-    save_folded(folded, fuse_norms(folded), cfg, tmp_path / 'folded.pth')
-    loaded = load_folded(tmp_path / 'folded.pth').double()
-    assert loaded.backbone.output.weight is not loaded.backbone.embedding.weight
-    source, target = sentences(6, 3), sentences(5, 7, seed=1)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(source, target), model(source, target), rtol=0, atol=1e-4)
-
-
-def test_what_a_hook_could_see_stays():
-    model = randomize(task()).eval()
-    model.backbone.decoder[1].cross_attn.register_forward_hook(lambda *_: None)
-    kept = {fold.norm: fold.where for fold in fuse_norms(model).kept}
-    assert kept == {'backbone.decoder.1.norm2': 'its output passes through backbone.decoder.1.cross_attn, which has '
-                                                'forward hooks'}

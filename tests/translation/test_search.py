@@ -64,19 +64,6 @@ def test_equals_a_slow_search_over_the_full_prefix(seed, beam, power, end, schem
         assert [score for score, _ in found] == pytest.approx([score for score, _ in slow], rel=1e-9)
 
 
-def test_a_beam_of_one_is_greedy_search():
-    model = searched(3, end=-1., beam=1)
-    source, = sentences(4)
-    (score, words), = model.translate(source[None])[0]
-    prefix, total = [], 0.
-    while not prefix or prefix[-1] != EOS:
-        values, = log_probabilities(model, source, [prefix])
-        prefix.append(max((token for token in range(VOCABULARY) if token not in (PAD, BOS)), key=values.__getitem__)
-                      if len(prefix) < 27 else EOS)
-        total += values[prefix[-1]]
-    assert words == prefix[:-1] and score == pytest.approx(total / len(prefix))
-
-
 def test_the_keys_of_the_source_are_computed_once():
     model = searched(0, end=-9.)
     calls = []

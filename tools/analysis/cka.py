@@ -58,7 +58,7 @@ def read_batches(cfg, batch_size, images):
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     loader = Runner.build_dataloader(loader_cfg, seed=0)
     total = min(len(loader), images // batch_size)
-    for data in tqdm(islice(loader, total), desc='CKA', unit='batch', total=total):
+    for data in tqdm(islice(loader, total), desc='CKA', unit='batch', total=total, disable=None):
         yield data, len(data['data_samples'])
 
 

@@ -3,7 +3,7 @@ import argparse
 
 from mmunorm.cli.arguments import command, positive
 from mmunorm.translation.text.lines import check_equally_many, read_lines, spread
-from mmunorm.translation.text.scores import paired_bootstrap
+from mmunorm.translation.text.metric import paired_bootstrap
 from mmunorm.utils import PreflightError
 
 

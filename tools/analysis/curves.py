@@ -23,8 +23,11 @@ def main(argv=None):
     args = parse_args(argv)
     try:
         logs = [read_scalars(log) for log in args.log]
-    except (FileNotFoundError, ValueError) as error:
+    except ValueError as error:
         raise PreflightError(f'{error}.') from error
+    for path, scalars in zip(args.log, logs, strict=True):
+        if not scalars:
+            raise PreflightError(f'there is no mmengine log (TIME/vis_data/scalars.json) with a line in {path}.')
     refuse_twice(args.log)
     runs = dict(zip(distinct_names(args.log), logs, strict=True))
     found = dict.fromkeys(key for scalars in logs for key in scalars)

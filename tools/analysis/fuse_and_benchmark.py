@@ -18,8 +18,6 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file of a model with an offline norm')
     parser.add_argument('checkpoint', nargs='?', help='checkpoint file (default: random weights)')
     parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/fuse_and_benchmark)')
-    parser.add_argument('--task-part', choices=['model', 'backbone'], default='model',
-                        help='what is timed')
     parser.add_argument('--preset', choices=['paper'],
                         help='batch 512 at 224 x 224, or 2 at 1333 x 800 for detectors; 1000 batches. Other '
                         'options override it')
@@ -30,7 +28,6 @@ def parse_args(argv=None):
     parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
     parser.add_argument('--amp', choices=['fp16', 'bf16'], help='run under autocast')
     parser.add_argument('--compile', action='store_true', help='use torch.compile')
-    parser.add_argument('--channels-last', action='store_true', help='weights and images in NHWC memory')
     parser.add_argument('--warmup', type=positive,
                         help='rounds that are not counted (default 1, with --compile 2, on a GPU 10)')
     parser.add_argument('--repeat', type=positive,
@@ -63,8 +60,7 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     check_device(args.device)
     chosen = {name: getattr(args, name) for name in (
-        'batch_size', 'shape', 'device', 'amp', 'compile', 'channels_last', 'warmup', 'repeat', 'threads',
-        'task_part')}
+        'batch_size', 'shape', 'device', 'amp', 'compile', 'warmup', 'repeat', 'threads')}
     settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
     work_dir = Path(cfg.get('work_dir') or Path('work_dirs', Path(args.config).stem))
     out = out_folder(args.out or work_dir / 'fuse_and_benchmark')

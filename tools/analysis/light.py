@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from mmengine.device import get_device
 
+from mmunorm.analysis.figures import Light, light_figure
 from mmunorm.analysis.layout import save
-from mmunorm.analysis.light import Light, light_figure
 from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
 from mmunorm.cli.pictures import find_images, read_picture
 from mmunorm.config.models import load_model

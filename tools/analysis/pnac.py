@@ -21,7 +21,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     records, names = read_records(args.record)
-    measures = {name: measure_pnac(record, args.span, progress=True)
+    measures = {name: measure_pnac(record, args.span)
                 for name, record in zip(names, records, strict=True)}
     out = out_folder(args.out)
     write_csv(out / 'pnac.csv', PNAC_HEADER,

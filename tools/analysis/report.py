@@ -25,7 +25,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     runs, cka = read_work_dirs(args.work_dir), read_cka(args.cka)
-    measured = [measure_work_dir(run, args.span, progress=True) for run in runs]
+    measured = [measure_work_dir(run, args.span) for run in runs]
     out = out_folder(args.out)
     path = out / 'report.html'
     write_text(path, build_report(measured, cka))

@@ -1,8 +1,8 @@
 """Writes ExDark's annotations in the COCO format, for configs/exdark."""
 import argparse
-import sys
 
-from mmunorm.datasets.exdark import ExDarkError, convert_exdark
+from mmunorm.cli.arguments import command
+from mmunorm.datasets.exdark import convert_exdark
 
 
 def parse_args(argv=None):
@@ -13,15 +13,10 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
+@command
 def main(argv=None):
     args = parse_args(argv)
-    try:
-        counts = convert_exdark(args.root)
-    except ExDarkError as error:
-        sys.exit(f'exdark_to_coco: {error}.')
-    except OSError as error:
-        sys.exit(f'exdark_to_coco: {error.filename}: {error.strerror}')
-    for split, (pictures, boxes) in counts.items():
+    for split, (pictures, boxes) in convert_exdark(args.root).items():
         print(f'{args.root}/annotations/{split}.json: {pictures} pictures with {boxes} boxes')
 
 

@@ -1,9 +1,9 @@
 """Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
 import argparse
-import sys
 
-from mmunorm.datasets import FolderError, make_digits
-from mmunorm.datasets.digits import check_setting
+from mmunorm.cli.arguments import command
+from mmunorm.datasets import make_digits
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -18,8 +18,7 @@ def parse_args(argv=None):
     parser.add_argument('--scene-size', type=int, default=128, help='side of a scene in pixels')
     parser.add_argument('--train-images', type=int, default=6000, help='classification images')
     parser.add_argument('--val-images', type=int, default=1000, help='classification images')
-    parser.add_argument('--image-size', type=int, default=32,
-                        help='side of a classification image in pixels')
+    parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
     parser.add_argument('--dark', action='store_true',
                         help='also write dark versions of the scenes (OUT/coco_dark): the inputs of pairs for '
                         'configs/digits/iat_*')
@@ -28,29 +27,22 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
+@command
 def main(argv=None):
-    args = vars(parse_args(argv))
-    out, force, dark = (args.pop(name) for name in ('out', 'force', 'dark'))
+    args = parse_args(argv)
+    out, size, side = args.out, args.scene_size, args.image_size
     try:
-        for name, value in args.items():
-            check_setting(name, value, label='--' + name.replace('_', '-'))
-        counts = make_digits(out, **args, dark=dark, force=force)
-    except (ValueError, FolderError) as error:
-        sys.exit(f'make_digits: {error}')
-    except OSError as error:
-        sys.exit(f'make_digits: cannot write {out}: {error}')
-    except KeyboardInterrupt:
-        sys.exit('make_digits: interrupted; nothing was written')
+        counts = make_digits(**vars(args))
+    except ValueError as error:  # begins with the name of a setting
+        raise PreflightError(f'--{error}.'.replace('_', '-')) from error
     if counts is None:
         print(f'{out} is already there, made with these settings.')
         return
-    size, side = args['scene_size'], args['image_size']
-    print(f'{out}/coco      {args["train_scenes"]} train scenes with {counts["train"]} digits, '
-          f'{args["val_scenes"]} val scenes with {counts["val"]}, {size}x{size} pixels')
-    if dark:
+    print(f'{out}/coco      {args.train_scenes} train scenes with {counts["train"]} digits, '
+          f'{args.val_scenes} val scenes with {counts["val"]}, {size}x{size} pixels')
+    if args.dark:
         print(f'{out}/coco_dark the same scenes in the dark, under the same names')
-    print(f'{out}/imagenet  {args["train_images"]} train and {args["val_images"]} val images, '
-          f'{side}x{side} pixels')
+    print(f'{out}/imagenet  {args.train_images} train and {args.val_images} val images, {side}x{side} pixels')
     print(f'{out}/preview.png shows val scenes with their boxes and masks.')
 
 

@@ -3,9 +3,7 @@ import argparse
 import sys
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.datasets import FolderError
 from mmunorm.translation.text.made_text import LANGUAGES, make_translation
-from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -27,11 +25,8 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     out = args.out or f'data/translation/{args.pair}'
-    try:
-        split = make_translation(out, args.pair.removeprefix('en-'), args.vocab_size, args.force,
-                                 lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
-    except FolderError as error:
-        raise PreflightError(f'--out: {error}.') from error
+    split = make_translation(out, args.pair.removeprefix('en-'), args.vocab_size, args.force,
+                             lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
     if split is None:
         print(f'{out} is already there, made with these settings.')
         return

@@ -6,10 +6,10 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import cv2
 import mmcv
+import numpy as np
 
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
-from mmunorm.deploy.drawing import draw_class, draw_detections
 from mmunorm.deploy.runner import Runner
 
 
@@ -27,13 +27,29 @@ def draw(runner, picture, score_thr):
     """The picture, enlarged until letters can be read, with what the model sees in it."""
     scale = drawing_scale(*picture.shape[:2])
     large = mmcv.imrescale(picture, scale)
+
+    def write(label, score, x, y, colour):
+        text = f'{runner.classes[label] if label < len(runner.classes) else label} {score:.2f}'
+        for outline, thickness in (((0, 0, 0), 3), (colour, 1)):
+            cv2.putText(large, text, (x, y), cv2.FONT_HERSHEY_SIMPLEX, 0.4, outline, thickness, cv2.LINE_AA)
+
     if not runner.is_detector:
-        return draw_class(large, runner.classify(picture), runner.classes)
+        scores = runner.classify(picture)
+        large = cv2.copyMakeBorder(large, 0, 24, 0, 0, cv2.BORDER_CONSTANT)
+        write(int(scores.argmax()), scores.max(), 4, large.shape[0] - 7, (255, 255, 255))
+        return large
     found = runner.detect(picture, score_thr)
-    found.boxes *= scale
-    if found.masks is not None:
-        found.masks = [cv2.resize(mask.astype('uint8'), large.shape[1::-1]) > 0 for mask in found.masks]
-    return draw_detections(large, found, runner.classes)
+    for index in reversed(range(len(found.scores))):  # the best on top
+        label = int(found.labels[index])
+        # Neighbours in the list of classes get hues that are far from each other.
+        colour = cv2.cvtColor(np.uint8([[[label * 111 % 180, 200, 255]]]), cv2.COLOR_HSV2BGR)[0, 0]
+        if found.masks is not None:
+            inside = cv2.resize(found.masks[index].astype('uint8'), large.shape[1::-1]) > 0
+            large[inside] = large[inside] // 2 + colour // 2
+        x1, y1, x2, y2 = (found.boxes[index] * scale).round().astype(int).tolist()
+        cv2.rectangle(large, (x1, y1), (x2, y2), colour.tolist(), 1)
+        write(label, found.scores[index], x1 + 2, y1 + 12, colour.tolist())
+    return large
 
 
 @command

@@ -30,11 +30,7 @@ def table() -> str:
 
 
 def find_format(name: str, int8: bool = False) -> Format:
-    """The format of a name, if this machine can make it.
-
-    Args:
-        name (str): such as 'onnx'.
-        int8 (bool): whether the file is to be in INT8. Defaults to False.
+    """The format of a name such as 'onnx', if this machine can make it, for `int8` in INT8.
 
     Raises:
         PreflightError: there is no such format, a package is missing, or torch is too old.

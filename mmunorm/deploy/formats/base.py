@@ -33,55 +33,32 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of one batch, in the order of `meta['outputs']`.
-
-        Args:
-            arrays (list[np.ndarray]): float32, one for each input; as many pictures as the file takes.
-        """
+        """The outputs of one batch, in the order of `meta['outputs']`; `arrays` are float32, one for each input."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """One row of a benchmark: a way to make and to open the file of a format.
-
-    Attributes:
-        label: for the reader.
-        int8: the kind of INT8, of `Format.int8_kinds`, or None for floating point.
-        how: arguments of `Format.load`.
-    """
+    """One row of a benchmark: its name for the reader, its kind of INT8, and what `Format.load` gets besides."""
     label: str
     int8: str | None = None
     how: dict = field(default_factory=dict)
 
 
 class Format(ABC):
-    """A runtime and its files.
-
-    Attributes:
-        name (str): what `--format` takes.
-        suffixes (tuple[str, ...]): of its files; the first is the one that is opened.
-        runtime (str): its name for the reader.
-        packages (tuple[str, ...]): what the export needs.
-        run_packages (tuple[str, ...]): what running a file needs.
-        int8_kinds (tuple[str, ...]): the kinds of INT8, the usual one first.
-        uncalibrated (tuple[str, ...]): those of them that need no training pictures.
-        int8_packages (tuple[str, ...]): what the export needs besides for INT8.
-        install (str): the command that gets its packages.
-        options (dict[str, dict]): what tools/deploy/export.py takes for it alone, by name: arguments of
-            `argparse`'s `add_argument`. `export` gets those that are given, as keyword arguments.
-        forms (dict[str, Form]): its rows in a benchmark, by name. That of the plain file has the format's name.
-    """
-    name: str
-    suffixes: tuple[str, ...]
-    runtime: str
-    packages: tuple[str, ...] = ()
-    run_packages: tuple[str, ...] = ()
-    int8_kinds: tuple[str, ...] = ()
-    uncalibrated: tuple[str, ...] = ()
-    int8_packages: tuple[str, ...] = ()
-    install: str = "pip install -e '.[deploy]'"
+    """A runtime and its files."""
+    name: str  # what `--format` takes
+    suffixes: tuple[str, ...]  # of its files; the first is the one that is opened
+    runtime: str  # its name for the reader
+    packages: tuple[str, ...] = ()  # what the export needs
+    run_packages: tuple[str, ...] = ()  # what running a file needs
+    int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the usual one first
+    uncalibrated: tuple[str, ...] = ()  # those of them that need no training pictures
+    int8_packages: tuple[str, ...] = ()  # what the export needs besides for INT8
+    install: str = "pip install -e '.[deploy]'"  # gets its packages
+    # What tools/deploy/export.py takes for it alone, by name: arguments of `argparse`'s `add_argument`. `export` gets
+    # those that are given, as keyword arguments.
     options: dict[str, dict] = {}
-    forms: dict[str, Form]
+    forms: dict[str, Form]  # its rows in a benchmark, by name; that of the plain file has the format's name
 
     def check(self, int8: bool = False) -> None:
         """Checks that this machine can export to it.
@@ -110,7 +87,7 @@ class Format(ABC):
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
-        """Writes a model as files with this stem.
+        """Writes a model as files with the stem of `path`.
 
         Args:
             model (Exportable): what :func:`prepare_export` returns.
@@ -126,13 +103,7 @@ class Format(ABC):
 
     @abstractmethod
     def load(self, path: Path, threads: int | None, **how) -> Session:
-        """Opens a file of this format; raises whatever the runtime raises.
-
-        Args:
-            path (Path): an existing file.
-            threads (int | None): of the CPU; None leaves the choice to the runtime.
-            **how: what `Form.how` has.
-        """
+        """Opens an existing file, for so many threads of the CPU or the runtime's choice; raises what that raises."""
 
     def open(self, path: Path, threads: int | None = None, **how) -> Session:
         """As :meth:`load`.
@@ -179,11 +150,7 @@ class Format(ABC):
 
 
 def need(*packages: str, install: str = Format.install) -> None:
-    """Checks that packages are installed; `install` is the command that gets them.
-
-    Raises:
-        PreflightError: one is not; the message says how to get it.
-    """
+    """Raises a PreflightError with the command that gets them if one of these packages is not installed."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise PreflightError(f"missing: {', '.join(missing)}; get it with {install}")

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from ...utils import PreflightError, describe
-from ..edge import with_edge_layers
+from ..edge import fold_pixels, with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph
-from ..pixels import fold_pixels
 from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, silent
 
 
@@ -69,12 +68,7 @@ class ExecuTorch(Format):
 
 
 def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
-    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor.
-
-    Args:
-        graph: of `torch.export`.
-        samples: batches of inputs that the ranges are taken from.
-    """
+    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor."""
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
@@ -93,12 +87,7 @@ def operators_of(path: Path) -> tuple[int, Counter[str]]:
     from executorch.exir._serialize._program import deserialize_pte_binary
     plan = next(plan for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan
                 if plan.name == 'forward')
-    parts, outside = 0, Counter()
-    for chain in plan.chains:
-        for instruction in chain.instructions:
-            call = instruction.instr_args
-            if type(call).__name__ == 'DelegateCall':
-                parts += 1
-            elif type(call).__name__ == 'KernelCall':
-                outside[plan.operators[call.op_index].name.removeprefix('aten::')] += 1
-    return parts, outside
+    calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
+    outside = Counter(plan.operators[call.op_index].name.removeprefix('aten::')
+                      for call in calls if type(call).__name__ == 'KernelCall')
+    return sum(type(call).__name__ == 'DelegateCall' for call in calls), outside

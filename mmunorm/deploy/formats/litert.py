@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ...utils import PreflightError
-from ..edge import with_edge_layers
+from ..edge import fold_pixels, with_edge_layers
+from ..equalize import equalize
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
-from ..pixels import fold_pixels
-from ..rcnn.host import Host, softmax
+from ..rcnn.host import Host, filled, softmax
+from ..tflite import changed, kind_of
 from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, listed, silent
 
 NAME = 'classify'  # of a classifier's signature
@@ -33,12 +34,13 @@ class LiteRtSession(Session):
     def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
         from ai_edge_litert.interpreter import Interpreter
         self.meta = meta
-        self._interpreter = Interpreter(str(path), num_threads=threads)
-        self._interpreter.allocate_tensors()
-        self._parts = {name: self._interpreter.get_signature_runner(name)
-                       for name in self._interpreter.get_signature_list()}
+        interpreter = Interpreter(str(path), num_threads=threads)
+        interpreter.allocate_tensors()
+        self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        if self.meta['task'] == 'detector':  # the rest of it, in numpy
+            return Host(self.meta['rcnn'], self.call)(*arrays)
         images, = arrays
         return [softmax(self.call(NAME, images.transpose(0, 2, 3, 1))['logits'])]
 
@@ -57,13 +59,6 @@ class LiteRtSession(Session):
             for key, detail in given.items():
                 outs[key].append(from_type(out[key][:len(own)], detail))
         return {key: np.concatenate(each) for key, each in outs.items()}
-
-
-class DetectorSession(LiteRtSession):
-    """The file's signatures, and the rest of the detector in numpy."""
-
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return Host(self.meta['rcnn'], self.call)(*arrays)
 
 
 class LiteRt(Format):
@@ -91,19 +86,15 @@ class LiteRt(Format):
             from ..rcnn.parts import settings_of
             meta = meta | dict(rcnn=settings_of(model.graph))
         with silent():
-            write_float(model, path)
+            write_float(model, path, meta)
             if half or int8:
                 quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), heads == 'float')
-        write_meta(path, meta)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        meta = read_meta(path)
-        is_detector = meta is not None and meta['task'] == 'detector'
-        return (DetectorSession if is_detector else LiteRtSession)(path, threads, meta)
+        return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
-        operators = operators_of(path)
-        parts, outside = delegated(path)
+        operators, (parts, outside) = operators_of(path), delegated(path)
         return [f'operators: {operators.total()}, most often {listed(operators)}',
                 f"XNNPACK's parts on this CPU: {parts}; operators outside of them: {counted(outside)}"]
 
@@ -120,14 +111,17 @@ class _Classify(nn.Module):
         return dict(logits=self.whole.logits(images.permute(0, 3, 1, 2)))
 
 
-def write_float(model: Exportable, path: Path) -> None:
-    """Writes a model in floating point: a classifier as one signature, from `images` `(N, H, W, 3)`, 0 to 255, to
-    `logits`; a detector as those of :func:`mmunorm.deploy.rcnn.parts.parts_of`.
+def write_float(model: Exportable, path: Path, meta: dict) -> None:
+    """Writes a model in floating point, and what the file is to say about itself.
+
+    A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
+    :func:`mmunorm.deploy.rcnn.parts.parts_of`.
 
     Raises:
         PreflightError: torch or LiteRT's converter cannot export it.
     """
     import litert_torch
+    from ai_edge_litert import schema_py_generated as schema
     images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
     graph = with_edge_layers(model.stock, model.inputs)
     if isinstance(graph, ClassifierGraph):
@@ -141,21 +135,17 @@ def write_float(model: Exportable, path: Path) -> None:
             program = torch.export.export(part.eval(), (), sample, strict=False).module()
             made = made.signature(name, program, sample_kwargs=sample)
         made.convert().export(str(path))
-    mend_nearest(path)
-
-
-def mend_nearest(path: Path) -> None:
-    """Makes nearest-neighbour upsampling that of torch, cell `floor(i * old / new)`, where an FPN's sizes are odd.
-
-    litert-torch has it read from the middle of pixels, which is the same where the new size is a multiple alone.
-    """
-    from ai_edge_litert.tools import flatbuffer_utils
-    model = flatbuffer_utils.read_model(path)
-    for graph in model.subgraphs:
-        for operator in graph.operators:
-            if kind_of(model, operator) == 'RESIZE_NEAREST_NEIGHBOR':
+    with changed(path) as file:
+        for operator in (operator for graph in file.subgraphs for operator in graph.operators):
+            # litert-torch has it read from the middle of pixels, where torch takes cell `floor(i * old / new)`. An
+            # FPN of odd sizes has both.
+            if kind_of(file, operator) == 'RESIZE_NEAREST_NEIGHBOR':
                 operator.builtinOptions.halfPixelCenters = False
-    flatbuffer_utils.write_model(model, path)
+        buffer, entry = schema.BufferT(), schema.MetadataT()
+        buffer.data = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+        entry.name, entry.buffer = KEY, len(file.buffers)
+        file.buffers.append(buffer)
+        file.metadata = [*(file.metadata or []), entry]
 
 
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
@@ -167,7 +157,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         kind (str): 'half', or of `LiteRt.int8_kinds`.
         samples: batches of the model's inputs: the ranges are from the least to the greatest value.
         rcnn (dict, optional): of a detector, what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
-        heads_in_float (bool): leave what reads its regions in floating point. Defaults to False.
+        heads_in_float (bool): leave what reads its regions in floating point.
 
     Raises:
         PreflightError: a file in integers only has a tensor in floating point left.
@@ -176,12 +166,18 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     recipe, ranges = recipe_of(kind, heads_in_float), None
     made = quantizer.Quantizer(str(path), recipe)
     if made.need_calibration:
-        ranges = made.calibrate(calibration_data(path, samples, rcnn, not heads_in_float))
+        data = calibration_data(path, samples, rcnn, not heads_in_float)
+        if kind.startswith('full'):
+            equalize(path, data)
+            made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
+        ranges = made.calibrate(data)
         # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
-        fit_attention(path, ranges)
-        made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
+        with changed(path) as file:
+            for graph in file.subgraphs:
+                fit_attention(file, graph, ranges)
+        made = quantizer.Quantizer(str(path), recipe)
     made.quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
@@ -189,10 +185,9 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
                      rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
-    """What each signature of a file in floating point reads of some pictures; `regions` asks also for those of `heads`
-    and `masks`.
+    """What each signature of a file in floating point reads of some pictures; `heads` and `masks` if `regions` is set.
 
-    They are the best ones of the first hundred batches: they are large, and all in memory.
+    Regions are the best ones of the first hundred batches: they are large, and all in memory.
     """
     if rcnn is None:
         return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
@@ -213,13 +208,8 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
     return data
 
 
-def filled(array: np.ndarray, number: int) -> np.ndarray:
-    """An array with zeros after it, so that its first dimension has this size."""
-    return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
-
-
-def fit_attention(path: Path, ranges: dict[str, dict[str, np.ndarray]]) -> None:
-    """Changes a file in floating point, and the ranges `min` and `max` that its tensors were seen in, for attention.
+def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+    """Changes a graph in floating point, and the ranges `min` and `max` that its tensors were seen in, for attention.
 
     - The second factor of a product of two activations (keys, values) gets a symmetric range, back to the layer that
       makes it: XNNPACK leaves the product to LiteRT's reference kernel if a zero is no zero in integers, which took
@@ -227,14 +217,6 @@ def fit_attention(path: Path, ranges: dict[str, dict[str, np.ndarray]]) -> None:
     - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -100:
       `exp(-8)` is nothing in 8 bits, and a range that begins at -100 leaves the scores steps of 0.4.
     """
-    from ai_edge_litert.tools import flatbuffer_utils
-    model = flatbuffer_utils.read_model(path)
-    for graph in model.subgraphs:
-        _fit_attention(model, graph, ranges)
-    flatbuffer_utils.write_model(model, path)
-
-
-def _fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
 
     def kind(operator):
@@ -250,6 +232,7 @@ def _fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> No
     def seen(tensor):
         return ranges.get(graph.tensors[tensor].name.decode())
 
+    blocks = {}  # by the buffer that is added to their scores: those of a stage share it if their biases are the same
     for operator in graph.operators:
         if kind(operator) == 'BATCH_MATMUL':
             for each in filter(None, map(seen, back(operator.inputs[1]))):
@@ -258,17 +241,20 @@ def _fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> No
         elif kind(operator) == 'SOFTMAX':
             tensors = back(operator.inputs[0])
             added = maker.get(tensors[-1])
-            if kind(added) != 'ADD' or not (scores := seen(added.inputs[0])):
-                continue
-            buffer = model.buffers[graph.tensors[added.inputs[1]].buffer]
-            constant = np.frombuffer(bytes(buffer.data if buffer.data is not None else b''), np.float32).copy()
-            is_cut = constant < -50
-            if is_cut.any():
-                least = scores['min'].min() + constant[~is_cut].min() - 8
-                constant[is_cut] = least - scores['max'].max()
-                buffer.data = constant.view(np.uint8)
+            if kind(added) == 'ADD' and (scores := seen(added.inputs[0])):
+                buffer = graph.tensors[added.inputs[1]].buffer
+                blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
+    for buffer, readers in blocks.items():
+        data = model.buffers[buffer].data
+        constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
+        is_cut = constant < -50
+        if is_cut.any():
+            floor = constant[~is_cut].min() - 8
+            constant[is_cut] = min(low + floor - high for low, high, _ in readers)
+            model.buffers[buffer].data = constant.view(np.uint8)
+            for low, _, tensors in readers:
                 for each in filter(None, map(seen, tensors)):
-                    each.update(min=np.full_like(each['min'], least))
+                    each.update(min=np.full_like(each['min'], low + floor))
 
 
 def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
@@ -309,31 +295,12 @@ def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
 
 def read_meta(path: Path) -> dict | None:
     """What a file says about itself."""
-    from ai_edge_litert import schema_py_generated as schema
-    model = schema.Model.GetRootAs(path.read_bytes())
-    for i in range(model.MetadataLength()):
-        if model.Metadata(i).Name() == KEY.encode():
-            return json.loads(model.Buffers(model.Metadata(i).Buffer()).DataAsNumpy().tobytes())
+    from ai_edge_litert.tools import flatbuffer_utils
+    file = flatbuffer_utils.read_model(path)
+    for entry in file.metadata or ():
+        if entry.name == KEY.encode():
+            return json.loads(bytes(file.buffers[entry.buffer].data))
     return None
-
-
-def write_meta(path: Path, meta: dict) -> None:
-    """Adds to a file what it is to say about itself."""
-    from ai_edge_litert import schema_py_generated as schema
-    from ai_edge_litert.tools import flatbuffer_utils
-    model = flatbuffer_utils.read_model(path)
-    buffer, entry = schema.BufferT(), schema.MetadataT()
-    buffer.data = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    entry.name, entry.buffer = KEY, len(model.buffers)
-    model.buffers.append(buffer)
-    model.metadata = [*(model.metadata or []), entry]
-    flatbuffer_utils.write_model(model, path)
-
-
-def kind_of(model, operator) -> str:
-    """The name of an operator, such as 'ADD'."""
-    from ai_edge_litert.tools import flatbuffer_utils
-    return flatbuffer_utils.opcode_to_name(model, operator.opcodeIndex)
 
 
 def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> Counter[str]:
@@ -345,12 +312,15 @@ def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> 
     from ai_edge_litert.tools import flatbuffer_utils
     model = flatbuffer_utils.read_model(path)
     floats = {getattr(schema.TensorType, name) for name in ('FLOAT16', 'FLOAT32', 'FLOAT64')}
-    return Counter(
-        kind_of(model, operator)
-        for graph in model.subgraphs for operator in graph.operators
-        if not (but and re.search(but, graph.tensors[operator.outputs[0]].name.decode()))
-        and (not in_float or any(index >= 0 and graph.tensors[index].type in floats
-                                 for index in (*operator.inputs, *operator.outputs))))
+
+    def counts(graph, operator) -> bool:
+        if but and re.search(but, graph.tensors[operator.outputs[0]].name.decode()):
+            return False
+        return not in_float or any(index >= 0 and graph.tensors[index].type in floats
+                                   for index in (*operator.inputs, *operator.outputs))
+
+    return Counter(kind_of(model, operator) for graph in model.subgraphs for operator in graph.operators
+                   if counts(graph, operator))
 
 
 def delegated(path: Path) -> tuple[int, Counter[str]]:

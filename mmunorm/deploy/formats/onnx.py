@@ -62,11 +62,7 @@ class Onnx(Format):
 
 
 def write_onnx(model: Exportable, path: Path) -> None:
-    """Writes a model as an ONNX file in floating point, with its metadata.
-
-    Raises:
-        PreflightError: torch cannot export it.
-    """
+    """Writes a model as an ONNX file in floating point; a PreflightError if torch cannot export it."""
     program = _onnx_program(model)
     program.model.metadata_props[KEY] = json.dumps(model.meta)
     program.save(path, external_data=False)
@@ -77,13 +73,16 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     tables = _nms_translation() if isinstance(model.graph, DetectorGraph) else {}
     program = model.program
     with exporting():
-        return torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
+        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
                                  custom_translation_table=tables)
+    for node in made.model.graph.all_nodes():  # torch notes lines of code and where they lie on this machine
+        node.metadata_props.clear()
+    return made
 
 
 def _nms_translation() -> dict:
-    """How `torch.onnx.export` writes :func:`mmunorm.deploy.rcnn.nms.nms_mask`."""
+    """How `torch.onnx.export` writes :func:`mmunorm.deploy.rcnn.detector.nms_mask`."""
     from onnxscript import opset18 as op
 
     def to_onnx(boxes, scores, iou_threshold: float):
@@ -102,41 +101,28 @@ def _nms_translation() -> dict:
 
 
 def store_as_half(graph) -> None:
-    """Stores the weights of an ONNX graph in float16, in place; a runtime makes them float32 again as it loads them.
+    """Stores the weights of an `onnx.GraphProto` in float16, in place; a runtime makes them float32 as it loads them.
 
     So it computes what it did before, with rounded weights: the pixels of boxes need more digits than float16 has.
     (onnxruntime's `convert_float_to_float16` also computes in float16.) Vectors and what float16 cannot hold stay.
-
-    Args:
-        graph (onnx.GraphProto): with its weights inside.
     """
     from onnx import TensorProto, helper, numpy_helper
     for tensor in graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2:
-            continue
-        values = numpy_helper.to_array(tensor)
-        if np.abs(values).max(initial=0.) > LARGEST_HALF:
-            continue
-        name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f'{name}_half'))
-        graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
+        values, name = numpy_helper.to_array(tensor), tensor.name
+        if values.dtype == np.float32 and values.ndim > 1 and np.abs(values).max(initial=0.) <= LARGEST_HALF:
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f'{name}_half'))
+            graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
 
 
 def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> None:
-    """Writes an ONNX file in INT8, with QuantizeLinear and DequantizeLinear around what is quantized.
+    """Writes an ONNX file in INT8 from one in floating point; `inputs` are batches of the model's, by their names.
 
     ONNX Runtime computes it with its integer kernels: linear layers write floating point, convolutions 8 bits, because
     its kernel for them cannot do otherwise. Weights have 7 of their 8 bits, for CPUs without VNNI; products of two
     activations stay in floating point.
-
-    Args:
-        source: the file in floating point.
-        path: the file to write.
-        inputs: batches of the model's inputs, by their names.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
     model = onnx.load(source)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     in_float = {node.name for node in model.graph.node
@@ -147,7 +133,6 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
     batches = iter(inputs)
 
     class Reader(CalibrationDataReader):
-
         def get_next(self):
             return next(batches, None)
 
@@ -165,14 +150,11 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
 
 
 def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
-    """Puts an Identity before each linear layer and convolution whose input others read too, in place.
+    """Puts an Identity before each linear layer and convolution whose input others read too, in an `onnx.GraphProto`.
 
     The quantizer replaces a tensor for all its readers: without this, a layer that reads the residual stream, as one
-    after a folded norm does, would put the stream itself into 8 bits. The runtime drops the Identity.
-
-    Args:
-        graph (onnx.GraphProto): in floating point.
-        in_float (Iterable[str]): names of the nodes that stay as they are. Defaults to none.
+    after a folded norm does, would put the stream itself into 8 bits. The runtime drops the Identity. Nodes with the
+    names `in_float` stay as they are.
     """
     from onnx import helper
     readers = Counter(name for node in graph.node for name in node.input)
@@ -192,10 +174,7 @@ def keep_products(graph) -> None:
 
     ONNX Runtime makes one Gemm of a MatMul and an Add whose bias is `(C, )`, before it looks for quantizers, and has
     no integer kernel for a Gemm with a bias in floating point: it dequantizes the weights in every run, and is slower
-    than without INT8. A MatMul of its own becomes a MatMulIntegerToFloat.
-
-    Args:
-        graph (onnx.GraphProto): in floating point, with the shapes of its values.
+    than without INT8. A MatMul of its own becomes a MatMulIntegerToFloat. The `graph` must have its values' shapes.
     """
     made = {name: node for node in graph.node for name in node.output}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}

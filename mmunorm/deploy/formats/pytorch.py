@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...benchmark.measure import size_of_weights
+from ...benchmark.measure import size_in_memory
 from ...utils import PreflightError
 from ..export import Exportable
-from ..windows import with_static_windows
+from ..windows import with_windows
 from .base import Form, Format, Session
 
 
@@ -47,7 +47,7 @@ class Torch(Format):
         graph, meta, inputs = torch.load(path, weights_only=False)
         if not compiled:
             return TorchSession(graph, meta)
-        graph = torch.compile(with_static_windows(graph).eval())
+        graph = torch.compile(with_windows(graph).eval())
         try:
             with torch.no_grad():
                 graph(*inputs)
@@ -58,4 +58,4 @@ class Torch(Format):
 
     def size(self, path: Path, model: Exportable) -> int:
         """Bytes of the weights in memory."""
-        return size_of_weights(model.stock)
+        return size_in_memory([*model.stock.parameters(), *model.stock.buffers()])

@@ -9,34 +9,22 @@ import torch
 import torch.nn.functional as F
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder, onnx_delta2bbox
 from torch import Tensor, nn
-from torchvision.ops import roi_align
-
-from .nms import nms_mask
+from torchvision.ops import nms, roi_align
 
 
 class RCNN(nn.Module):
-    """What follows the neck of mmdet's `FasterRCNN` and `MaskRCNN`.
-
-    Args:
-        detector (nn.Module): mmdet's, for which :func:`rcnn_obstacle` has nothing to say.
-    """
+    """What follows the neck of a `FasterRCNN` or `MaskRCNN` of mmdet without an :func:`rcnn_obstacle`."""
 
     def __init__(self, detector: nn.Module):
         super().__init__()
-        self.rpn_head = detector.rpn_head
-        self.roi_head = detector.roi_head
+        self.rpn_head, self.roi_head = detector.rpn_head, detector.roi_head
 
     def forward(self, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detects the objects in each picture of a batch.
+        """Detects the objects in each picture of a batch, whose height and width without padding are `sizes` `(N, 2)`.
 
-        Args:
-            features (tuple[Tensor]): maps of the neck, each `(N, C, h, w)` float32.
-            sizes (Tensor): `(N, 2)` float32, height and width of each picture in pixels, without its padding.
-
-        Returns:
-            `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; for a Mask
-            R-CNN also `masks` `(N, K, h, w)` float32, probabilities in the area of each box. After the last
-            detection all is 0.
+        `features` are maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2 y2
+        and score, the best first; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)` float32,
+        probabilities in the area of each box. After the last detection all is 0.
         """
         proposals, found = propose(self.rpn_head, features, sizes)
         dets, labels = detect(self.roi_head, features, proposals, found, sizes)
@@ -174,6 +162,39 @@ def roi_levels(extractor: nn.Module, boxes: Tensor, num_levels: int) -> Tensor:
     """
     scale = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt() / extractor.finest_scale + 1e-6
     return sum(((scale >= 2**level).long() for level in range(1, num_levels)), torch.zeros_like(scale).long())
+
+
+def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Which boxes greedy suppression keeps, in each of `B` sets: `(B, M)` float32, 1 for a box that is kept, else 0.
+
+    It is an operator of its own so that ONNX gets one NonMaxSuppression node for all sets: torchvision's takes one
+    set, and how many indices it returns depends on the data.
+
+    Args:
+        boxes (Tensor): `(B, M, 4)` float32, x1 y1 x2 y2.
+        scores (Tensor): `(B, M)` float32; a box that scores 0 is none.
+        iou_threshold (float): a box is dropped if its IoU with a kept one is above this.
+    """
+    return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold)
+
+
+# By a library, as torch.library.custom_op is not in torch 2.1.
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
+_OPERATORS.define('nms_mask(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor')
+
+
+@torch.library.impl(_OPERATORS, 'nms_mask', 'CompositeExplicitAutograd')
+def _nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    mask = torch.zeros_like(scores)
+    for kept, own_boxes, own_scores in zip(mask, boxes, scores, strict=True):
+        candidates = (own_scores > 0).nonzero().squeeze(1)
+        kept[candidates[nms(own_boxes[candidates], own_scores[candidates], iou_threshold)]] = 1
+    return mask
+
+
+@torch.library.impl(_OPERATORS, 'nms_mask', 'Meta')
+def _shape_of_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    return torch.empty_like(scores)
 
 
 def _pick(boxes: Tensor, index: Tensor) -> Tensor:

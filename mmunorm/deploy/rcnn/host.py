@@ -28,13 +28,9 @@ class Host:
     def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Detects the objects in each picture of a batch.
 
-        Args:
-            images (np.ndarray): `(N, 3, H, W)` float32, 0 to 255, pictures with anything to their right and below.
-            sizes (np.ndarray): `(N, 2)` float32, height and width of the pictures themselves.
-
-        Returns:
-            list[np.ndarray]: `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a Mask R-CNN, `masks`
-            `(N, K, h, w)` float32, as :class:`mmunorm.deploy.rcnn.detector.RCNN` returns them.
+        `images` `(N, 3, H, W)` float32, 0 to 255, have anything to their right and below; `sizes` `(N, 2)` float32 are
+        height and width of the pictures in them. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a
+        Mask R-CNN, `masks` `(N, K, h, w)` float32, as `RCNN` of :mod:`.detector` does.
         """
         features = self.run('features', self.pad(images, sizes))
         batch = [self.detect({name: each[index] for name, each in features.items()}, size)
@@ -53,18 +49,17 @@ class Host:
         """The outputs of one picture, from those of `features`."""
         heads, masks = self.settings['heads'], self.settings['masks']
         proposals = propose(features, size, self.settings)
-        maps = [features[f'map{level}'] for level in range(len(features)) if f'map{level}' in features]
-        dets, labels = np.zeros((heads['most'], 5), np.float32), np.zeros(heads['most'], np.int64)
+        maps = [features[name] for name in sorted(features) if name.startswith('map')]
         found = self.run('heads', pool(maps, proposals, heads['pool']))
         boxes, scores, classes = suppress_classes(proposals, found['logits'], found['deltas'], size, heads)
-        dets[:len(boxes), :4], dets[:len(boxes), 4], labels[:len(boxes)] = boxes, scores, classes
+        number = heads['most']
+        dets = filled(np.column_stack([boxes, scores]).astype(np.float32), number)
+        labels = filled(classes, number)
         if masks is None:
             return dets, labels
         drawn = self.run('masks', pool(maps, boxes, masks['pool']))['logits']
         drawn = drawn[np.arange(len(boxes)), :, :, 0 if masks['any_class'] else classes]
-        probability = np.zeros((heads['most'], *drawn.shape[1:]), np.float32)
-        probability[:len(boxes)] = sigmoid(drawn)
-        return dets, labels, probability
+        return dets, labels, filled(sigmoid(drawn), number)
 
 
 def propose(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> np.ndarray:
@@ -180,8 +175,7 @@ def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
 def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, length: int) -> tuple[int, np.ndarray]:
     """How much each cell of a map gives to each bin along one side of a region: RoIAlign's means of its samples.
 
-    Returns:
-        The first cell that gives something, and `(bins, cells)` float32.
+    Returns the first cell that gives something, and `(bins, cells)` float32.
     """
     if not samples:  # an empty region
         return 0, np.zeros((bins, 1), np.float32)
@@ -192,6 +186,11 @@ def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, le
     share = 1 - np.abs(position[:, None] - np.arange(first, last + 1))
     share = np.maximum(share, 0) * inside[:, None] / samples
     return first, share.reshape(bins, samples, -1).sum(1).astype(np.float32)
+
+
+def filled(array: np.ndarray, number: int) -> np.ndarray:
+    """An array with zeros after it, so that its first dimension has this size."""
+    return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

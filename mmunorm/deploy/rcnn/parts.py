@@ -9,8 +9,8 @@ from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBox
 from torch import Tensor, nn
 
 from ...utils import PreflightError
+from ..edge import fold_pixels
 from ..graphs import DetectorGraph
-from ..pixels import fold_pixels
 
 # Regions at once, at most: few detections should not wait for the masks of a hundred.
 REGIONS = dict(heads=100, masks=20)
@@ -20,16 +20,15 @@ class Features(nn.Module):
     """From pixels to what proposals are made of.
 
     Its normalization also changes what lies beside a picture, so that 0 there means to pad with the mean.
-
-    Args:
-        graph (DetectorGraph): shares its parameters.
     """
 
     def __init__(self, graph: DetectorGraph):
         super().__init__()
         self.pixels = graph.pixels
         self.backbone, self.neck, self.rpn_head = graph.detector.backbone, graph.detector.neck, graph.detector.rpn_head
-        self.num_maps = max(len(extractor.roi_layers) for extractor in _extractors(graph))
+        roi = graph.detector.roi_head
+        extractors = [roi.bbox_roi_extractor, *([roi.mask_roi_extractor] if roi.with_mask else [])]
+        self.num_maps = max(len(extractor.roi_layers) for extractor in extractors)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """`(N, H, W, 3)` float32, 0 to 255, to tensors `(N, h, w, ...)`, one of a kind for each level.
@@ -73,9 +72,8 @@ class Masks(nn.Module):
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
     """The parts of a detector, `features`, `heads` and, of a Mask R-CNN, `masks`; each with a sample of its input.
 
-    Args:
-        graph (DetectorGraph): unchanged; the normalization of its pixels becomes part of what reads them.
-        images (Tensor): `(N, H, W, 3)` float32, a sample.
+    `images` are one of the detector's, `(N, H, W, 3)` float32. The normalization of pixels becomes part of what reads
+    them; `graph` is unchanged.
 
     Raises:
         PreflightError: its enhancer would read what lies beside a picture.
@@ -109,11 +107,6 @@ def settings_of(graph: DetectorGraph) -> dict:
         proposals=dict(coder=coder_of(rpn.bbox_coder), before=rpn.test_cfg.nms_pre, iou=rpn.test_cfg.nms.iou_threshold,
                        least=rpn.test_cfg.get('min_bbox_size', -1), most=rpn.test_cfg.max_per_img),
         heads=heads, masks=masks)
-
-
-def _extractors(graph: DetectorGraph) -> list[nn.Module]:
-    roi = graph.detector.roi_head
-    return [roi.bbox_roi_extractor, *([roi.mask_roi_extractor] if roi.with_mask else [])]
 
 
 def _regions(extractor: nn.Module, number: int) -> dict[str, Tensor]:

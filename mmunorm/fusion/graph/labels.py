@@ -46,14 +46,8 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
           of: Callable[[Tensor], Labels | None]) -> list[Labels] | None:
     """The labels of an operator's outputs, or None for an operator that does more than move and average.
 
-    Args:
-        name: of the operator, without overload.
-        func, args, kwargs: the call.
-        outputs: what it has returned.
-        of: the labels of a tensor; None if it has none.
-
-    Raises:
-        Unclear: it moves or averages, but not so that channels stay what they are.
+    `name` is the operator's, without overload, `outputs` what the call has returned, and `of` gives a tensor's labels.
+    Unclear is raised where it moves or averages, but not so that channels stay what they are.
     """
 
     def argument(name: str):

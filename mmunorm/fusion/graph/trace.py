@@ -1,4 +1,4 @@
-"""Runs a model on an example and records who reads the output of each norm and layer.
+"""Runs a model on an example and notes who reads the output of each norm and layer.
 
 Every operator is seen, at the level of ATen, in torch's inference mode, where linear layers and convolutions arrive
 whole. What the trace proves holds for the way that the example takes through the model.
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import copy
 import gc
-import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...norms.layers import input_of, is_channels_first, is_norm
 from ..check import norm_obstacle
 from ..rewrite import affine_of, has_act
 from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
-from .record import Call, Layer, Record
+from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
 _CUTS = frozenset({'slice', 'split', 'split_with_sizes'})
@@ -28,27 +29,18 @@ _HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 
 
-def trace(model: nn.Module, example) -> Record:
+def trace(model: nn.Module, example) -> TracedModel:
     """Runs a copy of `model` on an example, and where that is a tensor of pictures or tokens on other sizes it takes.
 
-    To be called in inference mode.
-
-    Args:
-        model (nn.Module): in eval mode; unchanged.
-        example: what goes into it: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such,
-            of which each is run.
-
-    Raises:
-        TypeError: `example` is none of these.
-        RuntimeError: the model does not run on it.
+    To be called in inference mode. `example` and errors are those of :func:`mmunorm.fuse_norms`.
     """
     examples = example if isinstance(example, list) else [example]
+    if not examples:
+        raise TypeError('example: the list is empty')
     for one in examples:
         if not isinstance(one, (Tensor, tuple, dict)):
             raise TypeError('example: must be a tensor, a tuple of arguments, a dict of keyword arguments, or a list '
                             f'of such, got {type(one).__name__}')
-    if not examples:
-        raise TypeError('example: the list is empty')
     tracer = _Tracer(copy.deepcopy(model))
     for one in examples:
         try:
@@ -56,8 +48,9 @@ def trace(model: nn.Module, example) -> Record:
         except Exception as error:
             raise RuntimeError(f'example: the model does not run on it: {type(error).__name__}: {error}') from error
         for other in _other_sizes(one):
-            tracer.run(other, may_fail=True)
-    return tracer.record
+            with suppress(Exception):  # what has been seen until then is true
+                tracer.run(other)
+    return tracer.traced
 
 
 def _other_sizes(example) -> Iterator[Tensor]:
@@ -78,62 +71,52 @@ class _Tracer(TorchDispatchMode):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.record = Record()
+        self.traced = TracedModel()
         self._model = model
-        # By id, with the tensor itself, so that no other gets that id: numbers of vectors, rows of weights.
-        self._vectors: dict[int, tuple[Tensor, Labels]] = {}
-        self._weights: dict[int, tuple[Tensor, tuple[str, int, int]]] = {}
+        self._vectors = WeakTensorKeyDictionary()  # the numbers of each vector of the model
+        self._weights = WeakTensorKeyDictionary()  # the name and the rows of each weight
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.dim() > 1:
-                self._weights[id(tensor)] = tensor, (name, 0, len(tensor))
+                self._weights[tensor] = name, 0, len(tensor)
             elif tensor.dim() == 1 and tensor.is_floating_point():
-                numbers = self.record.add(name, 'vector', len(tensor)).channels
-                self._vectors[id(tensor)] = tensor, torch.tensor(numbers, dtype=torch.long, device=tensor.device)
+                numbers = self.traced.add(name, 'vector', len(tensor)).channels
+                self._vectors[tensor] = torch.tensor(numbers, dtype=torch.long, device=tensor.device)
         for name, module in model.named_modules():
             if is_norm(module):
                 if not norm_obstacle(module, allow_act=True):
-                    self.record.norms[name] = Call(self.record.add(name, 'norm', affine_of(module)[1].numel()))
+                    self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', affine_of(module)[1].numel()))
                     module.forward = self._norm_forward(name, module, module.forward)
             elif any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
         self._start()
 
     def _start(self) -> None:
-        self._labels, self._parts = dict(self._vectors), dict(self._weights)
+        self._labels = WeakTensorKeyDictionary(self._vectors)
+        self._parts = WeakTensorKeyDictionary(self._weights)
         self._inside: list[str] = []  # the modules that are being called, of those that are watched
         self._is_suspended = False
         self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms that have read it
         self._changed: set[str] = set()  # norms whose input has been written to since
 
-    def run(self, example, may_fail: bool = False) -> None:
-        """One forward pass; one that `may_fail` and does leaves what has been seen until then."""
+    def run(self, example) -> None:
+        """One forward pass. What still lives after it is in its output, or the model has kept it."""
+        args, kwargs = (), example
+        if not isinstance(example, dict):
+            args, kwargs = example if isinstance(example, tuple) else (example, ), {}
         try:
             with self, _Exits(self):
-                if isinstance(example, dict):
-                    output = self._model(**example)
-                else:
-                    output = self._model(*(example if isinstance(example, tuple) else (example, )))
-            self._block_what_is_left()
+                output = self._model(*args, **kwargs)
+            self._norm_inputs.clear()
+            gc.collect()
+            for tensor, labels in list(self._labels.items()):
+                if tensor not in self._vectors:
+                    self.traced.block(labels, 'is an output of the model, or kept by it')
             del output
-        except Exception:
-            if not may_fail:
-                raise
         finally:
             self._start()
 
-    def _block_what_is_left(self) -> None:
-        """What still lives after the forward pass is in its output, or the model has kept it."""
-        left = [(weakref.ref(tensor), labels) for key, (tensor, labels) in self._labels.items()
-                if key not in self._vectors]
-        self._labels.clear()
-        self._norm_inputs.clear()
-        gc.collect()
-        for tensor, labels in left:
-            if tensor() is not None:
-                self.record.block(labels, 'is an output of the model, or kept by it')
-
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
-        call = self.record.norms[name]
+        call = self.traced.norms[name]
         scale, shift = affine_of(norm)
         has_another_output = has_act(norm) and not isinstance(norm.act, nn.Identity)
 
@@ -149,14 +132,14 @@ class _Tracer(TorchDispatchMode):
             if axis is None:
                 call.why_not = ('it mixes channels, which only rules fold' if scale.dim() > 1 else
                                 'its output is not its scale times its input plus its shift')
-                self.record.block(self._of(x), f'is read by {name}')
+                self.traced.block(self._labels.get(x), f'is read by {name}')
                 return y
-            self.record.note_norm(call, self._of(x), axis)
-            labels = _numbers(call.origin.channels, y, axis)
+            self.traced.note_norm(call, self._labels.get(x), axis)
+            labels = _numbers(call.gives.channels, y, axis)
             if has_another_output:
-                self.record.block(labels, 'goes through its activation')
+                self.traced.block(labels, 'goes through its activation')
             else:
-                self._labels[id(y)] = y, labels
+                self._labels[y] = labels
             return y
 
         return wrapped
@@ -171,16 +154,13 @@ class _Tracer(TorchDispatchMode):
 
         return wrapped
 
-    def _of(self, tensor: Tensor) -> Labels | None:
-        return self._labels.get(id(tensor), (None, None))[1]
-
     def note_read(self, tensor: Tensor, why: str) -> None:
         """Something that is no layer reads a tensor: the channels of it, or the weight that it is."""
         if self._is_suspended:
             return
-        self.record.block(self._of(tensor), why)
-        if id(tensor) in self._parts:
-            self.record.foreign.setdefault(self._parts[id(tensor)][1][0], why)
+        self.traced.block(self._labels.get(tensor), why)
+        if tensor in self._parts:
+            self.traced.foreign.setdefault(self._parts[tensor][0], why)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._is_suspended:
@@ -194,16 +174,16 @@ class _Tracer(TorchDispatchMode):
             return self._linear(name, func, args, kwargs)
         outputs = func(*args, **kwargs)
         self._note_writes(func, args, kwargs)
-        tensors = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels or id(arg) in self._parts]
+        tensors = [arg for arg in tensors_in((args, kwargs)) if arg in self._labels or arg in self._parts]
         if name in SHAPE_ONLY or not tensors:
             return outputs
-        if name in _CUTS and id(args[0]) in self._parts and self._cut(func, args, kwargs, outputs):
+        if name in _CUTS and args[0] in self._parts and self._cut(func, args, kwargs, outputs):
             return outputs
         why = f'is read by {name}'
         if not func._schema.is_mutable:
             try:
                 if self._carried(name, func, args, kwargs, outputs):
-                    tensors = [tensor for tensor in tensors if id(tensor) in self._parts]
+                    tensors = [tensor for tensor in tensors if tensor in self._parts]
                 else:  # perhaps it consists of others that are known
                     with self, _Exits(self):
                         parts = func.decompose(*args, **kwargs)
@@ -217,15 +197,16 @@ class _Tracer(TorchDispatchMode):
 
     def _cut(self, func, args: tuple, kwargs: dict, outputs) -> bool:
         """Notes which rows of a weight the outputs are; whether they are rows."""
-        weight, (name, first, _) = self._parts[id(args[0])]
-        numbers = torch.arange(weight.numel()).view(weight.shape)
-        found, width = {}, max(weight[:1].numel(), 1)
-        for output, part in zip(_listed(outputs), _listed(func(numbers, *args[1:], **kwargs)), strict=True):
+        name, first, _ = self._parts[args[0]]
+        numbers = torch.arange(args[0].numel()).view(args[0].shape)
+        found, width = [], max(numbers[:1].numel(), 1)
+        for part in _listed(func(numbers, *args[1:], **kwargs)):
             start = int(part.flatten()[0]) // width if part.numel() else 0
             if not torch.equal(part, numbers[start:start + len(part)]):
                 return False
-            found[id(output)] = output, (name, first + start, first + start + len(part))
-        self._parts.update(found)
+            found.append((name, first + start, first + start + len(part)))
+        for output, rows in zip(_listed(outputs), found, strict=True):
+            self._parts[output] = rows
         return True
 
     def _carried(self, name: str, func, args: tuple, kwargs: dict, outputs) -> bool:
@@ -233,11 +214,11 @@ class _Tracer(TorchDispatchMode):
         if not all(isinstance(output, Tensor) for output in _listed(outputs)):
             return False
         try:
-            labels = carry(name, func, args, kwargs, _listed(outputs), self._of)
+            labels = carry(name, func, args, kwargs, _listed(outputs), self._labels.get)
         except RuntimeError:  # it is not made for whole numbers
             return False
         for output, each in zip(_listed(outputs), labels or (), strict=labels is not None):
-            self._labels[id(output)] = output, each
+            self._labels[output] = each
         return labels is not None
 
     def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
@@ -250,12 +231,12 @@ class _Tracer(TorchDispatchMode):
         x, weight, bias, *_ = *args, None
         y = func(*args, **kwargs)
         self._block_changed(x)
-        labels, (_, part) = self._of(x), self._parts.get(id(weight), (None, None))
+        labels, part = self._labels.get(x), self._parts.get(weight)
         if part is None:
             for tensor in tensors_in([x, weight, bias]):
                 self.note_read(tensor, 'is read by a layer whose weight is computed')
             return y
-        if id(x) in self._vectors or id(x) in self._parts:
+        if x in self._vectors or x in self._parts:
             self.note_read(x, f'is read by {name}')
             labels = None
         axis = x.dim() - 1 - _TRAILING[name]
@@ -263,42 +244,43 @@ class _Tracer(TorchDispatchMode):
         columns = None if labels is None else by_channel(labels, axis)
         if name != 'linear' and _pads(args, kwargs, weight):
             kernel = 'x'.join(map(str, weight.shape[2:]))
-            self.record.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
+            self.traced.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
             columns = None
         elif labels is not None and columns is None:
             how = ('together with other values, such as padding' if bool((labels == NOTHING).any())
                    else 'along another dimension than its channels')
-            self.record.block(labels, f'is read by {owner} {how}')
+            self.traced.block(labels, f'is read by {owner} {how}')
         layer = self._note_layer(part, owner, [NOTHING] * x.shape[axis] if columns is None else columns.tolist(), bias)
-        self._labels[id(y)] = y, _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
+        self._labels[y] = _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
         return y
 
-    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> Layer:
+    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> TracedLayer:
         own, problem, numbers = self._inside[-1:] == [owner], '', None
         if bias is not None:
-            labels = self._of(bias)
+            labels = self._labels.get(bias)
             numbers = [] if labels is None else labels.tolist()
-            if not numbers or any(n < 0 or self.record.origin_of(n).kind != 'vector' for n in numbers):
+            if not numbers or any(n < 0 or self.traced.origin_of(n).kind != 'vector' for n in numbers):
                 problem = 'has a bias that is not made of parameters alone'
                 self.note_read(bias, 'is read by a bias')
-        layer = self.record.layers.get(part)
+        layer = self.traced.layers.get(part)
         if layer is None:
             weight, *rows = part
-            gives = self.record.add(weight, 'layer', rows[1] - rows[0])
-            self.record.layers[part] = layer = Layer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
+            gives = self.traced.add(weight, 'layer', rows[1] - rows[0])
+            layer = TracedLayer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
+            self.traced.layers[part] = layer
         layer.own &= own
         layer.problem = layer.problem or problem or ('has several biases' if numbers != layer.bias else '')
         if reads != layer.reads:
-            self.record.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
+            self.traced.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
         return layer
 
     def _block_changed(self, x: Tensor) -> None:
         """Blocks a norm whose input has been written to before its output is read: without it, they are one."""
-        labels = self._of(x)
+        labels = self._labels.get(x)
         if self._changed and labels is not None:
-            names = {self.record.origin_of(number).name for number in self.record.numbers(labels)}
+            names = {self.traced.origin_of(number).name for number in self.traced.numbers(labels)}
             if names & self._changed:
-                self.record.block(labels, 'is read after its input has been changed in place')
+                self.traced.block(labels, 'is read after its input has been changed in place')
 
 
 class _Exits(TorchFunctionMode):

@@ -1,7 +1,7 @@
 """How the numbers of an offline norm are computed: Triton on a GPU, plain torch (`reference`) elsewhere.
 
 Under `torch.compile` it is always plain torch, which the compiler fuses. What Triton is not made for goes to plain
-torch too: float64, strided input, and averages other than UN's own.
+torch too: float64, strided or empty input, and averages other than UN's own.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _pass(plain: Callable, inputs: int = 1) -> Callable:
     @wraps(plain)
     def run(*args):
         tokens = args[:inputs]
-        if (is_compiling() or not tokens[0].is_cuda or tokens[0].dtype == torch.float64
+        if (is_compiling() or not tokens[0].is_cuda or tokens[0].dtype == torch.float64 or not tokens[0].numel()
                 or not all(each.is_contiguous() for each in tokens)):
             return plain(*args)
         return getattr(_triton() or reference, plain.__name__)(*args)

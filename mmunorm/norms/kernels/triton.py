@@ -3,8 +3,8 @@
 The passes of `reference`, each of which reads its input once; and the averages over steps of
 :mod:`mmunorm.norms.algorithm`, one launch each, for UN's own averages alone.
 
-Input is contiguous, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps, programs'
-partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
+Input is contiguous and not empty, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps,
+programs' partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
 `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 from __future__ import annotations
@@ -68,31 +68,27 @@ def _on(x: Tensor):
 def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, dy: Tensor | None, direct: Tensor | None,
                 valid: Tensor | None) -> Tensor:
     out = torch.empty_like(x)
-    channels = x.shape[-1]
-    tokens = x.numel() // channels
+    tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     grid = (triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(channels, blocks['BLOCK_C']))
-    if tokens:
-        with _on(x):
-            _map[grid](x, slope, constant, dy, direct, _bytes(valid), out, tokens, channels, **blocks)
+    with _on(x):
+        _map[grid](x, slope, constant, dy, direct, _bytes(valid), out, tokens, channels, **blocks)
     return out
 
 
 def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None,
                   valid: Tensor | None) -> tuple[Tensor, int | Tensor]:
     """The sums of :func:`_products` over tokens, `(2 or 4, C)`, and how many tokens are valid."""
-    channels = x.shape[-1]
-    tokens = x.numel() // channels
+    tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     columns = triton.cdiv(channels, blocks['BLOCK_C'])
     # Each program takes whole tiles.
     tiles = triton.cdiv(triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(_PROGRAMS, columns))
-    rows = max(1, tiles) * blocks['BLOCK_T']
+    rows = tiles * blocks['BLOCK_T']
     programs = triton.cdiv(tokens, rows)
     partial = torch.empty(programs, 2 if valid is None else 4, channels, dtype=torch.float32, device=x.device)
-    if programs:
-        with _on(x):
-            _products[programs, columns](x, dy, mean, _bytes(valid), partial, tokens, rows, channels, **blocks)
+    with _on(x):
+        _products[programs, columns](x, dy, mean, _bytes(valid), partial, tokens, rows, channels, **blocks)
     return partial.sum(dim=0), tokens if valid is None else valid.sum()
 
 
@@ -154,10 +150,8 @@ def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: 
 
 def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
                        unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """UN's `average_activation` in step t, from 1: `var_hat`, `averaged` and `outlier`.
-
-    Changes `running_var`, `record` and `num_outliers`, which is None without the filter. The first `unsettled` steps
-    are not averaged.
+    """UN's `average_activation` in step t, from 1, of which the first `unsettled` are not averaged: `var_hat`,
+    `averaged` and `outlier`. Changes `running_var`, `record` and `num_outliers`, which is None without the filter.
     """
     var_hat = torch.empty_like(s)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)

@@ -44,9 +44,8 @@ class TokenBatchSampler:
             raise PreflightError(f'max_tokens={max_tokens} is less than the {longest.max()} tokens of the longest '
                                  'sentence: raise it, or set max_length of the data set.')
         self.sampler = sampler
-        # One number that sorts by the longer side, then by the source, then by the target.
-        base = int(longest.max()) + 1
-        self._key = (longest.astype(np.int64) * base + lengths[:, 0]) * base + lengths[:, 1]
+        # Sorted by the longer side, then by the source, then by the target.
+        self._keys = np.stack([lengths[:, 1], lengths[:, 0], longest])
         # Equal lengths change places from epoch to epoch; where batches are cut stays the same.
         self._cuts = _cut(np.sort(longest), batch_size, max_tokens)
 
@@ -55,14 +54,12 @@ class TokenBatchSampler:
         return -(-(len(self._cuts) - 1) // self.sampler.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        sampler, batches = self.sampler, np.arange(len(self._cuts) - 1)
+        sampler, batches, pairs = self.sampler, np.arange(len(self._cuts) - 1), np.arange(self._keys.shape[1])
         if sampler.shuffle:
             random = np.random.default_rng((sampler.seed, sampler.epoch))
-            pairs = random.permutation(len(self._key))
-            order = pairs[np.argsort(self._key[pairs], kind='stable')]
+            random.shuffle(pairs)
             random.shuffle(batches)
-        else:
-            order = np.argsort(self._key, kind='stable')
+        order = pairs[np.lexsort(self._keys[:, pairs])]
         batches = np.resize(batches, len(self) * sampler.world_size)
         for batch in batches[sampler.rank::sampler.world_size]:
             yield order[self._cuts[batch]:self._cuts[batch + 1]].tolist()

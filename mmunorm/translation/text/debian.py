@@ -1,4 +1,4 @@
-"""Parallel text of Debian's package descriptions and their translations.
+"""Parallel text of Debian's package descriptions and their translations: found, paired, and split for training.
 
 A description in English and its translation have the same `Description-md5`. Paragraphs are paired where both sides
 have equally many, then the entries of lists, then sentences.
@@ -6,20 +6,26 @@ have equally many, then the entries of lists, then sentences.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
-from .pairs import Pair, is_translation, sentence_pairs
+Pair = tuple[str, str]
+
+N = 5  # words that are compared at once
+LEAST_WORDS = N + 2  # a test sentence has at least three such groups
+# Of 100 sources; the others are for training.
+TEST, VALID = 3, 1
 
 # In running text, a line may begin with the Italian word 'o'.
 _BULLET = re.compile(r'(\s+[-*+o•·–]|[-*+•])\s+')
+# A sentence may start with a capital letter, a number, or one of these after a quotation mark or bracket.
+_SENTENCE_END = re.compile(r'(?<=[.!?])\s+(?=["\'«„(]?[^\W_a-zß-ÿ])')
 
 
 def source_packages(lines: Iterable[str]) -> dict[str, str]:
-    """The source package of each `Description-md5` in an apt list of packages.
-
-    Of several source packages, the first counts.
-    """
+    """The first source package of each `Description-md5` in an apt list of packages."""
     sources: dict[str, str] = {}
     for entry in _entries(lines, ('Package', 'Source', 'Description-md5')):
         if 'Description-md5' in entry:
@@ -53,17 +59,31 @@ def _entries(lines: Iterable[str], keys: tuple[str, ...]) -> Iterator[dict[str, 
             entry, field = {}, None
 
 
+def parallel_text(english: dict[str, list[str]], translations: dict[str, list[str]],
+                  sources: dict[str, str]) -> Iterator[tuple[str, Pair]]:
+    """The source package and the sentences of each description with a translation, duplicates among them."""
+    for md5, lines in translations.items():
+        if md5 in english and md5 in sources:
+            for pair in description_pairs(english[md5], lines):
+                if is_translation(pair):
+                    yield sources[md5], pair
+
+
 def description_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]:
     """Pairs the sentences of a description with those of its translation, both as :func:`descriptions` has them."""
-    yield ' '.join(english[0].split()), ' '.join(translation[0].split())
-    sides = [_paragraphs(lines[1:]) for lines in (english, translation)]
-    if len(sides[0]) != len(sides[1]):
-        return
-    for paragraphs in zip(*sides, strict=True):
-        if len(paragraphs[0]) != len(paragraphs[1]):
-            continue
-        for blocks in zip(*paragraphs, strict=True):
-            yield from sentence_pairs(*blocks)
+    yield _normal(english[0]), _normal(translation[0])
+    for paragraphs in _zip_equal(_paragraphs(english[1:]), _paragraphs(translation[1:])):
+        for blocks in _zip_equal(*paragraphs):
+            yield from _zip_equal(*(_SENTENCE_END.split(_normal(block)) for block in blocks))
+
+
+def _normal(text: str) -> str:
+    return ' '.join(text.split())
+
+
+def _zip_equal(a: list, b: list) -> list[tuple]:
+    """Pairs of items; none if the two are not equally long."""
+    return list(zip(a, b, strict=True)) if len(a) == len(b) else []
 
 
 def _paragraphs(lines: Iterable[str]) -> list[list[str]]:
@@ -81,11 +101,53 @@ def _paragraphs(lines: Iterable[str]) -> list[list[str]]:
     return [[' '.join(block) for block in blocks] for blocks in paragraphs if blocks]
 
 
-def parallel_text(english: dict[str, list[str]], translations: dict[str, list[str]],
-                  sources: dict[str, str]) -> Iterator[tuple[str, Pair]]:
-    """The source package and the sentences of each description with a translation, duplicates among them."""
-    for md5, lines in translations.items():
-        if md5 in english and md5 in sources:
-            for pair in description_pairs(english[md5], lines):
-                if is_translation(pair):
-                    yield sources[md5], pair
+def is_translation(pair: Pair) -> bool:
+    """Whether the sides of a pair have letters, differ, and are not more than three times as long as each other."""
+    # Places that nobody has translated yet are marked.
+    if pair[0] == pair[1] or '<trans>' in pair[1] or not all(re.search(r'[^\W\d_]{2}', side) for side in pair):
+        return False
+    lengths = sorted(map(len, pair))
+    return lengths[1] <= 3 * lengths[0] + 10
+
+
+class SplitText(NamedTuple):
+    """Pairs for training, validation and test; and how many sentences the test set was chosen from."""
+    train: list[Pair]
+    valid: list[Pair]
+    test: list[Pair]
+    test_candidates: int
+
+
+def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
+    """Splits pairs by where they come from, and removes duplicates.
+
+    The name of a source, such as a package, decides, so that it stays on its side when others come and go. A pair of
+    another side is not in the validation set. The test set has sentences of 7 words or more, each once, of whose groups
+    of 5 words at most half occur in training.
+
+    Args:
+        text: sources and pairs. The first side of a pair is the one whose words are compared.
+    """
+    train, valid, test = {}, {}, {}
+    for source, pair in text:
+        part = zlib.crc32(source.encode()) % 100
+        (test if part < TEST else valid if part < TEST + VALID else train)[pair] = None
+    # Hashes take a tenth of the memory of words.
+    seen = {hash(group) for first, _ in train for group in _groups(first)}
+    candidates = {first: second for first, second in test if len(_words(first)) >= LEAST_WORDS}
+    chosen = []
+    for pair in candidates.items():
+        groups = [hash(group) in seen for group in _groups(pair[0])]
+        if 2 * sum(groups) <= len(groups):
+            chosen.append(pair)
+    valid = [pair for pair in valid if pair not in train and pair not in test]
+    return SplitText(list(train), valid, chosen, len(candidates))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r'\w+', text.lower())
+
+
+def _groups(text: str) -> Iterator[tuple[str, ...]]:
+    words = _words(text)
+    return zip(*(words[i:] for i in range(N)), strict=False)

@@ -35,10 +35,7 @@ def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[s
 
 
 def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
-    """Checks that files have equally many lines.
-
-    Args:
-        counts: path and number of lines of each file.
+    """Checks that files, given with their numbers of lines, have equally many.
 
     Raises:
         PreflightError: they have not, or have none.

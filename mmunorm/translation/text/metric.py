@@ -1,8 +1,9 @@
-"""BLEU and chrF of a test run."""
+"""BLEU and chrF, by sacrebleu: of a test run, and of two systems compared."""
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
@@ -11,7 +12,6 @@ from mmengine.registry import METRICS
 
 from ...utils import RunError, check_installed, write_text
 from .lines import check_equally_many, read_lines, spread
-from .scores import Score, corpus_scores
 from .subwords import Subwords
 
 
@@ -28,11 +28,7 @@ class TranslationScore(BaseMetric):
         data_root (str | os.PathLike): the folder that these paths begin in. Defaults to ''.
         out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
         examples (int): so many translations are logged, at even distances. Defaults to 3.
-        collect_device (str): 'cpu' or 'gpu': where the results of several processes meet. Defaults to 'cpu'.
-        prefix (str, optional): before the names, with a slash. Defaults to None, for 'translation'.
-
-    Attributes:
-        scores (dict[str, Score]): the last scores with their signatures.
+        **kwargs: `collect_device` and `prefix` of mmengine's BaseMetric.
 
     Raises:
         PreflightError: sacrebleu or sentencepiece is not installed, or a file cannot be used.
@@ -42,15 +38,14 @@ class TranslationScore(BaseMetric):
 
     def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
                  data_root: str | os.PathLike = '', out_file: str | os.PathLike | None = None, examples: int = 3,
-                 collect_device: str = 'cpu', prefix: str | None = None):
-        check_installed('sacrebleu', 'BLEU and chrF', 'translate')
-        super().__init__(collect_device, prefix)
+                 **kwargs):
+        super().__init__(**kwargs)
+        self._metrics = _metrics()
         subwords, reference, source = (os.path.join(data_root, path) for path in (subwords, reference, source))
         self.subwords = Subwords(subwords)
         self.references, self.sources = list(read_lines(reference)), list(read_lines(source))
         check_equally_many([(source, len(self.sources)), (reference, len(self.references))])
         self.out_file, self.examples = out_file, examples
-        self.scores: dict[str, Score] = {}
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         """Takes samples with `index` and `hypotheses`, the best first: ids without bos, eos and pad."""
@@ -67,24 +62,63 @@ class TranslationScore(BaseMetric):
         """The scores of all processes' results.
 
         Raises:
-            RunError: a sentence has no translation.
+            RunError: a sentence has no translation, or there are more translations than sentences.
         """
         texts = dict(result for part in results for result in part)
-        missing = sorted(set(range(len(self.references))) - set(texts))
-        if missing:
-            raise RunError(f'{len(missing)} of {len(self.references)} sentences have no translation, such as line '
-                           f'{missing[0] + 1}: the test data set must have the same text as the metric, and no '
-                           'max_length.')
-        if len(texts) > len(self.references):
+        if sorted(texts) != list(range(len(self.references))):
             raise RunError(f'there are {len(texts)} translations, but {len(self.references)} references: the test data '
-                           'set must have the same text as the metric.')
+                           'set must have the same text as the metric, and no max_length.')
         translations = [texts[i] for i in range(len(self.references))]
         if self.out_file is not None:
             write_text(self.out_file, ''.join(f'{text}\n' for text in translations))
         for i in spread(len(translations), self.examples):
             print_log(f'line {i + 1}: {self.sources[i]}\n  reference:   {self.references[i]}\n'
                       f'  translation: {translations[i]}', 'current')
-        self.scores = corpus_scores(translations, self.references)
-        for name, score in self.scores.items():
-            print_log(f'{name} {score.value:.2f}, sacrebleu {score.signature}', 'current')
-        return {name: score.value for name, score in self.scores.items()}
+        scores = {}
+        for name, metric in self._metrics.items():
+            scores[name] = metric.corpus_score(translations, [self.references]).score
+            print_log(f'{name} {scores[name]:.2f}, sacrebleu {metric.get_signature()}', 'current')
+        return scores
+
+
+class Comparison(NamedTuple):
+    """Two systems' scores in percent, and sacrebleu's paired bootstrap of them.
+
+    `intervals` has mean and half width of each system's 95 % interval. `p_value` is how likely so large a difference
+    would be by chance. `signature` is sacrebleu's, which says how it was computed.
+    """
+    values: tuple[float, float]
+    intervals: tuple[tuple[float, float], tuple[float, float]]
+    p_value: float
+    signature: str
+
+
+def paired_bootstrap(a: Sequence[str], b: Sequence[str], references: Sequence[str],
+                     samples: int = 1000) -> dict[str, Comparison]:
+    """BLEU and chrF of two systems' translations, with intervals and p-value.
+
+    Args:
+        a, b, references: equally many sentences; a is the baseline.
+        samples: how many test sets to draw.
+
+    Raises:
+        PreflightError: sacrebleu is not installed.
+    """
+    metrics = _metrics()
+    from sacrebleu.significance import PairedTest
+    test = PairedTest([('a', a), ('b', b)], metrics, [references], test_type='bs', n_samples=samples)
+    signatures, results = test()
+    comparisons = {}
+    for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
+        pair = results[key]
+        # sacrebleu counts differences that are greater than none, and so calls equal outputs different.
+        p_value = 1. if list(a) == list(b) else pair[1].p_value
+        comparisons[name] = Comparison(tuple(result.score for result in pair),
+                                       tuple((result.mean, result.ci) for result in pair), p_value, str(signature))
+    return comparisons
+
+
+def _metrics() -> dict:
+    check_installed('sacrebleu', 'BLEU and chrF', 'translate')
+    from sacrebleu.metrics import BLEU, CHRF
+    return dict(BLEU=BLEU(), chrF=CHRF())

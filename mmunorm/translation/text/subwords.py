@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,8 +13,10 @@ from ...utils import PreflightError, check_installed, whole_file
 from .ids import BOS, EOS, PAD, UNK
 from .lines import read_lines
 
-TRAIN = 'tools/dataset/train_subwords.py'
 SPECIALS = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS)
+# The subwords' ids depend on it, so it is the same on every machine.
+TRAINING_THREADS = 16
+_TRAIN = 'train one with `python tools/dataset/train_subwords.py`'
 
 
 class Subwords:
@@ -32,48 +35,31 @@ class Subwords:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise PreflightError(f'cannot read the subword model {path}: {error.strerror}; train one with '
-                                 f'`python {TRAIN}`.') from error
+            raise PreflightError(f'cannot read the subword model {path}: {error.strerror}; {_TRAIN}.') from error
         self._processor = SentencePieceProcessor()
-        try:
+        with suppress(RuntimeError):
             self._processor.LoadFromSerializedProto(content)
-            size = len(self._processor)
-        except RuntimeError:
-            size = 0
-        if size == 0:
-            raise PreflightError(f'{path} is no model of sentencepiece; train one with `python {TRAIN}`.')
+        if len(self._processor) == 0:
+            raise PreflightError(f'{path} is no model of sentencepiece; {_TRAIN}.')
         ids = {name: getattr(self._processor, f'{name}_id')() for name in SPECIALS}
         if ids != SPECIALS:
-            raise PreflightError(f'{path} has the special ids {ids} instead of {SPECIALS}; train it with '
-                                 f'`python {TRAIN}`.')
+            raise PreflightError(f'{path} has the special ids {ids} instead of {SPECIALS}; {_TRAIN}.')
         self.digest = hashlib.sha256(content).hexdigest()
 
     def __len__(self) -> int:
         return len(self._processor)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a sentence, without special ones at its ends."""
-        return self._processor.encode(text)
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for many sentences, with as many threads as torch has."""
-        return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
+    def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
+        """The ids of a sentence, without special ones at its ends; of each, with as many threads as torch has."""
+        return self._processor.encode(text, num_threads=torch.get_num_threads())
 
     def decode(self, ids: Sequence[int]) -> str:
         """The sentence of ids, which are without special ones but unk."""
         return self._processor.decode([int(i) for i in ids])
 
 
-# The subwords' ids depend on it, so it is the same on every machine.
-TRAINING_THREADS = 16
-
-
 def check_vocabulary(subwords: int, model: int) -> None:
-    """Checks that a model has an embedding for each subword and no other.
-
-    Args:
-        subwords: `len(Subwords(path))`.
-        model: the model's `vocab_size`, or the rows of a checkpoint's embedding.
+    """Checks that a model of so many embeddings, its `vocab_size`, has one for each subword and no other.
 
     Raises:
         PreflightError: the numbers differ.

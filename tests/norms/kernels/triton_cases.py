@@ -68,15 +68,6 @@ def check(shape, dtype, masked, centered):
     close(ours, theirs, dtype)
 
 
-def check_empty():
-    x, c = torch.zeros(0, 5), torch.ones(5)
-    with torch.no_grad():
-        assert kernels.affine(x, c, c).shape == (0, 5)
-    assert kernels.input_gradient(x, x, c, c, c).shape == (0, 5)
-    assert kernels.second_moment(x).isnan().all()
-    assert (kernels.gradient_statistics(x, x, c, c)[0] == 0).all()
-
-
 def same_state(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
@@ -84,79 +75,34 @@ def same_state(ours, theirs):
             torch.testing.assert_close(a, b, rtol=5e-5, atol=1e-6)  # log of huge numbers
 
 
-def make_norm(channels, window, filtered=True):
-    return UN(channels, window=window, warmup_iters=2, outlier_filter=filtered)
-
-
-def check_step(channels, window, filtered, huge=False):
-    """Six steps forward: in warm-up, averaged, not finite, and with an outlier."""
-    generator = torch.Generator().manual_seed(channels)
-    plain = make_norm(channels, window, filtered)
-    unsettled = plain.unsettled = 2
-    state = copy.deepcopy([plain.running_var, plain.activation_record, plain.num_outliers])
-    found = []
-    for t in range(1, 7):
-        measured = torch.rand(channels, generator=generator) + .5
-        if huge:  # sums of such overflow
-            measured = measured * 1e38
-        if t == 4:
-            measured[0], measured[-1] = float('nan'), float('inf')
-        if t == 6 and not huge:
-            measured[0] = 1e6
-        ours = kernels.average_activation(measured, torch.tensor(t), *state, unsettled, plain.alpha)
-        plain.num_batches_tracked.fill_(t)
-        step = algorithm.average_activation(plain, measured[None], None)
-        same_state((*ours, *state), (step.var_hat, step.averaged, step.outlier, plain.running_var,
-                                     plain.activation_record, plain.num_outliers))
-        found.append(step.outlier)
-    assert state[0].isfinite().all()
-    if filtered and 1 < window < 9 and channels > 1 and not huge:
-        assert found[-1] and not found[1]
-
-
-def check_gradient_step(channels, window, outlier):
-    generator = torch.Generator().manual_seed(channels)
-    plain = make_norm(channels, window)
-    plain.psi.copy_(torch.randn(channels, generator=generator))
-    plain.gradient_record.copy_(torch.randn(window, channels, generator=generator))
-    state = copy.deepcopy([plain.psi, plain.gradient_record])
-    for t in range(5):
-        g = torch.randn(channels, generator=generator).abs().clamp(max=3) * 1e38
-        if t == 3:
-            g[0] = float('inf')
-        averaged = torch.tensor(t > 1 and not outlier)
-        flag = None if outlier is None else torch.tensor(outlier)
-        ours = kernels.average_gradient(g, *state, flag, averaged, plain.alpha)
-        theirs = algorithm.average_gradient(plain, algorithm.Step(plain.running_var, averaged, flag), g)
-        same_state((ours, *state), (theirs, plain.psi, plain.gradient_record))
-
-
-def check_centered_norm():
-    """The whole forward of a UN with a mean, through the launches and in plain torch."""
-    plain = UN(7, window=3, warmup_iters=2, centered=True)
+def check_averages(channels, window, filtered, centered, huge):
+    """Eight steps of UN through the launches and in plain torch: in warm-up, averaged, not finite, with an outlier."""
+    plain = UN(channels, window=window, warmup_iters=2, outlier_filter=filtered, centered=centered)
+    plain.unsettled = 2
     launched = copy.deepcopy(plain)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(channels)
     for t in range(1, 9):
-        measured = torch.rand(2, 7, generator=generator) + .5
-        if t == 6:
-            measured[0, 3] = 1e6
-        steps = []
+        measured = torch.rand(1 + centered, channels, generator=generator) + .5
+        g = torch.randn(channels, generator=generator).abs().clamp(max=3)
+        if huge:  # sums of such overflow
+            measured, g = measured * 1e38, g * 1e38
+        if t == 4:
+            measured[0, 0], measured[0, -1] = float('nan'), float('inf')
+        if t in (2, 5):
+            g[0] = float('inf')
+        if t == 7 and not huge:
+            measured[0, 0] = 1e6
+        results = []
         for norm, one_launch in ((plain, lambda *_: None), (launched, lambda *_: kernels)):
             norm.num_batches_tracked.fill_(t)
             with mock.patch.object(algorithm.kernels, 'one_launch', one_launch):
-                steps.append(algorithm.average_activation(norm, measured, None))
-        same_state(steps[0], steps[1])
+                step = algorithm.average_activation(norm, measured, None)
+                results.append((*step, algorithm.average_gradient(norm, step, g)))
+        same_state(*results)
         same_state(plain.buffers(), launched.buffers())
-    assert plain.num_outliers > 0
-
-
-def check_steps():
-    for channels, window in [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]:
-        for filtered in (False, True):
-            check_step(channels, window, filtered)
-            check_step(channels, window, filtered, huge=True)
-        for outlier in (None, False, True):
-            check_gradient_step(channels, window, outlier)
+    assert all(buffer.isfinite().all() for buffer in launched.buffers())
+    if filtered and 1 < window < 9 and channels > 1 and not huge:
+        assert plain.num_outliers > 0
 
 
 def check_all(shapes, dtypes):
@@ -174,9 +120,9 @@ if __name__ == '__main__':
         print("this Triton's interpreter runs no kernel that has constants")
         sys.exit(77)  # test_triton.py skips
     check_all(SHAPES, DTYPES)
-    check_empty()
-    check_steps()
-    check_centered_norm()
+    for sizes in [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]:
+        for settings in itertools.product((False, True), repeat=3):
+            check_averages(*sizes, *settings)
     kernels._PROGRAMS = 2
     check_all(LONG_SHAPES, [torch.float32])
     print('all cases agree')

@@ -2,8 +2,8 @@ import pytest
 import torch
 from mmengine.registry import METRICS
 
-from mmunorm.translation.text import Subwords, TranslationScore, metric
-from mmunorm.translation.text.scores import corpus_scores
+from mmunorm import utils
+from mmunorm.translation.text import Subwords, TranslationDataset, TranslationScore, metric
 from mmunorm.utils import PreflightError, RunError
 
 from ... import processes
@@ -28,6 +28,13 @@ def samples(subwords, indices):
                                       torch.tensor([5])], scores=[-1., -2.]) for i in indices]
 
 
+def scores(translations, references):
+    """sacrebleu's own."""
+    import sacrebleu
+    return {'translation/BLEU': sacrebleu.corpus_bleu(translations, [references]).score,
+            'translation/chrF': sacrebleu.corpus_chrf(translations, [references]).score}
+
+
 def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     messages = []
     monkeypatch.setattr(metric, 'print_log', lambda message, logger: messages.append(message))
@@ -35,35 +42,30 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     score = METRICS.build(dict(type='TranslationScore', out_file=tmp_path / 'out', examples=2, **settings))
     for indices in ([3, 11, 0, 1, 2], [10, 9, 8, 7, 6, 5, 4]):
         score.process({}, samples(score.subwords, indices))
-    expected = corpus_scores(TRANSLATIONS, REFERENCES)
-    assert score.evaluate(12) == {f'translation/{name}': each.value for name, each in expected.items()}
-    assert score.scores == expected and expected['BLEU'].value < 99
+    expected = scores(TRANSLATIONS, REFERENCES)
+    assert score.evaluate(12) == expected and 0 < expected['translation/BLEU'] < 99
     assert (tmp_path / 'out').read_text().split('\n') == [*TRANSLATIONS, '']
-    assert [message.partition('\n')[0] for message in messages[:2]] == [
-        f'line {i + 1}: {SOURCES[i]}' for i in (3, 9)]
-    assert messages[2] == f'BLEU {expected["BLEU"].value:.2f}, sacrebleu {expected["BLEU"].signature}'
+    assert [message.partition('\n')[0] for message in messages[:2]] == [f'line {i + 1}: {SOURCES[i]}' for i in (3, 9)]
+    assert messages[2].startswith(f'BLEU {expected["translation/BLEU"]:.2f}, sacrebleu nrefs:1|case:mixed|eff:no|tok')
+    assert '|nc:6|nw:0|' in messages[3]
     # The next epoch starts anew.
     score.process({}, samples(score.subwords, range(12)))
-    assert score.evaluate(12)['translation/BLEU'] == expected['BLEU'].value
+    assert score.evaluate(12) == expected
 
 
 def test_sentences_without_translation_and_texts_that_do_not_fit(settings, tmp_path):
-    score = TranslationScore(**settings, out_file=tmp_path / 'out')
-    score.process({}, samples(score.subwords, [*range(6), *range(8, 12)]))
-    with pytest.raises(RunError, match='2 of 12 sentences have no translation, such as line 7'):
-        score.evaluate(12)
+    for indices, count in (([*range(6), *range(8, 12)], 11), (range(12), 13)):
+        score = TranslationScore(**settings, out_file=tmp_path / 'out')
+        score.process({}, samples(score.subwords, indices) + [dict(index=12, hypotheses=[[5]])])
+        with pytest.raises(RunError, match=f'there are {count} translations, but 12 references'):
+            score.evaluate(count)
     assert not (tmp_path / 'out').exists()
-    score = TranslationScore(**settings)
-    score.process({}, samples(score.subwords, range(12)) + [dict(index=12, hypotheses=[[5]])])
-    with pytest.raises(RunError, match='13 translations, but 12 references'):
-        score.evaluate(13)
     settings['source'].write_text('a\n')
     with pytest.raises(PreflightError, match='test.src has 1 lines and .*test.tgt has 12 lines'):
         TranslationScore(**settings)
 
 
 def two_processes(rank, settings, train):
-    from mmunorm.translation.text import TranslationDataset
     dataset = TranslationDataset(*train, settings['subwords'])
     score = TranslationScore(**settings)
     # One has fewer, and both have line 3.
@@ -74,6 +76,30 @@ def two_processes(rank, settings, train):
 @pytest.mark.slow
 def test_two_processes(settings, tmp_path):
     found = processes.run(two_processes, settings, write_pairs(tmp_path, 'train', PAIRS[:7]))
-    expected = {f'translation/{name}': each.value for name, each in corpus_scores(TRANSLATIONS, REFERENCES).items()}
-    assert found == [(7, expected)] * 2
+    assert found == [(7, scores(TRANSLATIONS, REFERENCES))] * 2
     assert len(list(tmp_path.glob('train.*.ids'))) == 2
+
+
+def test_bootstrap_tells_a_real_difference_from_none():
+    pytest.importorskip('sacrebleu')
+    references = [f'the program number {i} reads a large file and writes {i + 1} new lines' for i in range(40)]
+    # Every third sentence has other words in it.
+    worse = [text.replace('reads a large', 'sees some') if i % 3 == 0 else text for i, text in enumerate(references)]
+    expected = scores(worse, references)
+    for name, found in metric.paired_bootstrap(worse, references, references, samples=200).items():
+        assert found.values == (expected[f'translation/{name}'], pytest.approx(100))
+        (mean, half), (_, none) = found.intervals
+        assert half > 0.5 and abs(mean - found.values[0]) < half and none == pytest.approx(0)
+        assert found.p_value < 0.01 and '|bs:200|seed:12345|' in found.signature
+    same = metric.paired_bootstrap(worse, worse, references, samples=20)
+    assert all(found.p_value == 1 and found.values[0] == found.values[1] for found in same.values())
+
+
+@pytest.mark.parametrize('use, message', [
+    (lambda: metric.paired_bootstrap(['a'], ['a'], ['a']), 'BLEU and chrF need sacrebleu'),
+    (lambda: TranslationScore('a', 'a', 'a'), 'BLEU and chrF need sacrebleu'),
+    (lambda: Subwords('a'), 'subwords need sentencepiece')])
+def test_what_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch, use, message):
+    monkeypatch.setattr(utils, 'find_spec', lambda name: None)
+    with pytest.raises(PreflightError, match=rf'{message}: .*mmunorm\[translate\]'):
+        use()

@@ -10,7 +10,7 @@ BLOCKS = {}  # by name: what builds a block, and which of its norms stay
 
 
 class Block(nn.Module):
-    """Parts, and a function of these and x."""
+    """Parts, and a function of these and what goes in."""
 
     def __init__(self, compute, parts):
         super().__init__()
@@ -18,8 +18,8 @@ class Block(nn.Module):
             setattr(self, name, part)
         self.compute = compute
 
-    def forward(self, x):
-        return self.compute(self, x)
+    def forward(self, *args, **kwargs):
+        return self.compute(self, *args, **kwargs)
 
 
 def block(parts, kept=(), **variants):
@@ -208,12 +208,6 @@ def in_place(self, x):
 @block(mlp, kept=['norm'])
 def relu(self, x):
     return x + self.fc2(self.fc1(F.relu_(self.norm(x))))
-
-
-@block(mlp, kept=['norm'])
-def other_read(self, x):
-    y = self.norm(x)
-    return y + self.fc2(self.fc1(y).relu())
 
 
 @block(one, kept=['norm'])

@@ -1,9 +1,10 @@
+"""The tools that make data sets, in tools/dataset, and the one that compares translations."""
 import shutil
 from pathlib import Path
 
 import pytest
 
-from mmunorm.translation.text import Subwords, apt
+from mmunorm.translation.text import Subwords, made_text
 from mmunorm.translation.text.lines import read_lines
 
 from .. import tiny_runs
@@ -27,13 +28,37 @@ def call(tmp_path, monkeypatch, capsys):
         try:
             tiny_runs.call(tiny_runs.load_tool(name), *arguments)
         except SystemExit as stop:
-            assert stop.code == 2
+            assert stop.code in (2, 3)
             error = capsys.readouterr().err.strip().splitlines()[-1]
             assert error.startswith('error: ')
             return error
         return capsys.readouterr().out
 
     return run
+
+
+DIGITS = ('dataset/make_digits', '--train-scenes', 2, '--val-scenes', 2, '--scene-size', 64, '--train-images', 10,
+          '--val-images', 10, '--image-size', 16)
+
+
+def test_digits_are_made_and_made_only_once(call):
+    out = Path('data/digits')
+    printed = call(*DIGITS, '--dark')
+    assert '2 train scenes' in printed and f'{out}/preview.png' in printed and f'{out}/coco_dark' in printed
+    stamp = (out / 'preview.png').stat().st_mtime_ns
+    assert 'already there' in call(*DIGITS)
+    error = call(*DIGITS, '--seed', 1)
+    assert str(out) in error and 'seed 0 instead of 1' in error and '--force' in error
+    assert (out / 'preview.png').stat().st_mtime_ns == stamp
+    Path('file').touch()
+    assert call(*DIGITS, '--out', 'file/digits').endswith('/file: File exists')
+
+
+@pytest.mark.parametrize('option, value', [('--train-scenes', 0), ('--scene-size', 20), ('--seed', -1)])
+def test_a_bad_option_is_named(call, option, value):
+    error = call(*DIGITS, option, value)
+    assert error.startswith(f'error: {option} must be a whole number from') and error.endswith(f'got {value}.')
+    assert not Path('data').exists()
 
 
 @pytest.fixture
@@ -48,8 +73,8 @@ def fake_apt(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     monkeypatch.setenv('PATH', str(folder), prepend=':')
     monkeypatch.setenv('TMPDIR', str(folder))
-    monkeypatch.setattr(apt.tempfile, 'tempdir', None)
-    monkeypatch.setattr(apt, 'HELPER', str(folder / 'apt-helper'))
+    monkeypatch.setattr(made_text.tempfile, 'tempdir', None)
+    monkeypatch.setattr(made_text, 'HELPER', str(folder / 'apt-helper'))
     return folder
 
 
@@ -70,7 +95,7 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert len(Subwords(folder / 'subwords.model')) == VOCAB_SIZE
     assert not list(fake_apt.glob('mmunorm-apt-*'))
     assert 'already there' in call(*MAKE)
-    assert '--out' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
+    assert 'with --force' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
 
 
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
@@ -80,7 +105,7 @@ def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
     assert 'Vocabulary size too high' in call(*MAKE[:2], 9999)
     (fake_apt / 'lists/x_Packages').write_text('\n')
     assert 'too little text for train; bring your own text' in call(*MAKE)
-    monkeypatch.setattr(apt, 'HELPER', 'nowhere')
+    monkeypatch.setattr(made_text, 'HELPER', 'nowhere')
     assert 'this system has no apt' in call(*MAKE) and 'train_subwords.py' in call(*MAKE)
     assert not list(Path('data/translation').iterdir())
 

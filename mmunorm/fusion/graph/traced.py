@@ -19,44 +19,33 @@ class Origin:
 
 
 @dataclass(eq=False)
-class Layer:
-    """A linear operator of the trace, known by its weight, or by some rows of a weight.
-
-    Attributes:
-        owner: full name of the module that holds the weight.
-        weight: full name of the weight.
-        rows: the first of its rows that are the operator's, and the end.
-        gives: its output.
-        reads: number of what is read at each channel of its input, the same in each call.
-        bias: for each row the number of its bias, in the vectors that this is made of; None if it has none.
-        own: whether the owner's own forward has called it each time.
-        problem: why it can take no norm up, half a sentence, or ''.
-    """
-    owner: str
-    weight: str
-    rows: tuple[int, int]
+class TracedLayer:
+    """A linear operator of the trace, known by its weight, or by some rows of a weight."""
+    owner: str  # full name of the module that holds the weight
+    weight: str  # full name of the weight
+    rows: tuple[int, int]  # the first of its rows that are the operator's, and the end
     gives: Origin
-    reads: list[int]
-    bias: list[int] | None
-    own: bool
-    problem: str = ''
+    reads: list[int]  # number of what is read at each channel of its input, the same in each call
+    bias: list[int] | None  # for each row the number of its bias, in the vectors that this is made of
+    own: bool  # whether the owner's own forward has called it each time
+    problem: str = ''  # why it can take no norm up, half a sentence
 
 
 @dataclass(eq=False)
-class Call:
+class TracedNorm:
     """What a norm has read, over all its calls."""
-    origin: Origin
+    gives: Origin
     from_layers: bool = True  # whether all of it is the output of layers
     runs: int = 0
     why_not: str = ''
 
 
 @dataclass
-class Record:
+class TracedModel:
     """All that a trace knows. Channels are numbers of one row for all norms, layers and vectors."""
     origins: list[Origin] = field(default_factory=list)
-    layers: dict[tuple[str, int, int], Layer] = field(default_factory=dict)  # by weight and rows
-    norms: dict[str, Call] = field(default_factory=dict)
+    layers: dict[tuple[str, int, int], TracedLayer] = field(default_factory=dict)  # by weight and rows
+    norms: dict[str, TracedNorm] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
     blocked: dict[int, str] = field(default_factory=dict)  # channels that no norm can take, and why
     readers: dict[int, tuple[Origin, int]] = field(default_factory=dict)  # of layers' channels: norm and channel there
@@ -91,17 +80,17 @@ class Record:
         numbers = set(numbers)
         return next((why for number, why in self.blocked.items() if number in numbers), '')
 
-    def note_norm(self, call: Call, labels: Labels | None, axis: int) -> None:
+    def note_norm(self, norm: TracedNorm, labels: Labels | None, axis: int) -> None:
         """A norm has read a tensor of these labels, whose dimension `axis` is its channels."""
-        call.runs += 1
-        why, size = f'is read by the norm {call.origin.name}', len(call.origin.channels)
+        norm.runs += 1
+        why, size = f'is read by the norm {norm.gives.name}', len(norm.gives.channels)
         if labels is None or bool((labels < 0).any()) or any(
                 self.origin_of(number).kind != 'layer' for number in self.numbers(labels)):
-            call.from_layers = False
+            norm.from_layers = False
             self.block(labels, why)
             return
         labels = shrink(labels, keep=axis).movedim(axis, -1).cpu()
         for pair in (labels * size + torch.arange(size)).unique().tolist():
             number, channel = divmod(pair, size)
-            if self.readers.setdefault(number, (call.origin, channel)) != (call.origin, channel):
+            if self.readers.setdefault(number, (norm.gives, channel)) != (norm.gives, channel):
                 self.blocked.setdefault(number, f'{why} and by another, or as several channels')

@@ -1,0 +1,192 @@
+"""LiteRT's, ExecuTorch's and the Ethos-U's files: what they leave out, and how near they are to torch."""
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mmunorm import fuse_norms
+from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
+from mmunorm.deploy.edge import fold_pixels, with_edge_layers
+from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.pictures import Samples
+from mmunorm.utils import PreflightError
+
+from ..fusion import models
+from .conftest import blurred, folded, meta_of, normalizing, signal_to_noise
+
+LITERT, EXECUTORCH, ETHOS_U = (FORMATS[name] for name in ('litert', 'executorch', 'ethos-u'))
+
+
+@pytest.mark.parametrize('make, size, is_folded', [
+    (models.swin_classifier, (36, 44), True), (models.deit_classifier, (32, 32), True),
+    (models.t2t_classifier, (32, 32), False)])
+@pytest.mark.parametrize('flips', [False, True])
+def test_pixels_are_normalized_by_the_first_layer(make, size, is_folded, flips):
+    model = normalizing(make())
+    model.data_preprocessor.to_rgb = flips
+    model.data_preprocessor.mean[:, 0, 0] = torch.tensor([100., 120, 140])
+    graph, images = graph_of(model), torch.rand(2, 3, *size) * 255
+    raw = fold_pixels(graph, images)
+    assert isinstance(raw.pixels.normalization, torch.nn.Identity) == is_folded
+    with torch.no_grad():
+        torch.testing.assert_close(raw(images), graph(images), rtol=0, atol=1e-6)
+
+
+for package in LITERT.packages + ETHOS_U.packages + EXECUTORCH.packages + ('onnx', ):  # the newer torch alone has it
+    pytest.importorskip(package)
+
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from mmunorm.deploy.formats.ethos_u import compile_file
+from mmunorm.deploy.formats.litert import operators_of
+
+
+@pytest.mark.parametrize('make, size, number', [
+    (models.swin_classifier, (37, 45), 2), (models.swin_classifier, (32, 32), 1), (models.vit_classifier, (32, 32), 2),
+    (models.t2t_classifier, (32, 32), 2)])
+def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number):
+    model, _ = folded(make)
+    graph, images = graph_of(model), torch.rand(number, 3, *size) * 255
+    with torch.no_grad():
+        edge = with_edge_layers(graph, (images, ))
+        program = torch.export.export(edge, (images, ), strict=False)  # has the masks of cut windows already
+        torch.testing.assert_close(program.module()(images), graph(images), rtol=0, atol=1e-6)
+        torch.testing.assert_close(edge(images), graph(images), rtol=0, atol=1e-6)
+        values = [node.meta.get('val') for node in program.graph.nodes]
+    assert max(value.dim() for value in values if isinstance(value, torch.Tensor)) == 4
+
+
+def export(exportable, path, int8=None, **how):
+    samples = Samples(list(blurred()), exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
+    return export_file(exportable, LITERT, path, int8=int8, samples=samples, **how)
+
+
+@pytest.fixture(scope='module')
+def full(exportable, tmp_path_factory):
+    return export(exportable, tmp_path_factory.mktemp('full') / 'm.tflite', 'full')
+
+
+def steps_of_scores(path):
+    """How far apart the values are that each softmax reads."""
+    interpreter = Interpreter(
+        str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    interpreter.allocate_tensors()
+    return [interpreter._get_tensor_details(operator['inputs'][0], 0)['quantization'][0]
+            for operator in interpreter._get_ops_details() if operator['op_name'] == 'SOFTMAX']
+
+
+def test_integers_only(swin, full):
+    assert signal_to_noise(swin, full.path) > 18 and not operators_of(full.path, in_float=True)
+    _, detail = Runner(full.path)._session.input_of('classify')
+    assert detail['quantization'] == (1.0, -128)
+    assert [line.split(':')[0] for line in full.lines] == ['operators', "XNNPACK's parts on this CPU"]
+    assert 'BATCH_MATMUL' not in full.lines[1]  # XNNPACK takes those whose second factor is symmetric
+    # -100 between windows would leave the scores a step of 0.4.
+    assert len(steps_of_scores(full.path)) == 3 and max(steps_of_scores(full.path)) < 0.1
+
+
+def test_blocks_that_share_what_is_added_to_their_scores(tmp_path):
+    """Without position biases, two shifted blocks of a stage have one constant in the file."""
+    model = normalizing(models.classifier(models.swin_backbone(
+        arch=dict(embed_dims=8, depths=[4], num_heads=[2]), out_indices=(0, )), 8))
+    fuse_norms(model, strict=True)
+    for name, parameter in model.named_parameters():
+        if name.endswith('bias_table'):
+            parameter.data.zero_()
+    exportable = prepare_export(model, meta_of(model), 2)
+    made = export(exportable, tmp_path / 'm.tflite', 'full')
+    assert len(steps_of_scores(made.path)) == 4 and max(steps_of_scores(made.path)) < 0.1
+
+
+@pytest.mark.parametrize('kind, least', [('dynamic', 25), ('products', 20), ('full16', 18)])
+def test_int8(swin, exportable, tmp_path, kind, least):
+    made = export(exportable, tmp_path / 'm.tflite', kind)
+    assert signal_to_noise(swin, made.path) > least
+    assert bool(operators_of(made.path, in_float=True)) == (kind != 'full16')
+
+
+def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
+    exportable = prepare_export(model := normalizing(models.swin_classifier(dict(type='LN'))), meta_of(model), 2)
+    with pytest.raises(PreflightError, match='no kernel in integers: .*SQUARED_DIFFERENCE'):
+        export(exportable, tmp_path / 'm.tflite', 'full16')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('make', [models.t2t_classifier, models.deit_classifier])
+def test_other_classifiers(tmp_path, make):
+    made = export(folded(make)[1], tmp_path / 'm.tflite')
+    assert made.norms == 0 and made.difference.largest['scores'] < 2e-6
+
+
+def test_what_is_refused(exportable, tmp_path):
+    _, dynamic = folded(models.deit_classifier, dynamic=True)
+    for each, chosen, how, message in (
+            (exportable, LITERT, dict(int8='full', heads='float'), '--heads goes with --int8 and a detector'),
+            (dynamic, LITERT, {}, '--dynamic does not go with --format litert'),
+            (exportable, EXECUTORCH, dict(half=True), '--half does not go with --format executorch'),
+            (dynamic, EXECUTORCH, {}, '--dynamic does not go with --format executorch'),
+            (exportable, ETHOS_U, dict(half=True, int8='full'), '--half does not go with --format ethos-u')):
+        with pytest.raises(PreflightError, match=message):
+            export_file(each, chosen, tmp_path / f'm{chosen.suffixes[0]}', **how)
+
+
+def test_a_file_runs_without_torch(full, tmp_path):
+    """docs/deployment.md shows these lines."""
+    pictures = blurred(2).permute(0, 2, 3, 1).numpy()
+    np.save(tmp_path / 'pictures.npy', pictures)
+    code = f"""
+import sys
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+pictures = np.load({str(tmp_path / 'pictures.npy')!r})
+classify = Interpreter({str(full.path)!r}).get_signature_runner('classify')
+logits = classify(images=(pictures.astype(np.int16) - 128).astype(np.int8))['logits']
+assert 'torch' not in sys.modules and logits.dtype == np.int8
+print(*logits.argmax(1))
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    scores = Runner(full.path)(pictures.transpose(0, 3, 1, 2))['scores']
+    assert [int(each) for each in done.stdout.split()] == list(scores.argmax(1))
+
+
+def test_executorch_leaves_a_layer_norm_outside_of_its_parts(swin, exportable, tmp_path):
+    made = export_file(exportable, EXECUTORCH, tmp_path / 'm.pte')
+    assert made.difference.largest['scores'] < 2e-6 and 'native_layer_norm' not in made.lines[0]
+    images = blurred(3, seed=1).float()  # a batch that the file's size does not divide
+    assert abs(Runner(made.path)(images.numpy())['scores'] - graph_of(swin)(images).detach().numpy()).max() < 2e-6
+    stock = normalizing(models.swin_classifier(dict(type='LN')))
+    made = export_file(prepare_export(stock, meta_of(stock)), EXECUTORCH, tmp_path / 'm.pte')
+    assert 'native_layer_norm' in made.lines[0] and made.norms == 11
+
+
+def test_executorch_in_int8(exportable, tmp_path):
+    _, vit = folded(models.deit_classifier)
+    pictures = list(torch.nn.functional.interpolate(blurred().float(), (32, 32)).byte())
+    made = export_file(vit, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=Samples(pictures, vit.meta, 1))
+    assert 1e-4 < made.difference.largest['scores'] < 0.05
+    with pytest.raises(PreflightError, match='cannot be loaded'):  # when this fails, XNNPACK has learned it: say so
+        export_file(exportable, EXECUTORCH, tmp_path / 's.pte', int8='static',
+                    samples=Samples(list(blurred()), exportable.meta, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ['m.pte']
+
+
+def test_a_swin_for_an_ethos_u(swin, tmp_path):
+    exportable = prepare_export(swin, meta_of(swin))
+    samples = Samples(list(blurred()), exportable.meta, 1)
+    made = export_file(exportable, ETHOS_U, tmp_path / 'm.vela.tflite', int8=ETHOS_U.int8_kind(None), samples=samples)
+    files = ['m.vela.csv', 'm.vela.layers.csv', 'm.vela.tflite']
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert 0 < made.difference.largest['scores'] < 0.15  # of the integers that Vela read
+    assert made.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in made.lines[0]
+    with pytest.raises(PreflightError, match='runs on an Ethos-U alone; .* --format litert --int8 full'):
+        Runner(made.path)
+    # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.
+    with pytest.raises(PreflightError, match='cannot compile this model for ethos-u65-256 .*Conv2D'):
+        export_file(exportable, ETHOS_U, made.path, int8='full', samples=samples, accelerator='ethos-u65-256')
+    (tmp_path / 'm.tflite').write_bytes(b'not a model')
+    with pytest.raises(PreflightError, match="Arm's Vela cannot compile this model for ethos-u85-512"):
+        compile_file(tmp_path / 'm.tflite', tmp_path / 'm.vela.tflite', 'ethos-u85-512')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['m.tflite', *files]

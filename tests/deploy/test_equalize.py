@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+pytest.importorskip('ai_edge_litert')
+pytest.importorskip('litert_torch')
+
+from mmunorm.deploy import prepare_export
+from mmunorm.deploy.equalize import POWER, _Graph, _largest, equalize
+from mmunorm.deploy.formats.base import silent
+from mmunorm.deploy.formats.litert import NAME, LiteRtSession, write_float
+from mmunorm.deploy.tflite import changed
+
+from ..fusion import models
+from .conftest import SHAPE, blurred, meta_of, normalizing
+
+
+@pytest.fixture(scope='module')
+def images():
+    """`(2, H, W, 3)`: windows and patch merging pad."""
+    return blurred(2).float().permute(0, 2, 3, 1).numpy()
+
+
+def written(exportable, path):
+    with silent():
+        write_float(exportable, path, exportable.meta)
+    return path
+
+
+def streams_of(path, images):
+    """The streams of a file, and the largest values of their channels."""
+    with changed(path) as file:
+        streams = _Graph(file, file.subgraphs[0]).streams()
+    return streams, _largest(path, NAME, 0, {NAME: [dict(images=images)]}, streams)
+
+
+def test_the_same_function_with_more_even_streams(exportable, images, tmp_path):
+    path = written(exportable, tmp_path / 'm.tflite')
+    before = LiteRtSession(path).call(NAME, images)['logits']
+    with changed(path) as file:  # exact by itself, and channels become more unequal
+        rng = np.random.default_rng(0)
+        for stream in _Graph(file, file.subgraphs[0]).streams():
+            stream.scale(np.exp(rng.normal(0, 1, stream.channels)))
+    _, uneven = streams_of(path, images)
+    assert equalize(path, {NAME: [dict(images=images)]}) == 4
+    streams, even = streams_of(path, images)
+    # Normalized pixels, a stage, the patches before a merging, a stage.
+    assert [stream.channels for stream in streams] == [3, 8, 32, 16]
+    for old, new in zip(uneven, even, strict=True):
+        assert np.log(old).std() > 0.3
+        np.testing.assert_allclose(np.log(new).std(), (1 - POWER) * np.log(old).std(), rtol=0.01)
+    after = LiteRtSession(path).call(NAME, images)['logits']
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
+
+
+def test_nothing_is_moved_past_layer_norm(images, tmp_path):
+    model = normalizing(models.swin_classifier(
+        arch=dict(embed_dims=8, depths=[1, 1], num_heads=[2, 4]), norm_cfg=dict(type='LN')))
+    path = written(prepare_export(model, meta_of(model, SHAPE), 2), tmp_path / 'm.tflite')
+    streams, _ = streams_of(path, images)
+    assert [stream.channels for stream in streams] == [3]  # normalized pixels, which the first convolution reads

@@ -1,0 +1,312 @@
+"""Folding by the graph: what folds by it alone, what stays and why, agreement with the rules, and checkpoints."""
+import copy
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+from timm.layers import BatchNormAct2d
+from torch import nn
+
+from mmunorm import UN, fuse_norms, replace_norms
+from mmunorm.enhancement.iat import LightNorm2d
+from mmunorm.fusion import FoldedNorm, NotFoldedError, folded_config, load_folded, rules, save_folded
+from mmunorm.fusion.check import check
+from mmunorm.fusion.find import find
+from mmunorm.fusion.graph.place import look
+
+from . import models
+from .blocks import BLOCKS, DIM, Block, Net
+
+PICTURES = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+
+def vectors(tokens, seed=0, batch=2):
+    return torch.randn(batch, tokens, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fold_net(names, pool='mean', gamma='some', seed=0):
+    """Folds a network by one length of 6 tokens and one of 8, and compares it in these and in another."""
+    torch.manual_seed(seed)
+    model, examples = Net(names, pool), [vectors(tokens) for tokens in (6, 8, 7)]
+    report = models.fold(model, *examples, gamma=gamma, seed=seed, example=[(x, ) for x in examples[:2]])
+    assert [fold.norm for fold in report.kept] == model.kept == models.norms(model)
+    return report
+
+
+REASONS = {
+    'post': 'its output is read by the norm norm; its input is not that of linear layers alone',
+    'padded_windows': 'its output is read by blocks.0.fc together with other values, such as padding',
+    'token_after_norm': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
+    'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
+    'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
+    'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
+    'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
+    'in_place': 'its output is read after its input has been changed in place',
+    'relu': 'its output is read by relu_',
+    'two_readers': 'its output is read by blocks.0.fc, which reads something else, too',
+}
+
+
+@pytest.mark.parametrize('name', BLOCKS)
+def test_block(name):
+    kept = fold_net([name]).kept
+    assert all(re.search(REASONS.get(name, '.'), fold.where) for fold in kept)
+
+
+@settings(max_examples=15, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from(sorted(BLOCKS)), max_size=4), pool=st.sampled_from(['mean', 'max', 'first', '']),
+       gamma=st.sampled_from(['some', 'all', 'none']), seed=st.integers(0, 1000))
+def test_random_networks(names, pool, gamma, seed):
+    fold_net(names, pool, gamma, seed)
+
+
+def test_where_norms_go():
+    report = fold_net(['attention', 'res_post', 'torch_attention'])
+    assert {fold.norm: fold.where for fold in report.folded} == {
+        'embed_norm': 'back into embed', 'blocks.0.norm': 'blocks.0.qkv', 'blocks.0.q_norm': 'back into blocks.0.qkv',
+        'blocks.0.k_norm': 'back into blocks.0.qkv', 'blocks.1.norm': 'back into blocks.1.fc2',
+        'blocks.2.norm': 'blocks.2.attn', 'norm': 'head'}
+
+
+def test_without_an_example_nothing_is_looked_at():
+    report = fuse_norms(models.randomize(Net(['pre'])))
+    assert not report.folded and {fold.where for fold in report.kept} == {'no fold rule covers its place'}
+
+
+def count(module, args):
+    module.calls += 1
+
+
+def test_the_model_is_left_alone():
+    """A norm that stays leaves a strict call without a trace; the copy alone has run."""
+    model = models.randomize(Net(['post', 'pre']))
+    model.register_buffer('calls', torch.zeros(()))
+    model.register_forward_pre_hook(count)
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(NotFoldedError, match='blocks.0.norm .UN.: its output is read by the norm blocks.1.norm'):
+        fuse_norms(model, strict=True, example=vectors(6).float())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any('forward' in vars(module) for module in model.modules())
+
+
+def given_away(self, x):
+    """In a container that nobody knows."""
+    y = self.norm(x)
+    return type('Result', (), dict(logits=self.fc(y), features={'last': y.transpose(0, 1)}))
+
+
+def remembered(self, x):
+    self.features = [self.norm(x)]
+    return self.fc(self.features[0])
+
+
+def scripted(self, x):
+    y = self.norm(x)
+    return self.fc(y) + self.part(y).mean()
+
+
+def left_to_numpy(self, x):
+    y = self.norm(x)
+    return self.fc(y) + torch.from_numpy(y.numpy()).mean()
+
+
+def padded_to_four(self, x):
+    """Pads sequences to a multiple of four, and so not the example."""
+    y, missing = self.norm(x), -x.shape[1] % 4
+    return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
+
+
+def unread(self, x):
+    self.norm(x)
+    return x + 1
+
+
+@pytest.mark.parametrize('compute, why', [
+    (given_away, 'its output is an output of the model, or kept by it'),
+    (remembered, 'its output is an output of the model, or kept by it'),
+    (scripted, 'its output is read by softplus'),
+    (left_to_numpy, 'its output is read by numpy'),
+    (padded_to_four, 'its output is read by fc together with other values, such as padding'),
+    (unread, 'its output is read by nothing; its input is not that of linear layers alone')])
+def test_what_else_reads_a_norm(compute, why):
+    parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
+    kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
+    assert [fold.norm for fold in kept] == ['norm', 'idle'] and kept[0].where.startswith(why)
+    assert kept[1].where == 'did not run on the example'
+
+
+@pytest.mark.parametrize('always', [False, True])
+def test_padding_at_other_sizes_is_found(always):
+    def compute(self, x):
+        y = self.norm(self.conv(x).relu().permute(0, 2, 3, 1))
+        below = -y.shape[1] % 4
+        if below or always:
+            y = nn.functional.pad(y, (0, 0, 0, 0, 0, below))
+        return self.fc(y).mean((1, 2))
+
+    model = Block(compute, dict(conv=nn.Conv2d(3, DIM, 4, 4), norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    fold, = fuse_norms(models.randomize(model), example=torch.randn(1, 3, 32, 32)).kept
+    assert re.search('padded by nothing at this input size|together with other values, such as padding', fold.where)
+
+
+@pytest.mark.parametrize('example, error, match', [
+    ('picture', TypeError, 'example: must be a tensor, .* got str'),
+    ([], TypeError, 'example: the list is empty'),
+    (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1')])
+def test_bad_examples(example, error, match):
+    with pytest.raises(error, match=match):
+        fuse_norms(models.randomize(Net(['pre'])), example=example)
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_other_dtypes_and_keywords(dtype, tolerance):
+    model = models.randomize(Net(['pre', 'res_post', 'attention']).to(dtype), gamma='none')
+    x = vectors(6).to(dtype)
+    before = models.outputs(model, x)
+    assert len(fuse_norms(model, strict=True, example=dict(x=x)).folded) == 7
+    models.assert_equal(models.outputs(model, x), before, tolerance)
+
+
+def test_a_norm_that_mixes_channels_stays():
+    model = nn.Sequential(LightNorm2d(4), nn.Conv2d(4, 2, 1)).double().eval()
+    report = fuse_norms(model, example=torch.zeros(1, 4, 3, 3, dtype=torch.float64))
+    assert report.kept[0].where == 'it mixes channels, which only rules fold'
+
+
+MODELS = {
+    'swin': models.swin_classifier,
+    'stock_swin': models.stock_swin_classifier,
+    't2t': models.t2t_classifier,
+    'vit': models.vit_classifier,
+    'vit_avg': lambda: models.vit_classifier(out_type='avg_featmap'),
+    'deit': models.deit_classifier,
+    'detector': models.detector,
+    'mmdet_swin': models.mmdet_detector,
+    'timm_swin': models.timm_swin,
+    'timm_vit': lambda: models.timm_vit(scale_attn_norm=True, scale_mlp_norm=True),
+    'timm_vit_avg': lambda: models.timm_vit(global_pool='avg', fc_norm=False),
+    'timm_vit_max': lambda: models.timm_vit(global_pool='max', fc_norm=False),
+    'timm_deit': lambda: models.timm_model('deit_tiny_distilled_patch16_224'),
+}
+
+
+def places(sites):
+    return sorted((site.layer, site.after) for site in sites)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_graph_and_rules_agree(name, monkeypatch):
+    model = models.randomize(MODELS[name]().double())
+    found = look(model, PICTURES)
+    folds = find(model)
+    check(model, folds)
+    for fold in folds:
+        sites, why = found[fold.norm]
+        if fold.obstacle or sites:
+            assert places(sites) == ([] if fold.obstacle else places(fold.sites)), (fold.norm, fold.obstacle)
+        else:  # rules can fill padding up
+            assert fold.pads and 'padd' in why, (fold.norm, why)
+    models.fold(copy.deepcopy(model), PICTURES)
+    monkeypatch.setattr(rules, '_RULES', {})
+    report = models.fold(model, PICTURES, example=PICTURES)
+    assert len(report.folded) == sum(bool(sites) for sites, _ in found.values()) > 0
+
+
+VIT = dict(img_size=32, embed_dim=16, depth=2, num_heads=2, patch_size=8)
+# Arguments and the number of norms; what stays, by the end of its name.
+TIMM = {
+    'swinv2_tiny_window8_256': (dict(img_size=32, embed_dim=8, depths=(2, 2), num_heads=(2, 2), window_size=4), 11, ()),
+    'beit_base_patch16_224': (VIT, 5, ()),
+    'eva02_tiny_patch14_224': (VIT, 5, ()),
+    'cait_xxs24_224': (VIT, 9, ()),
+    'convnext_atto': (dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)), 9, ()),
+    'xcit_nano_12_p16_224': (dict(img_size=32, embed_dim=16, depth=1, num_heads=2), 13,
+                             ('norm3', 'bn', 'attn_blocks.0.norm1', 'attn_blocks.0.norm2', 'attn_blocks.1.norm1',
+                              'attn_blocks.1.norm2')),
+    'twins_svt_small': (dict(embed_dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)), 13,
+                        ('0.0.norm1', '1.0.norm1', '2.0.norm1', '3.0.norm1')),
+}
+
+
+def timm_config(name, **kwargs):
+    return Config(dict(model=dict(type='TimmModel', name=name, norm_cfg=dict(type='UN'), num_classes=5, **kwargs)))
+
+
+def fold_by_graph(model, x=PICTURES):
+    return models.fold(model, x, example=x)
+
+
+@pytest.mark.parametrize('name', TIMM)
+def test_timm(name, tmp_path):
+    """Folds and comes back from its checkpoint with nothing but that."""
+    kwargs, count, kept = TIMM[name]
+    cfg = timm_config(name, **kwargs)
+    model = models.build(cfg.model)
+    report = fold_by_graph(model)
+    assert len(report.folded) + len(report.kept) == count and len(report.kept) >= len(kept)
+    assert all(fold.norm.endswith(kept) for fold in report.kept)
+
+    save_folded(model.float(), report, cfg, tmp_path / 'folded.pth')
+    loaded = load_folded(tmp_path / 'folded.pth')
+    assert models.norms(loaded) == [fold.norm for fold in report.kept]
+    models.assert_equal(*(models.outputs(each, PICTURES.float()) for each in (loaded, model)), 0)
+
+
+def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path):
+    cfg = timm_config('beit_base_patch16_224', **VIT)
+    model = models.randomize(models.build(cfg.model))
+    report = fuse_norms(model, example=PICTURES.float())
+    save_folded(model, report, cfg, tmp_path / 'first.pth')
+    loaded, second = load_folded(tmp_path / 'first.pth'), cfg.copy()
+    second.model = folded_config(cfg.model, ['norm'])
+    save_folded(loaded, fuse_norms(loaded), second, tmp_path / 'second.pth')
+    again = load_folded(tmp_path / 'second.pth').state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
+
+    cfg.model.depth = 1
+    save_folded(model, report, cfg, tmp_path / 'folded.pth')
+    with pytest.raises(ValueError, match='no norm blocks.1.norm1 to fold'):
+        load_folded(tmp_path / 'folded.pth')
+    torch.save(model.state_dict(), tmp_path / 'plain.pth')
+    with pytest.raises(ValueError, match='plain.pth: is no folded checkpoint'):
+        load_folded(tmp_path / 'plain.pth')
+
+
+def test_batch_norm_with_an_activation():
+    """It folds into the convolution before it, and leaves its activation."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), BatchNormAct2d(4, act_layer=nn.SiLU),
+                          BatchNormAct2d(4), BatchNormAct2d(4, apply_act=False), nn.Conv2d(4, 4, 1))
+    report = fold_by_graph(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert [fold.where for fold in report.folded] == ['back into 0', '4'] and isinstance(model[1], FoldedNorm)
+    assert report.kept[0].where.startswith('its output goes through its activation; its input is not that of linear')
+
+
+def test_torch_encoder():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+    report = fold_by_graph(replace_norms(model, dict(type='UN')), torch.randn(2, 5, 8, dtype=torch.float64))
+    assert [fold.norm for fold in report.kept] == ['norm'] and len(report.folded) == 4
+
+
+@pytest.mark.parametrize('backbone, neck', [
+    (dict(type='ConvNeXt', arch=dict(depths=[1] * 4, channels=[8, 8, 8, 16])), False),
+    (dict(type='ConvNeXt', arch=dict(depths=[1] * 4, channels=[8, 8, 8, 16]), linear_pw_conv=False), False),
+    (dict(type='SwinTransformerV2', img_size=32, window_size=4, out_indices=(1, ),
+          arch=dict(embed_dims=8, depths=[1, 1], num_heads=[1, 2], extra_norm_every_n_blocks=0)), True),
+], ids=['convnext', 'convnext_of_convolutions', 'swin_v2'])
+def test_mmpretrain(backbone, neck):
+    model = replace_norms(models.classifier(backbone, 16, neck=neck), dict(type='UN'))
+    report = fold_by_graph(model)
+    assert report.folded and not report.kept, report
+
+
+def test_a_rule_that_does_not_know_the_readers_leaves_them_to_the_graph():
+    """mmdet's Swin tells what it gives away; which layers of this neck read that only the graph says."""
+    model = models.detector(backbone=models.mmdet_swin(), type='ChannelMapper', num_outs=2, kernel_size=1)
+    report = fold_by_graph(model)
+    where = {fold.norm: fold.where for fold in (*report.folded, *report.kept)}
+    assert where['backbone.norm0'] == 'neck.convs.0.conv' and where['backbone.norm1'] == 'neck.convs.1.conv'
