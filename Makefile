@@ -14,11 +14,12 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs zoo
 
 help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       from LayerNorm to a file without norms, on handwritten digits, 14 minutes on 2 CPU cores"
+	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
 	@echo "make test       lint and all tests, about 15 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"
 	@echo "make test-grid  the cases that make test takes only a sample of"
@@ -78,6 +79,9 @@ test-openmmlab-fast: $(OPENMMLAB)/.installed
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py
+
+zoo: $(STAMP)
+	$(BIN)/python tools/zoo.py
 
 # The API pages are read from the sources: no torch here.
 .venv-docs/.installed: requirements/docs.txt

@@ -6,6 +6,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from .registry import MISSING, what_is_missing
+
 TOOLS = Path(__file__).parent / '.mim/tools'
 
 
@@ -20,6 +22,9 @@ def main(argv: list[str] | None = None) -> None:
               "more.\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The "
               f'configs are in {TOOLS.parent / "configs/configs"}.', file=sys.stderr)
         raise SystemExit(2 if problem else 0)
+    if MISSING:
+        print(what_is_missing(f'mmunorm {argv[0]}'), file=sys.stderr)
+        raise SystemExit(2)
     tool = tools[argv[0]]
     if tool.suffix == '.sh':
         os.execvp('bash', ['bash', str(tool), *argv[1:]])

@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from mmengine.logging import MMLogger, logger
-
 PICTURE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 
 
@@ -109,6 +107,8 @@ def quiet_imports() -> Iterator[None]:
         import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
     _held_back.extend(str(each.message) for each in caught)
 
+    from mmengine.logging import logger
+
     def print_what_matters(message):
         if _CHATTER.match(str(message)):
             _held_back.append(str(message))
@@ -128,6 +128,7 @@ def print_held_back() -> None:
 @contextmanager
 def quiet_console() -> Iterator[None]:
     """Inside, the screen shows what concerns a user of libraries' logs and warnings. A run's log file has all."""
+    from mmengine.logging import MMLogger
     make_logger = MMLogger.__init__
 
     with ExitStack() as stack:

@@ -1,4 +1,5 @@
 """The wheel, as `pip install` unpacks it, beside nothing of the repository."""
+import re
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,13 @@ def installed(tmp_path_factory):
     return folder / 'site'
 
 
+def test_it_requires_nothing_of_openmmlab(installed):
+    metadata, = installed.glob('mmunorm-*.dist-info/METADATA')
+    required = [line for line in metadata.read_text().splitlines() if line.startswith('Requires-Dist') and
+                'extra' not in line]
+    assert [re.match(r'Requires-Dist: (\w+)', line)[1] for line in required] == ['torch', 'numpy', 'tqdm']
+
+
 def test_its_tools_are_listed(installed, monkeypatch, capsys):
     monkeypatch.setattr(mmunorm.__main__, 'TOOLS', installed / 'mmunorm/.mim/tools')
     for argv, status in (([], 0), (['--help'], 0), (['trian'], 2)):
@@ -40,7 +48,7 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
         assert stop.value.code == status and ('there is no tool trian' in listed) == (status == 2)
         for tool in ('train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark', 'dataset/make_digits'):
             assert f'{tool},' in listed or f'{tool};' in listed
-        assert 'demo' not in listed
+        assert 'demo' not in listed and 'zoo' not in listed
 
 
 def test_a_config_of_one_line_trains(installed, tmp_path):

@@ -1,10 +1,14 @@
 """From a LayerNorm checkpoint to offline norms: calibration, configs and checkpoints."""
+from ..registry import MISSING, explain_missing
 from .adapt import adapt, with_layer_norms
-from .checkpoint import converted_model
 from .convert import ConversionError, convert_loaded, convert_norms
 from .report import ConversionReport, ConvertedNorm
+
+if not MISSING:
+    from .checkpoint import converted_model
 
 __all__ = [
     'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt', 'convert_loaded', 'convert_norms',
     'converted_model', 'with_layer_norms'
 ]
+__getattr__ = explain_missing(__name__, __all__)

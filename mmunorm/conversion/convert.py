@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
-from mmpretrain.models.utils import LayerNorm2d
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -156,7 +155,10 @@ def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
 @torch.no_grad()
 def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
     """The LayerNorm that has the scale and shift of an offline norm."""
-    cls = LayerNorm2d if is_channels_first(norm) else nn.LayerNorm
+    if is_channels_first(norm):
+        from mmpretrain.models.utils import LayerNorm2d as cls  # here: convert_norms runs without it
+    else:
+        cls = nn.LayerNorm
     new = cls(norm.num_features, eps=norm.eps).to(norm.weight)
     new.weight.copy_(norm.weight)
     new.bias.copy_(norm.bias)

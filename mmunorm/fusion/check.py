@@ -4,21 +4,25 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from mmcv.cnn.bricks import wrappers
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils import parametrize
 
 from ..init.ntk import is_ntk
 from ..norms.layers import ONLINE_NORMS
+from ..registry import lacks
 from .padding import zero_token
 from .report import Fold, Site, streams_of
 from .rewrite import affine_of, has_act, layer_channels
 from .rules import Stream, join
 from .streams import range_obstacle, stations_of
 
-_LINEARS = (nn.Linear.forward, wrappers.Linear.forward)
-_CONVS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, wrappers.Conv2d.forward, wrappers.Conv3d.forward)
+_LINEARS = (nn.Linear.forward, )
+_CONVS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+if not lacks('mmengine', 'mmcv'):
+    from mmcv.cnn.bricks import wrappers
+    _LINEARS += (wrappers.Linear.forward, )
+    _CONVS += (wrappers.Conv2d.forward, wrappers.Conv3d.forward)
 _BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 

@@ -1,9 +1,9 @@
 """The offline norms for `(N, C, H, W)` maps; each keeps the state of its form for tokens."""
 from __future__ import annotations
 
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..registry import MODELS
 from .mabn import MABN
 from .rep_bn import RepBN
 from .token_bn import TokenBN

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import torch
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..registry import MODELS
 from .base import Norm
 from .kernels import affine, statistics_dtype
 

@@ -2,8 +2,7 @@
 ICLR 2020)."""
 from __future__ import annotations
 
-from mmengine.registry import MODELS
-
+from ..registry import MODELS
 from .offline import OfflineNorm
 
 

@@ -1,9 +1,9 @@
 """PowerNorm (Shen et al., "PowerNorm: Rethinking Batch Normalization in Transformers", ICML 2020)."""
 from __future__ import annotations
 
-from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..registry import MODELS
 from .offline import OfflineNorm
 from .rmsn import divide_by_rms
 

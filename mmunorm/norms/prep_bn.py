@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import torch
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..registry import MODELS
 from .algorithm import Step
 from .base import check_count
 from .kernels import statistics_dtype

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import torch
-from mmengine.registry import MODELS
 from torch import nn
 
+from ..registry import MODELS
 from .token_bn import TokenBN
 
 

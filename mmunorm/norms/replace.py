@@ -5,11 +5,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
-from mmengine.logging import print_log
-from mmengine.registry import MODELS
 from torch import nn
 
 from ..compat import forget_compiled_code
+from ..registry import MODELS, print_log
 from .base import check_norm_cfg
 from .channels_first import for_maps
 from .layers import is_channels_first

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import torch
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..compat import rms_norm
+from ..registry import MODELS
 from .base import Norm, check_eps
 from .kernels import statistics_dtype
 

@@ -1,8 +1,7 @@
 """BatchNorm over tokens (Ioffe and Szegedy, ICML 2015)."""
 from __future__ import annotations
 
-from mmengine.registry import MODELS
-
+from ..registry import MODELS
 from .offline import OfflineNorm
 
 

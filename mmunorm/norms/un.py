@@ -1,8 +1,7 @@
 """Unified Normalization (Algorithm 2 with Eq. 18-19 of arXiv 2208.01313)."""
 from __future__ import annotations
 
-from mmengine.registry import MODELS
-
+from ..registry import MODELS
 from .base import check_choice
 from .offline import OfflineNorm
 from .sync import Ranks

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
 from ..norms import OfflineNorm
@@ -46,6 +45,7 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     Raises:
         ValueError: `model` has no Admin connection or is in eval mode, or `run` does not reach each of them once.
     """
+    from mmengine.dist import all_reduce  # here: fuse_norms runs without it
     connections = admins(model)
     if not connections:
         raise ValueError(f'model: {type(model).__name__} has no Admin connection')

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from mmengine.registry import Registry
-from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
 from ..norms.base import call_norm
+from ..registry import Registry
 from ..utils import PreflightError
 from .clock import UpdateClock
 from .sublayer import Sublayer
@@ -40,6 +39,7 @@ class StackPosition:
 
     def build_norm(self, channels: int | None = None) -> nn.Module:
         """A norm of the scheme's own over so many channels, those of the stream if they are not named."""
+        from mmpretrain.models.utils import build_norm_layer  # here: fuse_norms runs without it
         return build_norm_layer(self.norm_cfg, self.channels if channels is None else channels)
 
 

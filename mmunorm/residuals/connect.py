@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
-from mmengine.model import PretrainedInit
 from torch import nn
 
 from ..norms import NoNorm
@@ -114,6 +113,7 @@ def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.
     `layers` are all its layers, after :func:`connect`, and `embedding` is the linear layer, convolution or embedding
     that makes the stream, or None where another stack has started it.
     """
+    from mmengine.model import PretrainedInit  # here: fuse_norms runs without it
     cfgs = [model.init_cfg] if isinstance(model.init_cfg, dict) else model.init_cfg or []
     if any(cfg['type'] in ('Pretrained', PretrainedInit) for cfg in cfgs):
         return

@@ -4,9 +4,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from mmcv.cnn.bricks.drop import DropPath
-from mmcv.cnn.bricks.transformer import FFN
-from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
 from torch import Tensor, nn
 
 from ..norms.base import call_norm
@@ -28,7 +25,7 @@ class Entrance(nn.Sequential):
 class TakenDropPath(nn.Identity):
     """Where the stochastic depth of F stood before a connection took it: does nothing, but has its `drop_prob`."""
 
-    def __init__(self, taken: DropPath):
+    def __init__(self, taken: nn.Module):
         super().__init__()
         self._taken = (taken, )  # in a tuple: it is a child of the connection
 
@@ -91,6 +88,7 @@ class Sublayer:
 
     def take_drop(self) -> nn.Module:
         """Takes the stochastic depth out of F, which then gives what it computes, and returns it."""
+        from mmcv.cnn.bricks.drop import DropPath  # here: fuse_norms runs without it
         drop = getattr(self.drop_owner, self.drop_name)
         left = nn.Identity()
         if isinstance(drop, DropPath):
@@ -107,6 +105,9 @@ def describe(module: nn.Module) -> Sublayer:
     """
     if callable(getattr(module, 'describe', None)):
         return module.describe()
+    # Here: fuse_norms runs without them.
+    from mmcv.cnn.bricks.transformer import FFN
+    from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
     if isinstance(module, (MultiheadAttention, ShiftWindowMSA)):
         is_window = isinstance(module, ShiftWindowMSA)
         inner = module.w_msa if is_window else module

@@ -1,0 +1,144 @@
+"""The norms, their conversion and their folding, where torch and timm are installed and nothing of OpenMMLab."""
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .tiny_runs import ROOT
+
+README = (ROOT / 'README.md').read_text()
+
+# An import of these packages fails, as where they are not installed.
+BLOCKED = '''
+import sys
+
+
+class Blocker:
+
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if fullname.partition('.')[0] in {packages}:
+            raise ModuleNotFoundError(f'No module named {{fullname!r}}', name=fullname)
+
+
+sys.meta_path.insert(0, Blocker)
+'''
+OPENMMLAB = ('mmengine', 'mmcv', 'mmdet', 'mmpretrain')
+INSTALL = ', which this Python does not have. Beside OpenMMLab packages that you have, install it from '
+
+
+def run(code: str, packages: tuple[str, ...] = OPENMMLAB) -> subprocess.CompletedProcess:
+    """Runs code in a process of its own, in which these packages are missing."""
+    return subprocess.run([sys.executable, '-c', BLOCKED.format(packages=packages) + code], capture_output=True,
+                          text=True)
+
+
+@pytest.mark.slow
+def test_the_five_lines_of_the_first_page():
+    pytest.importorskip('timm')
+    block = next(block for block in re.findall(r'```python\n(.*?)```\n```\n(.*?)```', README, flags=re.S)
+                 if 'timm' in block[0])
+    done = run(f'{block[0]}\nprint(*(name for name in sys.modules if name.partition(".")[0] in {OPENMMLAB}))')
+    assert done.returncode == 0, done.stderr
+    *lines, imported = done.stdout.splitlines()
+    assert not imported
+    shown = block[1].splitlines()
+    assert len(shown) > 8 and set(shown) - {'...'} <= set(lines)
+
+
+@pytest.mark.slow
+def test_a_folded_model_of_timm_gives_the_same():
+    pytest.importorskip('timm')
+    done = run('''
+import timm, torch
+from mmunorm import UN, convert_norms, fuse_norms
+
+torch.manual_seed(0)
+model = timm.create_model('vit_tiny_patch16_224', num_classes=10).eval()
+for parameter in model.parameters():  # so that scales and shifts are not 1 and 0
+    parameter.data += 0.1 * torch.rand_like(parameter)
+print(len(convert_norms(model, torch.randn(2, 2, 3, 224, 224)).converted))
+picture = torch.randn(1, 3, 224, 224)
+before = model(picture)
+print(len(fuse_norms(model, strict=True).folded))
+torch.testing.assert_close(model(picture), before, rtol=1e-4, atol=1e-4 * before.abs().max().item())
+print(sum(isinstance(module, (torch.nn.LayerNorm, UN)) for module in model.modules()))
+''')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ['25', '25', '0']
+
+
+def test_norms_are_replaced_and_train():
+    done = run('''
+import torch, mmunorm
+
+model = torch.nn.Sequential(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.nn.Linear(8, 2))
+mmunorm.replace_norms(model, dict(type='UN', window=2, warmup_iters=1))
+for _ in range(3):
+    model(torch.randn(4, 5, 8)).square().mean().backward()
+print(type(model[0].norm1).__name__, model[0].norm1.num_batches_tracked.item())
+try:
+    mmunorm.replace_norms(torch.nn.LayerNorm(8), dict(type='XN'))
+except KeyError as error:
+    print(error.args[0])
+print(isinstance(mmunorm.replace_norms(torch.nn.LayerNorm(8), dict(type=mmunorm.UN)), mmunorm.UN))
+''')
+    assert done.returncode == 0, done.stderr
+    trained, unknown, by_class = done.stdout.splitlines()
+    assert trained == 'UN 3' and by_class == 'True'
+    assert unknown.startswith("there is no model 'XN'; without mmengine there are DyT, MABN, ")
+    assert done.stderr.startswith("torch's fast path is off for 1 nn.TransformerEncoderLayer")
+
+
+def test_what_needs_openmmlab_says_so_and_a_wrong_name_does_not():
+    done = run('''
+import mmunorm
+
+for code in ('from mmunorm.fusion import save_folded', 'from mmunorm.conversion import converted_model',
+             'from mmunorm.init import SecondMomentInit', 'mmunorm.engine.OfflineNormHook',
+             'from mmunorm.cli import training', 'mmunorm.nothing'):
+    try:
+        exec(code)
+    except (AttributeError, ImportError) as error:
+        print(error)
+''')
+    assert done.returncode == 0, done.stderr
+    *missing, wrong = done.stdout.splitlines()
+    whats = ('mmunorm.fusion.save_folded', 'mmunorm.conversion.converted_model', 'mmunorm.init.SecondMomentInit',
+             'mmunorm.engine', 'each tool of mmunorm')
+    for line, what in zip(missing, whats, strict=True):
+        assert line.startswith(f'{what} needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
+    assert wrong == "module 'mmunorm' has no attribute 'nothing'"
+
+
+def test_a_tool_is_one_clear_line():
+    done = run("from mmunorm.__main__ import main\nmain(['train', 'mine.py'])")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f'mmunorm train needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_with_mmengine_alone_a_folded_checkpoint_is_saved_and_loaded(tmp_path):
+    """One line says what the rest needs."""
+    pytest.importorskip('timm')
+    done = run(f'''
+import torch
+import mmunorm
+from mmengine.config import Config
+from mmengine.registry import HOOKS, MODELS
+from mmunorm.fusion import load_folded, save_folded
+
+print(MODELS.get('UN') is mmunorm.UN, HOOKS.get('FuseNormsHook') is not None, HOOKS.get('OfflineNormHook'))
+cfg = Config(dict(model=dict(type='TimmModel', name='test_vit', norm_cfg=dict(type='UN'))))
+model = MODELS.build(cfg.model).eval()
+save_folded(model, mmunorm.fuse_norms(model, strict=True), cfg, {str(tmp_path / 'folded.pth')!r})
+picture = torch.randn(1, 3, 160, 160)
+print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(picture), model(picture)))
+''', packages=('mmcv', 'mmdet', 'mmpretrain'))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names
+    assert lines == ['True True None', 'True']
+    warning = 'UserWarning: mmunorm has its norms and fuse_norms; the rest of it needs mmcv, mmdet, mmpretrain'
+    assert warning in done.stderr

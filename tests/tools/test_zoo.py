@@ -1,0 +1,82 @@
+import hashlib
+import json
+
+import pytest
+import torch
+
+from .. import tiny_runs
+from ..tiny_runs import ROOT, load_tool
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """The tool with a list of two tiny models, in an empty folder; its commands run in this process."""
+    zoo = load_tool('zoo')
+    monkeypatch.chdir(tmp_path)
+    config = tiny_runs.write_classifier(tmp_path)
+    zoo.commands = []
+
+    def run_tool(command, cwd):
+        assert cwd == tmp_path
+        zoo.commands.append(command)
+        if command[0] == 'tools/train.py':
+            tiny_runs.call(load_tool('train'), *command[1:])
+        return 0
+
+    monkeypatch.setattr(zoo, 'ROOT', tmp_path)
+    monkeypatch.setattr(zoo, 'run_tool', run_tool)
+    monkeypatch.setattr(zoo, 'RECIPES', (zoo.Recipe('first', config.name), zoo.Recipe('ln', config.name, norm='LN')))
+    return zoo
+
+
+def test_the_recipes_exist():
+    zoo = load_tool('zoo')
+    names = [recipe.name for recipe in zoo.RECIPES]
+    assert len(set(names)) == len(names) > 1
+    for i, recipe in enumerate(zoo.RECIPES):
+        assert (ROOT / recipe.config).is_file() and (not recipe.data or (ROOT / recipe.data).is_file())
+        assert not recipe.start or recipe.start in names[:i]
+
+
+def test_models_are_trained_once_and_listed(zoo, tmp_path):
+    zoo.main(['first'])
+    out = tmp_path / zoo.OUT
+    page = (out / 'README.md').read_text()
+    assert '| ln | `classifier.py` | not made here | | | |' in page
+    zoo.main([])
+    assert [command[0] for command in zoo.commands] == [zoo.DIGITS, 'tools/train.py'] * 2
+    zoo.main([])
+    assert len(zoo.commands) == 4
+    made = json.loads((out / 'zoo.json').read_text())
+    assert list(made) == ['first', 'ln']
+    page = (out / 'README.md').read_text()
+    assert 'not made here' not in page
+    for name, entry in made.items():
+        weights = tmp_path / entry['weights']
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == entry['sha256']
+        content = torch.load(weights)
+        assert 'optimizer' not in content and content['meta']['epoch'] == 1
+        has_un = any(key.endswith('running_var') for key in content['state_dict'])
+        assert has_un == (name == 'first')
+        accuracy = entry['score']['top-1 accuracy (%)']
+        assert f'top1: {accuracy:.4f}' in (tmp_path / entry['log']).read_text()
+        assert f'| top-1 accuracy (%) {accuracy:g} | `{entry["log"]}` | `{entry["weights"]}` |' in page
+        assert all(entry[key] in page for key in ('sha256', 'command', 'cpu'))
+
+
+def test_weights_that_have_changed_are_not_listed_as_they_were(zoo, tmp_path, capsys):
+    zoo.main(['first'])
+    (tmp_path / zoo.OUT / 'first/weights.pth').write_bytes(b'')
+    with pytest.raises(SystemExit) as stop:
+        zoo.main([])
+    assert stop.value.code == 2 and 'weights have changed' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('names, problem', [(['third'], 'there is no model third; there are first, ln'),
+                                            (['second'], 'second starts from first: train that first')])
+def test_what_cannot_be_trained_is_one_line(zoo, monkeypatch, capsys, names, problem):
+    if names == ['second']:
+        monkeypatch.setattr(zoo, 'RECIPES', (zoo.Recipe('second', 'classifier.py', start='first'), ))
+    with pytest.raises(SystemExit) as stop:
+        zoo.main(names)
+    assert stop.value.code == 2 and problem in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Trains small models, and lists each with its config, score, log, weights and checksum. Started by `make zoo`.
+
+A model that is finished is not trained again, and an interrupted one goes on. `work_dirs/zoo/NAME/weights.pth` has the
+weights without the optimizer, `work_dirs/zoo/README.md` and `zoo.json` the list.
+"""
+import argparse
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from mmunorm.analysis.curves import METRICS, read_scalars
+from mmunorm.benchmark.environment import device_name
+from mmunorm.cli.arguments import command
+from mmunorm.cli.shipping import run_tool
+from mmunorm.config.checkpoints import read_checkpoint
+from mmunorm.utils import PreflightError, RunError, whole_file, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = 'work_dirs/zoo'
+DIGITS = 'tools/dataset/make_digits.py'
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model of the zoo.
+
+    Attributes:
+        name: of its folder.
+        config: what it is trained with, from the root of the repository.
+        data: the tool that makes its data; empty if a package has them.
+        norm: for `--norm`; the config's own if it is empty.
+        start: the model of the zoo whose backbone it starts from.
+    """
+    name: str
+    config: str
+    data: str = DIGITS
+    norm: str = ''
+    start: str = ''
+
+    def command(self) -> tuple[str, ...]:
+        """The call of tools/train.py."""
+        norm = ('--norm', self.norm) if self.norm else ()
+        start = (f'pretrained={OUT}/{self.start}/weights.pth', ) if self.start else ()
+        return ('tools/train.py', self.config, *norm, '--work-dir', f'{OUT}/{self.name}', '--resume', '--cfg-options',
+                'randomness.seed=0', *start)
+
+
+RECIPES = (
+    Recipe('vit_ln_classifier', 'configs/digits/vit_un_classifier.py', data='', norm='LN'),
+    Recipe('vit_un_classifier', 'configs/digits/vit_un_classifier.py', data=''),
+    Recipe('swin_ln_classifier', 'configs/digits/swin_ln_classifier.py'),
+    Recipe('swin_un_classifier', 'configs/digits/swin_un_classifier.py'),
+    Recipe('swin_un_plus_classifier', 'configs/digits/swin_un_classifier.py', norm='UN+'),
+    Recipe('t2t_un_classifier', 'configs/digits/t2t_un_classifier.py'),
+    Recipe('swin_ln_maskrcnn', 'configs/digits/swin_ln_maskrcnn.py', start='swin_ln_classifier'),
+    Recipe('swin_un_maskrcnn', 'configs/digits/swin_un_maskrcnn.py', start='swin_un_classifier'),
+)
+
+
+def train(recipe: Recipe) -> dict:
+    """Trains a model; returns its entry in the list."""
+    folder = ROOT / OUT / recipe.name
+    print(f'\n=== {recipe.name}\n$ python {shlex.join(recipe.command())}', flush=True)
+    if status := run_tool(recipe.command(), ROOT):
+        raise RunError(f'the command above ended with status {status}. Once that is mended, the same call goes on.')
+    checkpoint = read_checkpoint(str(ROOT / (folder / 'last_checkpoint').read_text().strip()))
+    meta = {key: value for key, value in checkpoint['meta'].items() if key in ('cfg', 'dataset_meta', 'epoch', 'iter')}
+    weights = folder / 'weights.pth'
+    with whole_file(weights) as part:
+        torch.save(dict(meta=meta, state_dict=checkpoint['state_dict']), part)
+    last = {name: values[-1, 1] for name, values in read_scalars(folder).items()}
+    return dict(
+        name=recipe.name,
+        config=recipe.config,
+        command=f'python {shlex.join(recipe.command())}',
+        score={label: round(float(last[name]), 4) for name, label in METRICS.items() if name in last},
+        log=str(max(folder.glob('*/*.log')).relative_to(ROOT)),
+        weights=str(weights.relative_to(ROOT)),
+        sha256=checksum(weights),
+        cpu=f'{device_name(torch.device("cpu"))}, {torch.backends.cpu.get_cpu_capability()}',
+        date=date.today().isoformat())
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
+    """Whether the list has a model whose weights are there, as they were written.
+
+    Raises:
+        PreflightError: its recipe or its file is another one by now.
+    """
+    entry = made.get(recipe.name)
+    if entry is None:
+        return False
+    weights = ROOT / entry['weights']
+    if entry['command'] != f'python {shlex.join(recipe.command())}' or not weights.is_file() or (
+            checksum(weights) != entry['sha256']):
+        raise PreflightError(f'{weights.parent} was made by another recipe, or its weights have changed: move it away, '
+                             'and its entry in zoo.json, to train the model anew.')
+    return True
+
+
+def markdown(made: dict[str, dict]) -> str:
+    """The list as a page."""
+    lines = ['| model | config | score | log | weights | sha256 |', '|---|---|---|---|---|---|']
+    for recipe in RECIPES:
+        entry = made.get(recipe.name)
+        if entry is None:
+            lines.append(f'| {recipe.name} | `{recipe.config}` | not made here | | | |')
+            continue
+        score = ', '.join(f'{label} {value:g}' for label, value in entry['score'].items())
+        lines.append(f'| {recipe.name} | `{recipe.config}` | {score} | `{entry["log"]}` | `{entry["weights"]}` | '
+                     f'`{entry["sha256"]}` |')
+    lines += ['', '```bash', *(made[recipe.name]['command'] for recipe in RECIPES if recipe.name in made), '```', '']
+    lines += [f'- {name}: {entry["cpu"]}, {entry["date"]}' for name, entry in made.items()]
+    return '\n'.join(lines) + '\n'
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('names', nargs='*', metavar='NAME', help='train these alone, of '
+                        f'{", ".join(recipe.name for recipe in RECIPES)}; all by default')
+    return parser.parse_args(argv)
+
+
+@command
+def main(argv=None):
+    names = parse_args(argv).names
+    known = {recipe.name: recipe for recipe in RECIPES}
+    if unknown := [name for name in names if name not in known]:
+        raise PreflightError(f'there is no model {unknown[0]}; there are {", ".join(known)}.')
+    file = ROOT / OUT / 'zoo.json'
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made = json.loads(file.read_text()) if file.exists() else {}
+    wanted = [known[name] for name in names] or list(RECIPES)
+    pending = [recipe for recipe in wanted if not is_finished(recipe, made)]
+    for data in dict.fromkeys(recipe.data for recipe in pending if recipe.data):
+        if status := run_tool((data, ), ROOT):
+            raise RunError(f'{data} ended with status {status}.')
+    for recipe in pending:
+        if recipe.start and recipe.start not in made:
+            raise PreflightError(f'{recipe.name} starts from {recipe.start}: train that first.')
+        made[recipe.name] = train(recipe)
+        write_text(file, json.dumps(made, indent=1))
+        write_text(file.with_name('README.md'), markdown(made))
+    print(f'{len(wanted)} models, {len(pending)} of them new: {OUT}/README.md')
+
+
+if __name__ == '__main__':
+    main()
