@@ -184,7 +184,7 @@ TABLES = {
         rows={scheme: dict(scheme=scheme) for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
         columns={f'{norm}: {header}': dict(metric=metric, digits=digits, norm=norm) for norm in ('LN', 'UN')
                  for header, metric, digits in (('loss', LOSS, 2), ('BLEU', BLEU, 1), ('chrF', CHRF, 1))}),
-    # docs/deep.md
+    # docs/deep_results.md
     'depth': dict(
         labels=['scheme', 'norm'], where=dict(experiment='depth'),
         rows={(label, norm): dict(norm=norm, scheme=label.partition(',')[0], **({'T': T} if T else {}))
@@ -221,7 +221,7 @@ TABLES = {
               'trained on dark scenes': dict(trained='dark scenes'), 'with a frozen IAT': dict(trained='frozen IAT'),
               'jointly with IAT': dict(trained='jointly with IAT')},
         columns=boxes()),
-    # docs/conversion.md
+    # docs/conversion_results.md
     'conversion_start': dict(
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
@@ -270,7 +270,7 @@ TABLES = {
         columns=boxes()),
     'conversion_detector_pictures': dict(
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=pictures(BOX)),
-    # docs/deployment.md
+    # docs/deployment_results.md
     'int8': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'top-1': mean(TOP1), 'signal to noise, dB': dict(metric='snr', digits=1, missing='')}),

@@ -1,4 +1,4 @@
-"""For the site: links that leave docs/ become the paths themselves, and roles in docstrings plain code."""
+"""For the site: links that leave docs/ become the paths themselves, roles in docstrings plain code, and lists lists."""
 import re
 from posixpath import join, normpath
 
@@ -8,7 +8,21 @@ def on_page_markdown(markdown, page, config, files):
         path = normpath(join('docs', page.file.src_uri, '..', match[2]))
         return match[0] if path.startswith('docs/') else f'{match[1]} (`{path}`)'
 
-    return re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown)
+    return with_lists(re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown))
+
+
+def with_lists(markdown):
+    """Lists as Python-Markdown wants them, and not only GitHub: after an empty line, four spaces for each level."""
+    lines, in_code = [], False
+    for line in markdown.split('\n'):
+        if line.lstrip().startswith('```'):
+            in_code = not in_code
+        elif not in_code and line.startswith('- ') and lines and lines[-1] and not lines[-1].startswith(('- ', ' ')):
+            lines.append('')
+        elif not in_code and line.startswith('  - '):
+            line = f'  {line}'
+        lines.append(line)
+    return '\n'.join(lines)
 
 
 def on_page_content(html, page, config, files):

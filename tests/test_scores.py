@@ -10,7 +10,8 @@ from . import tiny_runs
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 # Pages whose scores all stand in marked tables.
 PAGES = ['README.md', *(f'docs/{name}.md' for name in (
-    'results', 'translation_results', 'deep', 'low_light', 'conversion'))]
+    'results', 'translation_results', 'deep', 'deep_results', 'low_light', 'conversion', 'conversion_results',
+    'deployment', 'deployment_results'))]
 CPU = 'CPU capability usage: AVX2\n'
 
 

@@ -1,0 +1,20 @@
+"""What the site's hook makes of a page's Markdown."""
+import runpy
+
+from .tiny_runs import ROOT
+
+with_lists = runpy.run_path(str(ROOT / 'requirements/site_links.py'))['with_lists']
+
+
+def test_a_list_after_text_or_code_gets_an_empty_line():
+    assert with_lists('Three:\n- a\n  b\n- c') == 'Three:\n\n- a\n  b\n- c'
+    assert with_lists('```\n- code\n```\n- a') == '```\n- code\n```\n\n- a'
+
+
+def test_a_list_in_a_list_has_four_spaces():
+    assert with_lists('- a\n  - b\n    c\n- d') == '- a\n    - b\n    c\n- d'
+
+
+def test_other_lines_stay():
+    text = '# T\n\n- a\n\n| x |\n|---|\n| - y |\n'
+    assert with_lists(text) == text
