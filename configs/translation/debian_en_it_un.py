@@ -3,7 +3,7 @@
 _base_ = ['../_base_/translation.py']
 
 data_root = 'data/translation/en-it'
-# Without the outlier filter, as UN's authors advise for translation.
+# Without the outlier filter, as a comment in UN's authors' code suggests for language.
 model = dict(
     backbone=dict(
         vocab_size=4000,
