@@ -95,7 +95,8 @@ def digits(device, out):
             'tools/train.py', 'configs/digits/swin_un_classifier.py', *flags, '--work-dir', runs / name,
             '--cfg-options', *options, *more), variables)
     logged = [runs / name for name in trainings if list((runs / name).glob('*/vis_data/scalars.json'))]
-    yield Run('digits curves', 60, python('tools/analysis/curves.py', *logged, '--out', out / 'report'))
+    if logged:
+        yield Run('digits curves', 60, python('tools/analysis/curves.py', *logged, '--out', out / 'report'))
 
 
 def trtexec(device, out):

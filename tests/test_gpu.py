@@ -1,5 +1,6 @@
 """benchmarks/gpu.py goes on after a command that fails, and packs what it found."""
 import importlib
+import importlib.util
 import json
 import sys
 import zipfile
@@ -22,6 +23,19 @@ def test_without_a_gpu_it_says_so(gpu, tmp_path, capsys):
         gpu.main(['--out', str(tmp_path / 'out')])
     assert stop.value.code == 2 and not (tmp_path / 'out').exists()
     assert capsys.readouterr().err.count('\n') == 1
+
+
+def test_scripts_take_the_arguments_that_a_gpu_runs_them_with(gpu, tmp_path):
+    scripts = set()
+    for part in gpu.PARTS.values():
+        for run in part('cuda', tmp_path):
+            if run.command[1:] and run.command[1].endswith('.py'):
+                spec = importlib.util.spec_from_file_location('script', tiny_runs.ROOT / run.command[1])
+                script = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(script)
+                script.parse_args(run.command[2:])
+                scripts.add(spec.origin)
+    assert len(scripts) == 5
 
 
 @pytest.mark.parametrize('code,result', [
