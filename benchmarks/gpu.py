@@ -119,6 +119,8 @@ PARTS = {part.__name__: part for part in (kernels, layers, steps, table8, digits
 def run(command, limit, log, environment):
     """Runs a command, whose output goes to the file `log`; returns in a few words what came of it."""
     with log.open('w') as file:
+        if limit <= 0:
+            return 'no time left'
         try:
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=file,
                                        stderr=subprocess.STDOUT, start_new_session=True)
@@ -203,7 +205,7 @@ def main(argv=None):
             if args.device == 'cpu':
                 limit, variables = 10 * limit, {**variables, **NO_GPU}
             else:
-                limit = max(1, min(limit, end - start))
+                limit = min(limit, end - start)
             result = run(words, limit, out / 'report' / log, variables)
             rows.append(dict(part=part, name=name, command=line, result=result, seconds=time.time() - start, log=log,
                              commit=commit, environment=environment(device)))

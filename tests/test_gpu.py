@@ -38,14 +38,16 @@ def test_scripts_take_the_arguments_that_a_gpu_runs_them_with(gpu, tmp_path):
     assert len(scripts) == 5
 
 
-@pytest.mark.parametrize('code,result', [
-    ('print("Throughput: 2.5 qps")', 'Throughput: 2.5 qps'),
-    ('print(1)', 'done'),
-    ('print(1); 1 / 0', 'failed (status 1): ZeroDivisionError: division by zero'),
-    ('import time; time.sleep(60)', 'stopped after 1 s'),
+@pytest.mark.parametrize('code,limit,result', [
+    ('print("Throughput: 2.5 qps")', 60, 'Throughput: 2.5 qps'),
+    ('print(1)', 60, 'done'),
+    ('print(1); 1 / 0', 60, 'failed (status 1): ZeroDivisionError: division by zero'),
+    ('import time; time.sleep(60)', 1, 'stopped after 1 s'),
+    ('print(1)', -3, 'no time left'),
 ])
-def test_what_came_of_a_command(gpu, code, result, tmp_path):
-    assert gpu.run([sys.executable, '-c', code], 1, tmp_path / 'log', {}) == result
+def test_what_came_of_a_command(gpu, code, limit, result, tmp_path):
+    assert gpu.run([sys.executable, '-c', code], limit, tmp_path / 'log', {}) == result
+    assert (tmp_path / 'log').exists()
 
 
 def test_a_table_of_several_models(gpu, tmp_path):
