@@ -25,6 +25,7 @@ import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 
 # isort: split
 import torch
+from fuse_models import CONFIGS
 from fuse_models import result_file as fusion_file
 from norm_layers import ROOT, result_file
 
@@ -37,7 +38,6 @@ from mmunorm.utils import PreflightError, write_text
 
 MINUTES = 25
 NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
-MODELS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')
 
 
 class Run(NamedTuple):
@@ -71,7 +71,7 @@ def steps(device, out):
 
 def table8(device, out, mode='eager'):
     size = ('--batch-size', 1, '--repeat', 1) if device == 'cpu' else ('--preset', 'paper', '--repeat', 15)
-    for model in MODELS:
+    for model in CONFIGS:
         yield Run(f'table8 {mode} {model}', 240, python(
             'benchmarks/fuse_models.py', '--configs', f'configs/{model}.py', '--modes', mode, *size,
             '--device', device, '--out', out / 'report/results'))
