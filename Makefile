@@ -14,7 +14,7 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs zoo
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs zoo gpu
 
 help:
 	@echo "make install    create $(VENV) and install everything"
@@ -27,6 +27,7 @@ help:
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
 	@echo "                the same without the slow ones, 5 minutes after the installation"
+	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/speed.md"
 	@echo "make lint       ruff alone"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 
@@ -82,6 +83,9 @@ demo: $(STAMP)
 
 zoo: $(STAMP)
 	$(BIN)/python tools/zoo.py
+
+gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py
 
 # The API pages are read from the sources: no torch here.
 .venv-docs/.installed: requirements/docs.txt

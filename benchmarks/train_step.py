@@ -1,12 +1,13 @@
 """Compares a training step of Swin-T with UN and with LN: forward, backward, fused AdamW; time and peak memory.
 
     python benchmarks/train_step.py
-    python benchmarks/train_step.py --device cuda --batch 128 --amp bf16 --modes eager compiled
+    python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
 In each round, both models do a step in turn. Ratios are of medians. `UN` has left its warm-up. The rows
 go to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -32,7 +33,8 @@ def parse_args(argv=None):
     parser.add_argument('--arch', default='tiny', help="mmpretrain's name of a Swin")
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
     parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
-    parser.add_argument('--amp', choices=['fp16', 'bf16'], help='autocast; no gradient scaler')
+    parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'], default=['none'],
+                        help='autocast; no gradient scaler')
     add_step_arguments(parser)
     return parser.parse_args(argv)
 
@@ -49,7 +51,7 @@ def add_step_arguments(parser):
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
 
 
-def make_step(norm_cfg, images, mode, args):
+def make_step(norm_cfg, images, mode, amp, args):
     """A function without arguments that does one training step."""
     torch.manual_seed(0)
     model = UNSwinTransformer(
@@ -59,7 +61,7 @@ def make_step(norm_cfg, images, mode, args):
     run = torch.compile(model, dynamic=False) if mode == 'compiled' else model
 
     def loss():
-        with precision(images.device, args.amp):
+        with precision(images.device, amp):
             return run(images)[-1].float().square().mean()
 
     return warm_step(loss, optimizer)
@@ -87,22 +89,23 @@ def main(argv=None):
                          generator=torch.Generator().manual_seed(0)).to(device)
     path = result_file(args.out, 'train_step', device)
     rows = []
-    for mode in args.modes:
+    for name, mode in itertools.product(args.amp, args.modes):
+        amp = None if name == 'none' else name
         torch._dynamo.reset()
-        steps = {name: make_step(cfg, images, mode, args) for name, cfg in NORMS.items()}
+        steps = {name: make_step(cfg, images, mode, amp, args) for name, cfg in NORMS.items()}
         memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
         clock = time.process_time if args.clock == 'cpu' else time.perf_counter
         seconds = measure.Race(steps, device, clock).time(args.rounds)
         for name in NORMS:
             rows.append(dict(
-                norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=args.amp, mode=mode,
+                norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=amp, mode=mode,
                 seconds=statistics.median(seconds[name]), to_ln=measure.ratio(seconds[name], seconds['LN']),
                 peak_memory=memory[name],
                 peak_memory_to_ln=memory[name] / memory['LN'], clock=args.clock, rounds=args.rounds,
                 environment=environment(device)))
             to_ln = rows[-1]['to_ln']
-            print(f'{mode} {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, {to_ln["value"]:.3f} x LN '
-                  f'({to_ln["low"]:.3f} to {to_ln["high"]:.3f}), peak memory '
+            print(f'{mode}, {amp or "float32"}, {name}: {rows[-1]["seconds"] * 1e3:.1f} ms, '
+                  f'{to_ln["value"]:.3f} x LN ({to_ln["low"]:.3f} to {to_ln["high"]:.3f}), peak memory '
                   f'{rows[-1]["peak_memory_to_ln"]:.3f} x LN', flush=True)
         path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     print(f'Written: {path}')

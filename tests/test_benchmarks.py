@@ -74,9 +74,11 @@ def test_translation_speed(run, script, monkeypatch):
 @needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):
-    printed, rows = run('train_step', '--batch', '1', '--size', '64')
-    assert 'eager UN' in printed
-    assert [row['norm'] for row in rows] == ['LN', 'UN'] and all(row['to_ln']['value'] > 0 for row in rows)
+    printed, rows = run('train_step', '--batch', '1', '--size', '64', '--amp', 'none', 'bf16')
+    assert 'eager, float32, UN' in printed
+    assert [(row['norm'], row['amp']) for row in rows] == [
+        ('LN', None), ('UN', None), ('LN', 'bf16'), ('UN', 'bf16')]
+    assert all(row['to_ln']['value'] > 0 for row in rows)
 
 
 @pytest.mark.slow

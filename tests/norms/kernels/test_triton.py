@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 
@@ -14,6 +15,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize('module,interpret,words', [
     ('triton_cases', '1', 'all cases agree'),
     ('triton_compile', '0', 'all kernels compile'),
+    pytest.param('triton_cases', '0', 'all cases agree', id='on a GPU', marks=pytest.mark.skipif(
+        not torch.cuda.is_available(), reason='there is no GPU')),
 ])
 def test_every_kernel(module, interpret, words, tmp_path):
     """In its own process: Triton's interpreter is chosen when kernels are defined, and for good."""

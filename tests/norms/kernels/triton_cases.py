@@ -1,8 +1,9 @@
-"""Every Triton kernel beside the reference, in Triton's interpreter; run by test_triton.py."""
+"""Every Triton kernel beside the reference, in Triton's interpreter or on a GPU; run by test_triton.py."""
 from __future__ import annotations
 
 import copy
 import itertools
+import os
 import sys
 from unittest import mock
 
@@ -14,6 +15,7 @@ from mmunorm.norms import UN, algorithm
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
+DEVICE = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
 SHAPES = [(1, 1), (3, 5, 7), (1, 33, 130), (9000, 3)]
 # With two programs, each of which then has several tiles.
 LONG_SHAPES = [(2, 301, 96), (1, 333, 130), (9000, 3)]
@@ -35,14 +37,14 @@ def check(shape, dtype, masked, centered):
     generator = torch.Generator().manual_seed(hash((shape, masked)) % 1000)
 
     def draw(*size):
-        return torch.randn(size, generator=generator)
+        return torch.randn(size, generator=generator).to(DEVICE)
 
     x, dy = (2 * draw(*shape) + 1).to(dtype), draw(*shape).to(dtype)
     weight, rstd, psi, shift = (draw(shape[-1]) for _ in range(4))
     mean, g_mean, eta = (draw(shape[-1]), draw(shape[-1]), draw(1)) if centered else (None, None, None)
     valid = None
     if masked:
-        valid = torch.rand(shape[:-1], generator=generator) < .7
+        valid = (torch.rand(shape[:-1], generator=generator) < .7).to(DEVICE)
         valid.view(-1)[0] = True
     clean = x
     if masked:
@@ -77,13 +79,13 @@ def same_state(ours, theirs):
 
 def check_averages(channels, window, filtered, centered, huge):
     """Eight steps of UN through the launches and in plain torch: in warm-up, averaged, not finite, with an outlier."""
-    plain = UN(channels, window=window, warmup_iters=2, outlier_filter=filtered, centered=centered)
+    plain = UN(channels, window=window, warmup_iters=2, outlier_filter=filtered, centered=centered).to(DEVICE)
     plain.unsettled = 2
     launched = copy.deepcopy(plain)
     generator = torch.Generator().manual_seed(channels)
     for t in range(1, 9):
-        measured = torch.rand(1 + centered, channels, generator=generator) + .5
-        g = torch.randn(channels, generator=generator).abs().clamp(max=3)
+        measured = (torch.rand(1 + centered, channels, generator=generator) + .5).to(DEVICE)
+        g = torch.randn(channels, generator=generator).abs().clamp(max=3).to(DEVICE)
         if huge:  # sums of such overflow
             measured, g = measured * 1e38, g * 1e38
         if t == 4:
@@ -115,8 +117,10 @@ def check_all(shapes, dtypes):
 
 if __name__ == '__main__':
     try:
-        _ones[(1, )](torch.empty(4), 4)
+        _ones[(1, )](torch.empty(4, device=DEVICE), 4)
     except Exception:
+        if DEVICE == 'cuda':
+            raise
         print("this Triton's interpreter runs no kernel that has constants")
         sys.exit(77)  # test_triton.py skips
     check_all(SHAPES, DTYPES)

@@ -1,0 +1,222 @@
+"""Runs everything that never ran on a GPU, in 25 minutes of one, and packs the results into one file to send back.
+
+    make gpu
+    python benchmarks/gpu.py --parts table8 digits
+    python benchmarks/gpu.py --device cpu             # everything tiny, to check this script; the numbers mean nothing
+
+Each command is a process with a time limit. If one fails, the page has its error, and the next one runs. OUT gets
+gpu.zip: the page gpu.md, the training curves, the rows, and a log of each command. The rows of a GPU also go to
+benchmarks/results.
+"""
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
+
+# isort: split
+import torch
+from fuse_models import CONFIGS
+from fuse_models import result_file as fusion_file
+from norm_layers import ROOT, result_file
+
+from mmunorm.analysis.curves import read_scalars
+from mmunorm.benchmark.environment import device_name, environment
+from mmunorm.benchmark.report import markdown_table
+from mmunorm.cli.arguments import command, load_config
+from mmunorm.config.models import build_model
+from mmunorm.utils import PreflightError, write_text
+
+MINUTES = 25
+NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
+
+
+class Run(NamedTuple):
+    """One command: its name, its time limit in seconds, and what it adds to the environment."""
+    name: str
+    limit: float
+    command: list
+    environment: dict = {}
+
+
+def python(*arguments):
+    return [sys.executable, *map(str, arguments)]
+
+
+def kernels(device, out):
+    yield Run('kernels', 240, python('-m', 'tests.norms.kernels.triton_cases'),
+              {'TRITON_INTERPRET': str(int(device == 'cpu'))})
+
+
+def layers(device, out):
+    size = ('--batch', 1, '--rounds', 1) if device == 'cpu' else ('--batch', 128, '--dtypes', 'float32', 'float16')
+    yield Run('layers', 240, python('benchmarks/norm_layers.py', '--norms', 'UN', 'BatchNorm', *size,
+                                    '--device', device, '--out', out / 'report/results'))
+
+
+def steps(device, out):
+    size = ('--batch', 1, '--size', 64, '--rounds', 1) if device == 'cpu' else ('--batch', 64, '--amp', 'none', 'fp16')
+    yield Run('steps', 300, python('benchmarks/train_step.py', '--modes', 'eager', 'compiled', *size,
+                                   '--device', device, '--out', out / 'report/results'))
+
+
+def table8(device, out, mode='eager'):
+    size = ('--batch-size', 1, '--repeat', 1) if device == 'cpu' else ('--preset', 'paper', '--repeat', 15)
+    for model in CONFIGS:
+        yield Run(f'table8 {mode} {model}', 240, python(
+            'benchmarks/fuse_models.py', '--configs', f'configs/{model}.py', '--modes', mode, *size,
+            '--device', device, '--out', out / 'report/results'))
+
+
+def table8_compiled(device, out):
+    return table8(device, out, 'compiled')
+
+
+def digits(device, out):
+    data, runs = out / 'digits', out / 'digits_runs'
+    size = ('--train-images', 640, '--val-images', 100) if device == 'cpu' else ()
+    yield Run('digits data', 60, python('tools/dataset/make_digits.py', '--out', data, '--train-scenes', 10,
+                                        '--val-scenes', 10, *size))
+    options = ['train_cfg.max_epochs=2', 'default_hooks.logger.interval=5',
+               *(f'{split}_dataloader.dataset.data_root={data}/imagenet' for split in ('train', 'val'))]
+    trainings = {'cpu': ([], [], NO_GPU), device: ([], [], {}), f'{device}_amp': (['--amp'], [], {}),
+                 f'{device}_compiled': ([], ['compile=True'], {})}
+    for name, (flags, more, variables) in trainings.items():
+        yield Run(f'digits {name}', 180, python(
+            'tools/train.py', 'configs/digits/swin_un_classifier.py', *flags, '--work-dir', runs / name,
+            '--cfg-options', *options, *more), variables)
+    logged = [runs / name for name in trainings if list((runs / name).glob('*/vis_data/scalars.json'))]
+    if logged:
+        yield Run('digits curves', 60, python('tools/analysis/curves.py', *logged, '--out', out / 'report'))
+
+
+def trtexec(device, out):
+    family, batch = ('digits/swin_{}_classifier', 1) if device == 'cpu' else ('swin_t_{}_imagenet', 32)
+    for norm in ('ln', 'un'):
+        config, weights, onnx = f'configs/{family.format(norm)}.py', out / f'{norm}.pth', out / f'{norm}.onnx'
+        if shutil.which('trtexec'):
+            torch.manual_seed(0)
+            model = build_model(load_config(str(ROOT / config)))
+            torch.save(dict(state_dict=model.state_dict(), meta={}), weights)
+            yield Run(f'onnx {norm}', 120, python('tools/deploy/export.py', config, weights, '--format', 'onnx',
+                                                  '--batch', batch, '--out', onnx), NO_GPU)
+        yield Run(f'trtexec {norm}, batch {batch}', 120, ['trtexec', f'--onnx={onnx}', '--fp16'])
+
+
+# In this order: what takes longest to compile comes last, and gets the time that is left.
+PARTS = {part.__name__: part for part in (kernels, layers, steps, table8, digits, trtexec, table8_compiled)}
+
+
+def run(command, limit, log, environment):
+    """Runs a command, whose output goes to the file `log`; returns in a few words what came of it."""
+    with log.open('w') as file:
+        if limit <= 0:
+            return 'no time left'
+        try:
+            process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=file,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+        except FileNotFoundError:
+            return 'not installed'
+        try:
+            status = process.wait(limit)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # also what it has started
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f'stopped after {limit:.0f} s'
+    text = log.read_text(errors='replace')
+    if status:
+        return f'failed (status {status}): {text.strip().rpartition(chr(10))[2][:300]}'
+    found = re.search(r'Throughput: [\d.]+ qps', text)  # of trtexec
+    return found[0] if found else 'done'
+
+
+def fusion_table(path):
+    """Table 8: images/s of each model, with its peak memory in MB."""
+    cells = {}
+    for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
+        cells.setdefault((row['model'], row['mode']), {})[row['name']] = row['error'] or (
+            f'{row["throughput"]["median"]:.4g} ({row["peak_memory"] / 1e6:.0f})')
+    names = list(dict.fromkeys(name for each in cells.values() for name in each))
+    return markdown_table(('model', 'mode', *names), [
+        (*key, *(each.get(name, '-') for name in names)) for key, each in cells.items()])
+
+
+def digits_table(folder):
+    """The last loss and the accuracy of each run of the digits."""
+    rows = []
+    for path in sorted(folder.glob('*/*/vis_data/scalars.json')):
+        scalars = read_scalars(path)
+        rows.append([path.parents[2].name, *(
+            f'{scalars[name][-1, 1]:.4g}' if name in scalars else '-' for name in ('loss', 'accuracy/top1'))])
+    return markdown_table(('run', 'last loss', 'top-1'), rows)
+
+
+def write_page(rows, out):
+    """Writes report/gpu.md."""
+    about = rows[0]['environment']
+    lines = [f'# What ran on {about["device"]}', '', f'torch {about["versions"]["torch"]}, CUDA {about["cuda"]}, '
+             f'commit {rows[0]["commit"]}', '',
+             *markdown_table(('command', 'result', 'seconds'), [
+                 (row['name'], row['result'].replace('|', '/'), f'{row["seconds"]:.0f}') for row in rows]),
+             '', '## Table 8: images/s (peak memory, MB)', '',
+             *fusion_table(fusion_file(out / 'report/results', about['device'])),
+             '', '## Two epochs of digits', '', *digits_table(out / 'digits_runs')]
+    if (out / 'report/curves.png').exists():
+        lines += ['', '![Training curves](curves.png)']
+    for row in rows:
+        log = (out / 'report' / row['log']).read_text(errors='replace').splitlines()
+        lines += ['', f'## {row["name"]}', '', '```', f'$ {row["command"]}', *log[-20:], '```']
+    write_text(out / 'report/gpu.md', '\n'.join(lines) + '\n')
+
+
+@command
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--device', choices=['cuda', 'cpu'], default='cuda')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--out', type=Path, default=ROOT / time.strftime('work_dirs/gpu_%Y%m%d_%H%M%S'),
+                        help='a new folder')
+    args = parser.parse_args(argv)
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        raise PreflightError('torch sees no GPU here (`--device cpu` runs everything tiny, to check the script).')
+    if args.out.exists():
+        raise PreflightError(f'--out {args.out} is there already: name a new folder.')
+    out, device = args.out.resolve(), torch.device(args.device)
+    (out / 'report/logs').mkdir(parents=True)
+    path = result_file(out / 'report/results', 'gpu', device)
+    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    rows, end = [], time.time() + MINUTES * 60
+    for part in args.parts:
+        for name, limit, words, variables in PARTS[part](args.device, out):
+            line = shlex.join(words).replace(sys.executable, 'python').replace(f'{ROOT}/', '')
+            print(f'\n=== {name}\n$ {line}', flush=True)
+            start, log = time.time(), f'logs/{re.sub("[^a-z0-9]+", "_", name)}.log'
+            if args.device == 'cpu':
+                limit, variables = 10 * limit, {**variables, **NO_GPU}
+            else:
+                limit = min(limit, end - start)
+            result = run(words, limit, out / 'report' / log, variables)
+            rows.append(dict(part=part, name=name, command=line, result=result, seconds=time.time() - start, log=log,
+                             commit=commit, environment=environment(device)))
+            print(f'=== {result}', flush=True)
+            path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+            write_page(rows, out)
+            made = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # now: an interrupted run has one too
+    if args.device == 'cuda':
+        shutil.copytree(out / 'report/results', ROOT / 'benchmarks/results', dirs_exist_ok=True)
+    print(f'\n{device_name(device)}: {out}/report/gpu.md\nTo send back: {made}')
+
+
+if __name__ == '__main__':
+    main()
