@@ -2,8 +2,8 @@
 _base_ = ['../_base_/translation.py']
 
 data_root = 'data/translation/iwslt14_de_en'
-# UN's paper: Transformer-small. Its authors' script run_iwslt14_train_un.sh: the rate 7e-4, warm-up 6000, 100,000 steps,
-# 4096 tokens in a batch, dropout 0.3, weight decay 1e-4; there Adam. RAdam and the size of the vocabulary are ours.
+# UN's paper: Transformer-small. Its authors' script run_iwslt14_train_un.sh: the rate 7e-4, warm-up 6000, 100,000
+# steps, 4096 tokens in a batch, dropout 0.3, weight decay 1e-4; there Adam. RAdam and the vocabulary's size are ours.
 model = dict(
     backbone=dict(
         vocab_size=10000,
