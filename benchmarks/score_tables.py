@@ -73,7 +73,7 @@ LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'integers only': 
 TABLES = {
     'main': dict(
         labels=['on digits'], where={**PLAIN, **AVX512},
-        rows=norms({'LN': 'LN', **FOLDING}),
+        rows=same('LN', 'BN', 'RepBN', 'UN', 'UN+'),
         columns={'Swin, top-1': mean(TOP1, 'count', experiment='swin', steps=752),
                  'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752),
                  'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn')}),
