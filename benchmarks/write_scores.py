@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
-INT8 = ('int8', 'int8_litert', 'int8_equalized')  # what int8.py appends: the same trainings in 8 bits
+# What int8.py appends: the same trainings in 8 bits.
+INT8 = ('int8', 'int8_litert', 'int8_equalized')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
