@@ -286,8 +286,8 @@ TABLES = {
         labels=['Swin'], where=dict(experiment='int8_equalized'),
         rows={model: dict(model=model) for model in ('LN, trained on', 'UN, converted')},
         columns={'top-1, float': mean(TOP1, kind='float'),
-                 **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='no kernel', kind=LITERT_FORMS[label])
-                    for label in ('integers only', '16-bit activations')
+                 **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='no kernel', kind=kind)
+                    for label, kind in LITERT_FORMS.items() if label != 'dynamic range'
                     for unit, metric, digits in (('top-1', TOP1, 2), ('dB', 'snr', 1))}}),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
