@@ -175,6 +175,42 @@ def accumulated_outliers(record: NormRecord, points: int = 4) -> Outliers:
     return Outliers([record.layers[i].name for i in filtered], record.steps[rows], counts[rows][:, filtered])
 
 
+class Spread(NamedTuple):
+    """How much each layer's batches differ: standard deviation of ln s and outlier steps, each `(L,)`; NaN without."""
+    layers: list[str]
+    spread: np.ndarray
+    outliers: np.ndarray
+
+
+def batch_spread(record: NormRecord, last: int) -> Spread:
+    """How much the activation statistic s of each layer fluctuates from batch to batch, in the last recorded steps.
+
+    The spread is `sqrt(mean((ln s_t - ln s_{t-1})^2) / 2)`, the median over the channels. It is the standard deviation
+    of ln s where batches are independent, and a slow trend hardly counts. 0.1 is about 10 % of s.
+
+    Args:
+        record: a record of every step.
+        last: how many recorded steps, from 2 to their number.
+
+    Raises:
+        RecordError: the record is shorter, or leaves steps out.
+    """
+    if not 2 <= last <= len(record.steps):
+        raise RecordError(f'{record.path} has {len(record.steps)} recorded steps: the span must be from 2 to that, got '
+                          f'{last}.')
+    if record.steps[-1] - record.steps[-last] != last - 1:
+        raise RecordError(f'{record.path} does not have every step: record with interval=1.')
+    spreads = []
+    for layer in range(len(record.layers)):
+        with np.errstate(divide='ignore', invalid='ignore'):
+            changes = np.diff(np.log(record.activation(layer, slice(-last, None)).astype(float)), axis=0)
+        spreads.append(np.median(np.sqrt(np.square(changes).mean(axis=0) / 2)))
+    counts = record.outliers()
+    before = counts[-last - 1] if last < len(counts) else np.minimum(counts[0], 0)
+    return Spread([layer.name for layer in record.layers], np.array(spreads),
+                  np.where(counts[-1] < 0, np.nan, counts[-1] - before))
+
+
 def evenly_spaced(items: Sequence, most: int) -> list[int]:
     """Positions of at most so many items, at equal distances, the first and the last among them."""
     return np.unique(np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(int)).tolist()

@@ -26,6 +26,7 @@ LARGE = 50_000_000
 SOURCES = {
     'coco_dark': 'make it with `python tools/dataset/make_digits.py --dark`, and `--force` over a folder without it',
     'digits': 'make it with `python tools/dataset/make_digits.py`',
+    'photographs': 'make it with `python tools/dataset/make_photographs.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
             'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',
     'imagenet': 'get ILSVRC2012 from https://image-net.org/download.php and unpack it in {folder}/train and '

@@ -12,6 +12,8 @@ from PIL import Image, ImageDraw
 from scipy.ndimage import affine_transform
 from sklearn.datasets import load_digits, load_sample_images
 
+from .scenes import Cutout, add_cutout, compose, in_8_bits
+
 SPLITS = ('train', 'val')
 # Of every class, one sample in VAL_EVERY is a val sample.
 VAL_EVERY = 5
@@ -25,9 +27,6 @@ SINGLE_HEIGHT_RANGE = (0.6, 0.85)
 # Far below 45 degrees, so that 6 and 9, and 4 and 9, stay different.
 MAX_ANGLE = 15.
 MAX_DIGITS = 5
-# The share of a digit's mask that must stay visible under later digits, so that every digit can be annotated.
-MIN_VISIBLE = 0.6
-MAX_BOX_IOU = 0.3
 
 
 @dataclass(frozen=True)
@@ -37,25 +36,9 @@ class Sample:
     label: int
     cells: np.ndarray
 
-
-@dataclass(frozen=True)
-class Glyph:
-    """A digit as it lies in a picture: ``alpha`` (h, w) in [0, 1] with its top left corner at (``top``, ``left``).
-    ``colours`` are the RGB colours (3,) of its upper and its lower end."""
-    sample: Sample
-    alpha: np.ndarray
-    top: int
-    left: int
-    colours: tuple
-
     @property
-    def mask(self):
-        return self.alpha > 0.5
-
-    @property
-    def window(self):
-        height, width = self.alpha.shape
-        return slice(self.top, self.top + height), slice(self.left, self.left + width)
+    def origin(self):
+        return dict(digit_id=self.digit_id)
 
 
 def split_samples(split, seed):
@@ -156,60 +139,29 @@ def random_glyph(rng, sample, size, height_range):
             break
     top, left = (int(rng.integers(size - extent + 1)) for extent in alpha.shape)
     colour = rng.uniform(210, 255) + rng.uniform(-45, 10, size=3)
-    return Glyph(sample, alpha, top, left, tuple(np.clip(colour + rng.uniform(-15, 15, size=(2, 3)), 0, 255)))
-
-
-def compose(background, glyphs):
-    """Lay glyphs over a background (H, W, 3), each over those before it.
-
-    Returns:
-        tuple[np.ndarray, np.ndarray]: the picture, uint8 (H, W, 3), and the owner of each pixel, int (H, W): -1 for the
-        background, else the index of the topmost glyph whose mask has it.
-    """
-    picture = background.copy()
-    owner = np.full(background.shape[:2], -1)
-    for index, glyph in enumerate(glyphs):
-        upper, lower = glyph.colours
-        ramp = np.linspace(0, 1, len(glyph.alpha))[:, None, None]
-        alpha = glyph.alpha[..., None]
-        colour = (1 - ramp) * upper + ramp * lower
-        picture[glyph.window] = (1 - alpha) * picture[glyph.window] + alpha * colour
-        owner[glyph.window][glyph.mask] = index
-    return np.rint(picture).astype(np.uint8), owner
-
-
-def box_iou(first, second):
-    """Intersection over union of the boxes of two glyphs."""
-    inner = 1
-    for a, b in zip(first.window, second.window, strict=True):
-        inner *= max(0, min(a.stop, b.stop) - max(a.start, b.start))
-    return inner / (first.alpha.size + second.alpha.size - inner)
+    upper, lower = np.clip(colour + rng.uniform(-15, 15, size=(2, 3)), 0, 255)
+    ramp = np.linspace(0, 1, len(alpha))[:, None, None]
+    return Cutout(sample, alpha, top, left, (1 - ramp) * upper + ramp * lower)
 
 
 def draw_scene(rng, samples, split, size):
     """One to five of ``samples`` on a background of a split.
 
     Returns:
-        tuple[np.ndarray, np.ndarray, list[Glyph]]: picture and owners as ``compose`` returns them, and the glyphs from
-        the lowest to the topmost.
+        tuple[np.ndarray, np.ndarray, list[Cutout]]: the picture, uint8 (size, size, 3), the owners as ``compose``
+        returns them, and the glyphs from the lowest to the topmost.
     """
     background = draw_background(rng, split, size)
     glyphs = []
     for _ in range(rng.integers(1, MAX_DIGITS + 1)):
-        # A crowded scene may find no place: it then keeps fewer digits.
-        for _ in range(10):
-            glyph = random_glyph(rng, samples[rng.integers(len(samples))], size, SCENE_HEIGHT_RANGE)
-            if any(box_iou(glyph, other) > MAX_BOX_IOU for other in glyphs):
-                continue
-            _, owner = compose(background, [*glyphs, glyph])
-            if all((owner == index).sum() >= MIN_VISIBLE * other.mask.sum() for index, other in enumerate(glyphs)):
-                glyphs.append(glyph)
-                break
-    return *compose(background, glyphs), glyphs
+        add_cutout(background, glyphs,
+                   lambda: random_glyph(rng, samples[rng.integers(len(samples))], size, SCENE_HEIGHT_RANGE))
+    picture, owner = compose(background, glyphs)
+    return in_8_bits(picture), owner, glyphs
 
 
 def draw_single(rng, sample, split, size):
     """One digit that fills most of a picture, looking as digits do in scenes: uint8 (size, size, 3)."""
     background = draw_background(rng, split, size, share=0.35)
     picture, _ = compose(background, [random_glyph(rng, sample, size, SINGLE_HEIGHT_RANGE)])
-    return picture
+    return in_8_bits(picture)

@@ -4,17 +4,14 @@ One is a COCO-format set of scenes for detection and instance segmentation. The 
 classification. Its pictures look like the digits in the scenes, so a detector can start from a classifier's weights.
 Both come from data that scikit-learn bundles: nothing is downloaded. The scenes can be had in the dark, too.
 """
-import json
-
 import numpy as np
-from PIL import Image
-from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
 from .contact_sheet import draw_contact_sheet
 from .darkness import darken
 from .digit_scenes import SPLITS, draw_scene, draw_single, split_samples
 from .made_folder import is_made, making_folder, settings_of
+from .scenes import save_picture, write_scenes
 
 CLASSES = tuple('0123456789')
 
@@ -37,6 +34,13 @@ LICENSES = [
     dict(id=2, name='Handwriting: Optical Recognition of Handwritten Digits, UCI, CC BY 4.0',
          url='https://creativecommons.org/licenses/by/4.0/'),
 ]
+
+
+def check_settings(settings):
+    """Raise ValueError if a setting is not a whole number within ``LIMITS``; the message begins with its name."""
+    for name, (low, high) in LIMITS.items():
+        if not isinstance(settings[name], int) or not low <= settings[name] <= high:
+            raise ValueError(f'{name} must be a whole number from {low} to {high}, got {settings[name]!r}')
 
 
 def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, train_images=6000, val_images=1000,
@@ -74,9 +78,7 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
     """
     settings = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
                     train_images=train_images, val_images=val_images, image_size=image_size)
-    for name, (low, high) in LIMITS.items():
-        if not isinstance(settings[name], int) or not low <= settings[name] <= high:
-            raise ValueError(f'{name} must be a whole number from {low} to {high}, got {settings[name]!r}')
+    check_settings(settings)
     settings['version'] = VERSION
     if dark or not force and settings_of(out) == {**settings, 'dark': True}:
         settings['dark'] = True
@@ -86,7 +88,7 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
         counts = {}
         for split in SPLITS:
             samples = split_samples(split, seed)
-            counts[split] = _write_scenes(folder, split, samples, settings, progress)
+            counts[split] = _write_digit_scenes(folder, split, samples, settings, progress)
             _write_images(folder / 'imagenet' / split, split, samples, settings, progress)
         for root, preview in ((folder / 'coco', 'preview.png'), (folder / 'coco_dark', 'preview_dark.png')):
             if root.exists():
@@ -94,40 +96,26 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
     return counts
 
 
-def _write_scenes(folder, split, samples, settings, progress):
+def _write_digit_scenes(folder, split, samples, settings, progress):
     """Scenes in the COCO format in ``coco``, and in the dark in ``coco_dark``. Returns the number of digits."""
-    seed, size, roots = settings['seed'], settings['scene_size'], [folder / 'coco']
+    seed, roots = settings['seed'], [folder / 'coco']
     if settings.get('dark'):
         roots.append(folder / 'coco_dark')
-    for root in roots:
-        (root / split).mkdir(parents=True)
-        (root / 'annotations').mkdir(exist_ok=True)
-    images, annotations = [], []
-    for index in tqdm(range(settings[f'{split}_scenes']), f'{split} scenes', mininterval=0.5,
-                      disable=None if progress else True):
+
+    def draw(index):
         rng = np.random.default_rng([seed, 1, SPLITS.index(split), index])
-        picture, owner, glyphs = draw_scene(rng, samples, split, size)
-        image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=size, height=size, license=1)
-        _save(picture, roots[0] / split / image['file_name'])
-        if settings.get('dark'):
-            rng = np.random.default_rng([seed, 3, SPLITS.index(split), index])
-            _save(darken(picture, rng), roots[1] / split / image['file_name'])
-        images.append(image)
-        for order, glyph in enumerate(glyphs):
-            rle = coco_mask.encode(np.asfortranarray(owner == order, dtype=np.uint8))
-            annotations.append(dict(
-                # COCO's evaluation takes annotation id 0 for "no match".
-                id=len(annotations) + 1, image_id=image['id'], category_id=glyph.sample.label + 1,
-                bbox=coco_mask.toBbox(rle).astype(int).tolist(), area=int(coco_mask.area(rle)), iscrowd=0,
-                segmentation=dict(size=rle['size'], counts=rle['counts'].decode()), digit_id=glyph.sample.digit_id))
-    text = json.dumps(dict(
+        picture, owner, glyphs = draw_scene(rng, samples, split, settings['scene_size'])
+        if len(roots) == 1:
+            return [picture], owner, glyphs
+        rng = np.random.default_rng([seed, 3, SPLITS.index(split), index])
+        return [picture, darken(picture, rng)], owner, glyphs
+
+    content = dict(
         info=dict(description=f'Handwritten digits on photographs, {split}', version=str(VERSION),
                   contributor='mmunorm'),
-        licenses=LICENSES, images=images, annotations=annotations,
-        categories=[dict(id=label + 1, name=name, supercategory='digit') for label, name in enumerate(CLASSES)]))
-    for root in roots:
-        (root / 'annotations' / f'instances_{split}.json').write_text(text, encoding='utf-8')
-    return len(annotations)
+        licenses=LICENSES,
+        categories=[dict(id=label + 1, name=name, supercategory='digit') for label, name in enumerate(CLASSES)])
+    return write_scenes(roots, split, settings[f'{split}_scenes'], draw, content, progress)
 
 
 def _write_images(folder, split, samples, settings, progress):
@@ -140,9 +128,4 @@ def _write_images(folder, split, samples, settings, progress):
         sample = samples[rank]
         rng = np.random.default_rng([settings['seed'], 2, SPLITS.index(split), index])
         path = folder / CLASSES[sample.label] / f'digit{sample.digit_id:04d}_{drawing}.png'
-        _save(draw_single(rng, sample, split, settings['image_size']), path)
-
-
-def _save(picture, path):
-    # Fast compression: noise hardly compresses, and making the sets takes half as long.
-    Image.fromarray(picture).save(path, compress_level=1)
+        save_picture(draw_single(rng, sample, split, settings['image_size']), path)

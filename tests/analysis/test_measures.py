@@ -113,3 +113,21 @@ def test_names(tmp_path):
     old = find_record(tmp_path / 'one/norm_statistics.old')
     assert run_names([records[0], old]) == ['one (UN)', 'norm_statistics.old (UN)']
     assert short_name(NAMES[1]) == 's0.b0.norm1'
+
+
+def test_spread_is_the_deviation_between_batches(tmp_path):
+    """Of independent log-normal batches, their deviation, also on a trend."""
+    rng = np.random.default_rng(0)
+    logs = rng.normal(scale=0.3, size=(2000, 64))
+    counts = np.stack([np.arange(2000), np.full(2000, -1)], axis=1)
+    record = SimpleNamespace(
+        path='r', steps=np.arange(1, 2001), layers=[SimpleNamespace(name='a'), SimpleNamespace(name='b')],
+        activation=lambda layer, rows: np.exp(logs + 0.002 * layer * np.arange(2000)[:, None])[rows],
+        outliers=lambda: counts)
+    layers, spread, outliers = measures.batch_spread(record, 1000)
+    assert layers == ['a', 'b'] and spread == pytest.approx(0.3, rel=0.02)
+    assert outliers[0] == 1000 and np.isnan(outliers[1])
+    assert measures.batch_spread(record, 2000).outliers[0] == 1999
+    record.steps = record.steps * 2
+    with pytest.raises(RecordError, match='interval=1'):
+        measures.batch_spread(record, 1000)

@@ -111,6 +111,7 @@ def test_what_is_left_to_the_class(dataset):
 @pytest.mark.parametrize('root, img, said', [
     ('data/digits/imagenet', 'train', '`python tools/dataset/make_digits.py`'),
     ('data/digits', 'coco_dark/train', 'make_digits.py --dark'),
+    ('data/photographs/imagenet', 'train', '`python tools/dataset/make_photographs.py`'),
     ('data/lol_v1', 'our485/low', 'LOLdataset.zip'), ('data/lol_v2/Real_captured', 'Train/Low', 'LOL-v2'),
     ('data/exposure', 'training/INPUT_IMAGES', 'Exposure_Correction')])
 def test_where_data_come_from(root, img, said, tmp_path):

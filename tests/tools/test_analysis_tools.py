@@ -19,8 +19,9 @@ from .. import data_makers, tiny_runs
 from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT = (tiny_runs.load_tool(f'analysis/{name}') for name in (
-    'pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves', 'light'))
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT, SPREAD = (
+    tiny_runs.load_tool(f'analysis/{name}')
+    for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves', 'light', 'spread'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -231,3 +232,16 @@ def test_no_tool_hides_a_module_of_python():
     """A script's folder comes first on sys.path."""
     names = {path.stem for path in (tiny_runs.ROOT / 'tools').rglob('*.py')}
     assert len(names) > 10 and not names & sys.stdlib_module_names
+
+
+def test_spread_of_runs_with_and_without_outliers(tmp_path, capsys):
+    write_record(tmp_path / 'un'), write_record(tmp_path / 'ln', norm='LayerNorm')
+    run(SPREAD, 'un', 'ln', '--out', 'a', '--span', '30')
+    rows = read_csv('a/spread.csv')
+    assert [row['outlier_steps'] for row in rows] == ['10', '15', '30', 'nan', 'nan', 'nan']
+    values = np.log(NormRecord(tmp_path / 'un/norm_statistics').activation(0)[-30:].astype(float))
+    deviation = np.median(np.sqrt((np.diff(values, axis=0)**2).mean(axis=0) / 2))
+    assert float(rows[0]['spread']) == pytest.approx(deviation, rel=1e-5)
+    printed = capsys.readouterr().out
+    assert '55 outlier steps of 90' in printed and '0 outlier steps of 0' in printed
+    assert 'from 2 to that, got 61' in error_of(capsys, SPREAD, 'un', '--out', 'b', '--span', '61')

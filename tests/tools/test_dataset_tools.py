@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mmunorm.translation.text import Subwords, made_text
+from mmunorm.datasets import apt
+from mmunorm.translation.text import Subwords
 from mmunorm.translation.text.lines import read_lines
 
 from .. import tiny_runs
@@ -73,8 +74,8 @@ def fake_apt(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     monkeypatch.setenv('PATH', str(folder), prepend=':')
     monkeypatch.setenv('TMPDIR', str(folder))
-    monkeypatch.setattr(made_text.tempfile, 'tempdir', None)
-    monkeypatch.setattr(made_text, 'HELPER', str(folder / 'apt-helper'))
+    monkeypatch.setattr(apt.tempfile, 'tempdir', None)
+    monkeypatch.setattr(apt, 'HELPER', str(folder / 'apt-helper'))
     return folder
 
 
@@ -105,7 +106,7 @@ def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
     assert 'Vocabulary size too high' in call(*MAKE[:2], 9999)
     (fake_apt / 'lists/x_Packages').write_text('\n')
     assert 'too little text for train; bring your own text' in call(*MAKE)
-    monkeypatch.setattr(made_text, 'HELPER', 'nowhere')
+    monkeypatch.setattr(apt, 'HELPER', 'nowhere')
     assert 'this system has no apt' in call(*MAKE) and 'train_subwords.py' in call(*MAKE)
     assert not list(Path('data/translation').iterdir())
 

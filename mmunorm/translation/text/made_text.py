@@ -2,29 +2,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
+from ...datasets.apt import fetched_lists
 from ...datasets.made_folder import is_made, making_folder
 from ...utils import PreflightError, check_installed
 from .debian import SplitText, descriptions, parallel_text, source_packages, split_text
 from .subwords import train_subwords
 
 LANGUAGES = ('it', 'da', 'fr')  # of those that Debian has, the ones that were tried
-HELPER = '/usr/lib/apt/apt-helper'
 OWN_TEXT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "
             '`python tools/dataset/train_subwords.py` makes the subwords')
-# Read after the system's own settings. apt writes nothing outside the folder.
-CONFIG = """#clear Acquire::Languages;
-Acquire::Languages {{ "en"; "{language}"; }};
-Dir::State::lists "{folder}/lists";
-Dir::Cache "{folder}/cache";
-APT::Sandbox::User "";
-"""
 
 
 def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 4000, force: bool = False,
@@ -52,10 +40,12 @@ def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 40
     if is_made(out, settings, force):
         return None
     say('fetching package descriptions, 20 MB')
-    with fetched_lists(language) as (packages, english, translated):
+    with fetched_lists(('en', language), 'the text', OWN_TEXT) as apt:
+        english = apt.lines('*_Translation-en*', 'English descriptions')
+        translated = apt.lines(f'*_Translation-{language}*', f'descriptions in the language {language!r}')
         say('pairing sentences')
         split = split_text(parallel_text(descriptions(english, 'en'), descriptions(translated, language),
-                                         source_packages(packages)))
+                                         source_packages(apt.lines('*_Packages*', 'list of packages'))))
     with making_folder(out, settings, force) as folder:
         for name in ('train', 'valid', 'test'):
             pairs = getattr(split, name)
@@ -67,42 +57,3 @@ def make_translation(out: str | os.PathLike, language: str, vocab_size: int = 40
         say('training subwords, one or two minutes')
         train_subwords([folder / 'train.src', folder / 'train.tgt'], folder / 'subwords.model', vocab_size)
     return split
-
-
-@contextmanager
-def fetched_lists(language: str) -> Iterator[list[Iterator[str]]]:
-    """Fetches the lists of the system's own package sources into a temporary folder, as an ordinary user.
-
-    Gives the lines of the lists of packages, of the English descriptions, and of those in `language`, such as 'it'. An
-    empty line comes after each list.
-
-    Raises:
-        PreflightError: apt is missing or reaches no such lists.
-    """
-    if shutil.which('apt-get') is None or not Path(HELPER).exists():
-        raise PreflightError(f'this system has no apt, which gets the text from Debian or Ubuntu; {OWN_TEXT}.')
-    with tempfile.TemporaryDirectory(prefix='mmunorm-apt-') as folder:
-        folder = Path(folder)
-        for name in ('lists/partial', 'cache/archives/partial'):
-            (folder / name).mkdir(parents=True)
-        (folder / 'apt.conf').write_text(CONFIG.format(language=language, folder=folder))
-        run = subprocess.run(['apt-get', '-c', folder / 'apt.conf', '-q', 'update'], cwd=folder, capture_output=True,
-                             text=True)
-        problems = (line for line in run.stderr.splitlines() if line.startswith(('E:', 'W:')))
-        reason = next(problems, 'apt-get has said nothing')
-        found = []
-        for pattern, what in (('*_Packages*', 'list of packages'), ('*_Translation-en*', 'English descriptions'),
-                              (f'*_Translation-{language}*', f'descriptions in the language {language!r}')):
-            paths = sorted((folder / 'lists').glob(pattern))
-            if not paths:
-                raise PreflightError(f'apt has found no {what} ({reason}); {OWN_TEXT}.')
-            found.append(_unpacked_lines(paths))
-        yield found
-
-
-def _unpacked_lines(paths: list[Path]) -> Iterator[str]:
-    for path in paths:
-        with subprocess.Popen([HELPER, 'cat-file', path], stdout=subprocess.PIPE, text=True, encoding='utf-8',
-                              errors='replace') as process:
-            yield from process.stdout
-        yield ''

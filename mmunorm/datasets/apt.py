@@ -1,0 +1,95 @@
+"""What apt fetches from the package sources of this system, as an ordinary user: lists and unpacked packages."""
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..utils import PreflightError
+
+HELPER = '/usr/lib/apt/apt-helper'
+# Read after the system's own settings. apt writes nothing outside the folder.
+CONFIG = """#clear Acquire::Languages;
+Acquire::Languages {{ {languages} }};
+Dir::State::lists "{folder}/lists";
+Dir::Cache "{folder}/cache";
+APT::Sandbox::User "";
+"""
+
+
+@contextmanager
+def fetched_lists(languages: Sequence[str], what: str, instead: str) -> Iterator[Apt]:
+    """Fetches the lists of the system's own package sources into a temporary folder.
+
+    Args:
+        languages: codes of the descriptions, such as 'en'; 'none' for none.
+        what: apt is to get, for the error message.
+        instead: what the user can do without apt, for the error message.
+
+    Raises:
+        PreflightError: apt is missing or reaches no list of packages.
+    """
+    if shutil.which('apt-get') is None or not Path(HELPER).exists():
+        raise PreflightError(f'this system has no apt, which gets {what} from Debian or Ubuntu; {instead}.')
+    with tempfile.TemporaryDirectory(prefix='mmunorm-apt-') as folder:
+        apt = Apt(Path(folder), languages, instead)
+        apt.reason = apt.get('update')
+        apt.lines('*_Packages*', 'list of packages')  # or there is nothing to fetch from
+        yield apt
+
+
+class Apt:
+    """apt, with a folder for all that it fetches."""
+
+    def __init__(self, folder: Path, languages: Sequence[str], instead: str):
+        self.folder, self.instead = folder, instead
+        self.reason = ''
+        for name in ('lists/partial', 'cache/archives/partial'):
+            (folder / name).mkdir(parents=True)
+        quoted = ' '.join(f'"{language}";' for language in languages)
+        (folder / 'apt.conf').write_text(CONFIG.format(languages=quoted, folder=folder))
+
+    def get(self, *arguments: str) -> str:
+        """Runs `apt-get` in the folder. What it has said first of errors and warnings."""
+        run = subprocess.run(['apt-get', '-c', self.folder / 'apt.conf', '-q', *arguments], cwd=self.folder,
+                             capture_output=True, text=True)
+        problems = (line for line in run.stderr.splitlines() if line.startswith(('E:', 'W:')))
+        return next(problems, 'apt-get has said nothing')
+
+    def lines(self, pattern: str, what: str) -> Iterator[str]:
+        """The lines of all lists whose names fit, unpacked. An empty line comes after each list.
+
+        Raises:
+            PreflightError: there is no such list; `what` names it.
+        """
+        paths = sorted((self.folder / 'lists').glob(pattern))
+        if not paths:
+            raise PreflightError(f'apt has found no {what} ({self.reason}); {self.instead}.')
+        return _unpacked_lines(paths)
+
+    def unpack(self, package: str, folder: Path) -> None:
+        """Fetches a package and unpacks its files into a folder; installs nothing.
+
+        Raises:
+            PreflightError: apt does not get the package, or it cannot be unpacked.
+        """
+        reason = self.get('download', package)
+        archives = list(self.folder.glob(f'{package}_*.deb'))
+        if not archives:
+            raise PreflightError(f'apt has not got the package {package} ({reason}); {self.instead}.')
+        folder.mkdir(parents=True)
+        run = subprocess.run(['dpkg-deb', '-x', archives[0], folder], capture_output=True, text=True)
+        archives[0].unlink()
+        if run.returncode:
+            raise PreflightError(f'the package {package} cannot be unpacked ({run.stderr.strip()}); {self.instead}.')
+
+
+def _unpacked_lines(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        with subprocess.Popen([HELPER, 'cat-file', path], stdout=subprocess.PIPE, text=True, encoding='utf-8',
+                              errors='replace') as process:
+            yield from process.stdout
+        yield ''

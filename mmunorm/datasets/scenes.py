@@ -1,0 +1,153 @@
+"""Cut-out objects laid over a background, and how such scenes are written in the COCO format."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from pycocotools import mask as coco_mask
+from tqdm import tqdm
+
+# The share of an object's mask that must stay visible under later objects. A place that would hide more is not used.
+# So every object in a picture is visible enough to be annotated.
+MIN_VISIBLE = 0.6
+MAX_BOX_IOU = 0.3
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """An object as it lies in a picture.
+
+    Attributes:
+        sample: what it is: has `label`, its class, and `origin`, a dict that its annotation gets.
+        alpha (numpy.ndarray): `(h, w)` in [0, 1]; its top left corner is at (`top`, `left`).
+        pixels (numpy.ndarray): RGB in [0, 255], `(h, w, 3)` or what broadcasts to it.
+    """
+    sample: Any
+    alpha: np.ndarray
+    top: int
+    left: int
+    pixels: np.ndarray
+
+    @property
+    def mask(self):
+        return self.alpha > 0.5
+
+    @property
+    def window(self):
+        height, width = self.alpha.shape
+        return slice(self.top, self.top + height), slice(self.left, self.left + width)
+
+
+def compose(background, cutouts):
+    """Lay cutouts over a background, each over those before it.
+
+    Args:
+        background (np.ndarray): (H, W, 3) in [0, 255].
+        cutouts (Sequence[Cutout]): from the lowest to the topmost.
+
+    Returns:
+        tuple[np.ndarray, np.ndarray]: the picture, float32 (H, W, 3), and the owner of each pixel,
+        int (H, W): -1 for the background, else the index of the topmost cutout whose mask has it.
+    """
+    picture = background.astype(np.float32)
+    owner = np.full(background.shape[:2], -1)
+    for index, cutout in enumerate(cutouts):
+        alpha = cutout.alpha[..., None]
+        picture[cutout.window] = (1 - alpha) * picture[cutout.window] + alpha * cutout.pixels
+        owner[cutout.window][cutout.mask] = index
+    return picture, owner
+
+
+def add_cutout(background, cutouts, draw, tries=10):
+    """Adds a cutout in a place where enough of the others stays visible. A crowded scene may find none.
+
+    Args:
+        background (np.ndarray): (H, W, 3) in [0, 255].
+        cutouts (list[Cutout]): from the lowest to the topmost; gets one more.
+        draw (Callable[[], Cutout]): draws an object in a random place.
+        tries (int): how many places to try.
+    """
+    _, owner = compose(background, cutouts)
+    for _ in range(tries):
+        cutout = draw()
+        if _leaves_visible(cutouts, cutout, owner):
+            cutouts.append(cutout)
+            return
+
+
+def _leaves_visible(cutouts, cutout, owner):
+    """Whether every one of ``cutouts`` stays visible enough with ``cutout`` on top of them."""
+    if any(_box_iou(cutout, other) > MAX_BOX_IOU for other in cutouts):
+        return False
+    owner = owner.copy()
+    owner[cutout.window][cutout.mask] = len(cutouts)
+    return all((owner == index).sum() >= MIN_VISIBLE * other.mask.sum() for index, other in enumerate(cutouts))
+
+
+def _box_iou(first, second):
+    inner = 1
+    for a, b in zip(first.window, second.window, strict=True):
+        inner *= max(0, min(a.stop, b.stop) - max(a.start, b.start))
+    return inner / (first.alpha.size + second.alpha.size - inner)
+
+
+def write_scenes(folders: Sequence[Path], split: str, count: int, draw: Callable, content: dict, progress: bool) -> int:
+    """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
+
+    A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
+
+    Args:
+        folders: several have the same scenes and annotations, each with a picture of its own.
+        split: its name.
+        count: how many scenes.
+        draw: gives the picture for each folder, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an
+            index.
+        content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
+        progress: whether to show a progress bar.
+
+    Returns:
+        int: how many objects there are.
+    """
+    for folder in folders:
+        (folder / split).mkdir(parents=True)
+        (folder / 'annotations').mkdir(exist_ok=True)
+    images, annotations = [], []
+    for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None if progress else True):
+        pictures, owner, cutouts = draw(index)
+        height, width = owner.shape
+        image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=width, height=height, license=1)
+        for folder, picture in zip(folders, pictures, strict=True):
+            save_picture(picture, folder / split / image['file_name'])
+        images.append(image)
+        for order, cutout in enumerate(cutouts):
+            # COCO's evaluation takes annotation id 0 for "no match".
+            annotations.append(dict(id=len(annotations) + 1, image_id=image['id'],
+                                    **_annotation(owner == order, cutout.sample)))
+    text = json.dumps(dict(info=content['info'], licenses=content['licenses'], images=images, annotations=annotations,
+                           categories=content['categories']))
+    for folder in folders:
+        (folder / 'annotations' / f'instances_{split}.json').write_text(text, encoding='utf-8')
+    return len(annotations)
+
+
+def _annotation(mask, sample):
+    rle = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return dict(
+        category_id=sample.label + 1, bbox=coco_mask.toBbox(rle).astype(int).tolist(), area=int(coco_mask.area(rle)),
+        iscrowd=0, segmentation=dict(size=rle['size'], counts=rle['counts'].decode()), **sample.origin)
+
+
+def in_8_bits(picture):
+    """The picture, in [0, 255], as uint8."""
+    return np.rint(picture).astype(np.uint8)
+
+
+def save_picture(picture, path):
+    """Save a picture, uint8 (H, W, 3), as a PNG."""
+    # Fast compression: noise hardly compresses, and making the sets takes half as long.
+    Image.fromarray(picture).save(path, compress_level=1)

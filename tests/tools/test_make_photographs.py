@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from mmunorm.datasets import apt
+from mmunorm.datasets.photographs import LICENCES, STAMP_PACKAGE
+
+from .. import tiny_runs
+from ..data_makers import make_stamps
+
+TOOL = tiny_runs.load_tool('dataset/make_photographs')
+TINY = ('--train-scenes', 1, '--val-scenes', 1, '--scene-size', 64, '--train-images', 10, '--val-images', 10)
+
+# Stand in for apt-get, which leaves lists and packages in its folder, and for dpkg-deb. A package links to a folder.
+APT_GET = """#!/bin/sh
+case "$4" in
+update) touch lists/x_Packages;;
+download) test -d FOLDER/$5 && ln -s FOLDER/$5 $5_1.0_all.deb || echo "E: Unable to locate package $5" >&2;;
+esac
+"""
+DPKG_DEB = """#!/bin/sh
+test "$1" = -x && cp -r "$2"/. "$3"
+"""
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs the tool and gives what it prints, or the one line of an error."""
+    (tmp_path / 'here').mkdir()
+    monkeypatch.chdir(tmp_path / 'here')
+
+    def run(*arguments):
+        try:
+            tiny_runs.call(TOOL, *arguments)
+        except SystemExit as stop:
+            assert stop.code == 2
+            return capsys.readouterr().err.strip().splitlines()[-1]
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A system whose apt has the packages."""
+    folder = tmp_path / 'packages'
+    stamps, wallpapers = make_stamps(tmp_path)
+    for package in LICENCES:
+        (folder / package / 'usr/share').mkdir(parents=True)
+    (folder / STAMP_PACKAGE / 'usr/share/tuxpaint').mkdir()
+    stamps.rename(folder / STAMP_PACKAGE / 'usr/share/tuxpaint/stamps')
+    wallpapers.rename(folder / 'mate-backgrounds/usr/share/backgrounds')
+    (tmp_path / 'bin').mkdir()
+    for name, script in {'apt-get': APT_GET.replace('FOLDER', str(folder)), 'dpkg-deb': DPKG_DEB}.items():
+        (tmp_path / 'bin' / name).write_text(script)
+        (tmp_path / 'bin' / name).chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'), prepend=':')
+    monkeypatch.setattr(apt, 'HELPER', str(tmp_path / 'bin/apt-get'))
+    return folder
+
+
+def test_made_from_packages_and_only_once(call, packages):
+    printed = call(*TINY)
+    assert 'train 1 scenes of 64x64' in printed and '10 images of 32x32, from 14 stamps and 3 backgrounds' in printed
+    assert 'data/photographs has 7 kinds: animal,' in printed
+    assert Path('data/photographs/preview.png').is_file()
+    assert {path.name for path in Path('data').iterdir()} == {'photographs', 'debian_pictures'}
+    assert 'already there' in call(*TINY)
+    assert 'seed 0 instead of 1' in call(*TINY, '--seed', 1)
+    # What was fetched is used again.
+    (packages / 'mate-backgrounds').rename(packages / 'gone')
+    assert '7 kinds' in call(*TINY, '--seed', 1, '--force')
+
+
+def test_what_stops_it_leaves_nothing(call, packages, monkeypatch):
+    (packages / 'mate-backgrounds').rename(packages / 'gone')
+    error = call(*TINY)
+    assert 'has not got the package mate-backgrounds (E: Unable to locate package mate-backgrounds)' in error
+    assert '--stamps and --backgrounds' in error
+    monkeypatch.setattr(apt, 'HELPER', 'nowhere')
+    error = call(*TINY)
+    assert 'this system has no apt' in error and '--stamps and --backgrounds' in error
+    assert not any(path.is_file() for path in Path().rglob('*'))
+
+
+def test_from_folders(call, tmp_path):
+    stamps, wallpapers = make_stamps(tmp_path)
+    assert '7 kinds' in call(*TINY, '--stamps', stamps, '--backgrounds', wallpapers)
+    assert {path.name for path in Path('data').iterdir()} == {'photographs'}
+    assert 'belong together' in call(*TINY, '--stamps', stamps)
+    assert '0 of the 97 stamps of the kind animal' in call('--out', 'b', '--stamps', '.', '--backgrounds', wallpapers)
+    assert '--train-images must be a whole number' in call('--out', 'b', '--train-images', 0)
