@@ -210,6 +210,10 @@ TABLES = {
         labels=['top-1, seed 0'], where=dict(experiment='depth_last_batch'), rows={'PreNorm, UN, 12 layers': {}},
         columns={'the last batch is dropped': mean(TOP1, **{'train_dataloader.drop_last': 'True'}),
                  'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
+    # docs/photographs.md
+    'photographs': dict(
+        labels=['val top-1, seed 0'], where=dict(experiment='photographs', steps=1504),
+        rows={'Swin': {}}, columns={norm: mean(TOP1, norm=norm) for norm in ('LN', 'BN', 'RepBN', 'UN', 'UN+')}),
     # docs/low_light.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),
