@@ -7,7 +7,6 @@ measured before are replaced. UN's statistics are those of what its norms read.
 """
 import argparse
 import json
-import logging
 import tempfile
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mmunorm.config.models import build_model
 from mmunorm.deploy.benchmark import measure_formats
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
+from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.pictures import batch_of
 from mmunorm.deploy.subjects import Subject
@@ -74,9 +74,8 @@ def subject_of(network, norm, folder, batch=1, threads=1):
         set_pretrained(cfg, None)
     torch.manual_seed(0)
     model = build_model(cfg).eval()
-    logging.disable(logging.INFO)  # mmengine logs every parameter
-    model.init_weights()  # without them a Swin's position biases are 0, and converters leave them out
-    logging.disable(logging.NOTSET)
+    with silent():  # mmengine shows every parameter
+        model.init_weights()  # without them a Swin's position biases are 0, and converters leave them out
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     pictures = noise(meta['shape'][2:], 20)
     take_statistics(model, batch_of(pictures[:4], meta))
