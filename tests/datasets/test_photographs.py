@@ -84,7 +84,7 @@ def test_mmdet_reads_it_and_masks_are_disjoint(made):
 
 
 def test_a_mask_is_where_the_object_is(tmp_path):
-    """White objects on black photographs: what is lighter is the mask, but for blurred edges and noise."""
+    """White objects on black photographs: what is lighter is the mask, except for blurred edges and noise."""
     stamps, wallpapers = make_stamps(tmp_path)
     for path in stamps.rglob('*.png'):
         alpha = Image.open(path).getchannel('A')
