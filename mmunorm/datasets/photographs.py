@@ -53,7 +53,7 @@ def fetch_sources(folder: Path) -> None:
     if is_made(folder, settings):
         return
     with fetched_lists(('none', ), 'the pictures', INSTEAD) as apt, making_folder(folder, settings) as new:
-        for package in tqdm(LICENCES, 'packages'):
+        for package in tqdm(LICENCES, 'packages', disable=None):
             apt.unpack(package, new / package)
 
 
