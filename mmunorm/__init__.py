@@ -43,6 +43,7 @@ from .norms import (
     PN,
     RMSN,
     UN,
+    Derf,
     DyT,
     NoNorm,
     PRepBN,
@@ -56,7 +57,8 @@ from .norms import (
 )
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'ConversionReport', 'DyT', 'FusionReport', 'NoNorm', 'PRepBN', 'RepBN', 'SyncUN',
-    'TokenBN', 'UN2d', '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'replace_norms', 'revert_sync'
+    'MABN', 'PN', 'RMSN', 'UN', 'ConversionReport', 'Derf', 'DyT', 'FusionReport', 'NoNorm', 'PRepBN', 'RepBN',
+    'SyncUN', 'TokenBN', 'UN2d', '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'replace_norms',
+    'revert_sync'
 ]
 __getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'recording', 'translation'))

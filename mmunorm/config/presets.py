@@ -28,6 +28,7 @@ NORMS = {
     'PRepBN': dict(type='PRepBN'),
     'RMSN': dict(type='RMSN'),
     'DyT': dict(type='DyT'),
+    'Derf': dict(type='Derf'),
     'NoNorm': dict(type='NoNorm'),
 }
 HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'

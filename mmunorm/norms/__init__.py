@@ -1,6 +1,7 @@
 """The offline norms in one framework, and their peers."""
 from .base import Norm
 from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
+from .derf import Derf
 from .dyt import DyT
 from .mabn import MABN
 from .no_norm import NoNorm
@@ -15,6 +16,6 @@ from .token_bn import TokenBN
 from .un import UN, SyncUN
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',
+    'MABN', 'PN', 'RMSN', 'UN', 'Derf', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',
     'SyncUN', 'SyncUN2d', 'TokenBN', 'TokenBN2d', 'UN2d', 'convert_sync', 'replace_norms', 'revert_sync'
 ]

@@ -33,5 +33,8 @@ class DyT(Norm):
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         dtype = statistics_dtype(x.dtype)
-        squashed = torch.tanh(self.alpha.to(dtype) * x.to(dtype))
+        squashed = self._squash(x.to(dtype))
         return affine(squashed, self.weight.to(dtype), self.bias.to(dtype)).to(x.dtype)
+
+    def _squash(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.alpha.to(x.dtype) * x)

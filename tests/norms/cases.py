@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, PRepBN, RepBN, TokenBN
+from mmunorm.norms import MABN, PN, RMSN, UN, Derf, DyT, NoNorm, PRepBN, RepBN, TokenBN
 
 from . import reference_family as ref
 from .reference_un import ReferenceUN
@@ -22,10 +22,11 @@ NORMS = {
     'PRepBN': lambda c: PRepBN(c, steps=12),
     'RMSN': RMSN,
     'DyT': DyT,
+    'Derf': Derf,
     'NoNorm': NoNorm,
     'NoNorm affine': lambda c: NoNorm(c, affine=True),
 }
-OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'NoNorm', 'NoNorm affine')]
+OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'Derf', 'NoNorm', 'NoNorm affine')]
 
 every_norm = pytest.mark.parametrize('name', NORMS)
 every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
@@ -74,6 +75,8 @@ def reference_of(norm):
         return ref.ReferenceBN(*affine, p.get('eta'))
     if isinstance(norm, RMSN):
         return ref.ReferenceRMSN(p['weight'])
+    if isinstance(norm, Derf):
+        return ref.ReferenceDerf(*affine, p['alpha'], p['shift'])
     if isinstance(norm, DyT):
         return ref.ReferenceDyT(*affine, p['alpha'])
     return ref.ReferenceAffine(*(affine if 'weight' in p else (1., 0.)))

@@ -4,6 +4,7 @@ Every class has `forward(x, padded)` for `x` (B, C) and `padded` (B,) bool, `bac
 of `x` and those of the parameters by name, and `state()` with what the layer must hold after the step.
 """
 import numpy as np
+from scipy import special
 
 
 class ReferenceMABN:
@@ -185,6 +186,26 @@ class ReferenceDyT:
         inner = dy * self.gamma * (1 - self.squashed ** 2)
         return inner * self.alpha, dict(
             weight=(dy * self.squashed).sum(0), bias=dy.sum(0), alpha=np.array([(inner * self.x).sum()]))
+
+    def state(self):
+        return {}
+
+
+class ReferenceDerf:
+    """Chen et al., arXiv 2512.10938."""
+
+    def __init__(self, gamma, beta, alpha, shift):
+        self.gamma, self.beta, self.alpha, self.shift = gamma, beta, alpha, shift
+
+    def forward(self, x, padded):
+        self.x, self.u = x, self.alpha * x + self.shift
+        return self.gamma * special.erf(self.u) + self.beta
+
+    def backward(self, dy):
+        inner = dy * self.gamma * 2 / np.sqrt(np.pi) * np.exp(-self.u ** 2)
+        return inner * self.alpha, dict(
+            weight=(dy * special.erf(self.u)).sum(0), bias=dy.sum(0), alpha=np.array([(inner * self.x).sum()]),
+            shift=np.array([inner.sum()]))
 
     def state(self):
         return {}

@@ -79,6 +79,7 @@ STATE = {
     'PRepBN': RUNNING | {'running_mean', 'eta', 'ln_weight', 'ln_bias'},
     'RMSN': {'weight'},
     'DyT': AFFINE | {'alpha'},
+    'Derf': AFFINE | {'alpha', 'shift'},
     'NoNorm': set(),
     'NoNorm affine': AFFINE,
 }
@@ -111,7 +112,7 @@ def test_no_tokens(name):
     assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
 
 
-@pytest.mark.parametrize('name', [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT')])
+@pytest.mark.parametrize('name', [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT', 'Derf')])
 def test_affine_is_the_norm_at_inference(name):
     norm = build(name).double()
     for _, x, dy in sequence(30, 6):
@@ -136,6 +137,7 @@ def test_affine_is_the_norm_at_inference(name):
     ('PN', 'root mean square'),
     ('RMSN', 'mean square for every token'),
     ('DyT', 'tanh'),
+    ('Derf', 'erf'),
     ('PRepBN', 'LayerNorm in until 12 training steps are done, and has done 0'),
 ])
 def test_an_obstacle_says_why_there_is_no_affine(name, words):
@@ -170,7 +172,7 @@ def test_half_precision_follows_float32(name, dtype):
     low, high = build(name), build(name)
     for _, x, dy in sequence(20, 6, tokens=300):
         x = torch.from_numpy(x).to(dtype)
-        x[:, 3] += 300 if name != 'DyT' else 3
+        x[:, 3] += 300 if name not in ('DyT', 'Derf') else 3
         dy = torch.from_numpy(dy).to(dtype)
         with torch.autocast('cpu', dtype=torch.bfloat16):
             ours = train_step(low, x, dy)[:2]
