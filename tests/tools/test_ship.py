@@ -61,6 +61,8 @@ def test_the_whole_chain(ln_classifier, tmp_path, monkeypatch, capsys):
     report = (tmp_path / 'out/report.html').read_text()
     assert 'accuracy/top1' in report and report.count('data:image/png') == 4 and 'ONNX Runtime' in report
     assert 'backbone.stages.1.blocks.0.norm1' in report and 'src="http' not in report
+    rows = json.loads((tmp_path / 'out/speed/formats.json').read_text())['rows']
+    assert [row['metrics'] for row in rows] == 4 * [{}] and all(row['seconds'] for row in rows)  # not tested again
     state = tiny_runs.checkpoint('out/trained/iter_2.pth')['state_dict']
     assert state['backbone.norm1.num_batches_tracked'] == 2
 

@@ -41,6 +41,7 @@ def parse_args(argv=None):
                         help='training pictures for the ranges of INT8 (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
+    parser.add_argument('--no-metrics', action='store_true', help='measure speed and size alone')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/formats)')
     add_config_arguments(parser)
@@ -73,9 +74,9 @@ def main(argv=None):
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), pictures))
         arrays = batch_of(test_pictures(cfgs[-1], args.batch), subjects[-1].exportable.meta)
-        result = measure_formats(subjects, args.formats, arrays,
-                                 lambda subject, runner, title: test_metrics(own_cfg[subject.name], runner, title),
-                                 args.repeat)
+        result = measure_formats(
+            subjects, args.formats, arrays, None if args.no_metrics else
+            lambda subject, runner, title: test_metrics(own_cfg[subject.name], runner, title), args.repeat)
     text = markdown(result)
     print(text)
     for path in write_results(result, text, chart(result), out, 'formats'):
