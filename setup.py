@@ -36,6 +36,7 @@ setup(
         'deploy': TOOLS + read_requirements('deploy.txt'),
         'enhance': TOOLS + read_requirements('enhance.txt'),
         'onedl': TOOLS + read_requirements('onedl.txt'),
+        'segmentation': TOOLS + read_requirements('onedl.txt') + read_requirements('segmentation.txt'),
         'test': read_requirements('test.txt'),
         'translate': TOOLS + read_requirements('translate.txt'),
     },

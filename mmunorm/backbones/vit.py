@@ -57,11 +57,11 @@ class UNVisionTransformer(VisionTransformer):
         arch (str | dict): an architecture of mmpretrain's, or a dict of `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`. Defaults to 'base'.
         norm_cfg (dict): config of every norm; one in `layer_cfgs` wins. Defaults to `dict(type='UN')`, and to
-            `dict(type='NoNorm')` for the schemes without norms, ReZero, TFixup and ScaledResidual.
+            `dict(type='NoNorm')` for the schemes without norms, ReZero, TFixup, RFixup and ScaledResidual.
         residual_cfg (dict): config of every residual, such as `dict(type='BranchNorm', warmup_iters=4000)`. The
-            types are PostNorm, PreNorm, DeepNorm, BranchNorm, SubLN, NormFormer, Admin, DSInit, TFixup, ReZero,
-            SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has initial weights,
-            they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
+            types are PostNorm, PreNorm, DeepNorm, BranchNorm, SubLN, NormFormer, Admin, DSInit, TFixup, RFixup,
+            ReZero, SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has
+            initial weights, they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
         out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
         final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: as the scheme
             has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.

@@ -15,11 +15,11 @@ from .connect import (
 from .dlcl import DLCL
 from .post_norm import DeepNorm, DSInit, PostNorm
 from .pre_norm import HeadScale, LayerScale, NormFormer, PeriNorm, PreNorm, ResPostNorm, SkipInit, SubLN
-from .without_norm import ReZero, ScaledResidual, TFixup
+from .without_norm import ReZero, RFixup, ScaledResidual, TFixup
 
 __all__ = [
     'DEFAULT_NORM_CFG', 'DEFAULT_RESIDUAL_CFG', 'DLCL', 'RESIDUALS', 'Admin', 'BranchNorm', 'DSInit', 'DeepNorm',
-    'HeadScale', 'LayerScale', 'NormFormer', 'PeriNorm', 'PostNorm', 'PreNorm', 'ReZero', 'ResPostNorm', 'Residual',
-    'ResidualError', 'ResidualLayer', 'ScaledResidual', 'SkipInit', 'StackPosition', 'SubLN', 'TFixup', 'UpdateClock',
-    'connect', 'count_updates', 'growth', 'initialize', 'norm_of', 'profile_admin', 'scheme_of'
+    'HeadScale', 'LayerScale', 'NormFormer', 'PeriNorm', 'PostNorm', 'PreNorm', 'RFixup', 'ReZero', 'ResPostNorm',
+    'Residual', 'ResidualError', 'ResidualLayer', 'ScaledResidual', 'SkipInit', 'StackPosition', 'SubLN', 'TFixup',
+    'UpdateClock', 'connect', 'count_updates', 'growth', 'initialize', 'norm_of', 'profile_admin', 'scheme_of'
 ]

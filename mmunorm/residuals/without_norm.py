@@ -56,3 +56,25 @@ class TFixup(Residual):
         nn.init.xavier_normal_(embedding.weight.detach().flatten(1), self.embedding_gain)
         if embedding.bias is not None:
             nn.init.zeros_(embedding.bias)
+
+
+@RESIDUALS.register_module()
+class RFixup(Residual):
+    """Fixup (arXiv 1901.09321), R-Fixup in tables beside T-Fixup: `x' = x + g F(x)`; no norm.
+
+    Each sublayer's parameter `gain` `()` starts at 1. The weights of out and fc2 start at 0, those of q, k and v as
+    Xavier's times `L^(-1/6)` and those of fc1 times `L^(-1/2)`. L counts sublayers: `2 N` for one stack of N layers,
+    `2 N + 3 M` with a decoder of M layers. The paper's scalar biases are parts of the linear layers' own. Its
+    classifier starts at 0, too, and is not a part of the backbone.
+    """
+    without_norm = True
+
+    def __init__(self, position: StackPosition):
+        super().__init__(position)
+        self.gain = nn.Parameter(torch.ones(()))
+        encoder, decoder = position.stacks or (position.depth, 0)
+        sublayers = 2 * encoder + 3 * decoder
+        self.gains = dict(dict.fromkeys('qkv', sublayers**(-1 / 6)), out=0., fc1=sublayers**(-1 / 2), fc2=0.)
+
+    def scales(self) -> tuple[Scale, Scale]:
+        return None, self.gain

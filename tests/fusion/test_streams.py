@@ -16,7 +16,7 @@ from . import models
 from .models import UN, assert_equal, assert_folds, norms, outputs, randomize
 
 POST = ('PostNorm', 'DeepNorm', 'BranchNorm', 'Admin', 'DSInit')
-WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
+WITHOUT_NORM = ('RFixup', 'ReZero', 'ScaledResidual', 'TFixup')
 
 
 def vit_cfg(scheme, depth=2, norm_cfg=UN, **kwargs):
@@ -82,7 +82,7 @@ def test_the_norms_and_factors_of_every_other_scheme_fold(scheme, build):
     assert_folds(model, (32, 32), gamma='some' if scheme != 'ResPostNorm' else 'none')
     kept = [name for name, parameter in model.named_parameters() if 'residual' in name]
     assert kept == []
-    has_factor = scheme in ('LayerScale', 'ReZero', 'SkipInit', 'ScaledResidual')
+    has_factor = scheme in ('LayerScale', 'RFixup', 'ReZero', 'SkipInit', 'ScaledResidual')
     assert any(isinstance(module, FoldedResidual) for module in model.modules()) == has_factor
 
 

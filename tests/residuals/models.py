@@ -8,7 +8,7 @@ from mmunorm.backbones import UNVisionTransformer
 from mmunorm.residuals import RESIDUALS
 
 SCHEMES = sorted(RESIDUALS.module_dict)
-WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
+WITHOUT_NORM = ('RFixup', 'ReZero', 'ScaledResidual', 'TFixup')
 IMAGES = (2, 3, 16, 16)
 
 
@@ -105,6 +105,7 @@ def reference(model, scheme, images, branch_weight=1.):
             'SubLN': lambda: x + with_inner_norm(norm(x)),
             'NormFormer': lambda: x + with_inner_norm(norm(x)),
             'TFixup': lambda: x + plain(x),
+            'RFixup': lambda: x + connection.gain * plain(x),
             'ReZero': lambda: x + first.gain * plain(x),
             'SkipInit': lambda: x + connection.gain * plain(norm(x)),
             'LayerScale': lambda: x + connection.weight * plain(norm(x)),

@@ -32,13 +32,16 @@ def gain(weight):
 def expected_gain(scheme, role, layer, depth):
     if scheme == 'DSInit':
         return layer**-0.5
+    if scheme == 'RFixup':
+        return {'out': 0, 'fc1': (2 * depth)**(-1 / 2), 'fc2': 0}.get(role, (2 * depth)**(-1 / 6))
     if scheme in ('PostNorm', 'Admin') or role in QK:
         return 1
     return {'DeepNorm': (8 * depth)**(-1 / 4), 'BranchNorm': (8 * depth)**(-1 / 4),
             'SubLN': math.sqrt(math.log(2 * depth)), 'TFixup': 0.67 * depth**(-1 / 4)}[scheme]
 
 
-@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm', 'SubLN', 'Admin', 'DSInit', 'TFixup'])
+@pytest.mark.parametrize('scheme', ['PostNorm', 'DeepNorm', 'BranchNorm', 'SubLN', 'Admin', 'DSInit', 'TFixup',
+                                    'RFixup'])
 def test_weights_by_role_vit(scheme):
     depth = 5
     model = UNVisionTransformer(

@@ -6,7 +6,7 @@ from mmunorm.translation import TranslationModel, UNTransformer
 from mmunorm.translation.text.ids import EOS, PAD
 
 SCHEMES = sorted(RESIDUALS.module_dict)
-WITHOUT_NORM = ('ReZero', 'ScaledResidual', 'TFixup')
+WITHOUT_NORM = ('RFixup', 'ReZero', 'ScaledResidual', 'TFixup')
 ARCH = dict(encoder_layers=2, decoder_layers=3, embed_dims=16, feedforward_channels=24, num_heads=2)
 VOCABULARY = 12
 

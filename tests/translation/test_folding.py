@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mmunorm import fuse_norms
 from mmunorm.norms.layers import is_norm
 
-from .models import SCHEMES, randomize, sentences, task
+from .models import SCHEMES, WITHOUT_NORM, randomize, sentences, task
 
 
 def assert_folds(model, kept=()):
@@ -39,7 +39,7 @@ def test_every_norm_of_every_scheme_folds(scheme):
     assert where[last[0]] == memory
     assert where[last[1]] == 'backbone.output (with a copy of its shared weight)'
     assert torch.equal(model.backbone.embedding.weight, embedding)
-    assert not torch.equal(model.backbone.output.weight, embedding) or scheme in ('ReZero', 'ScaledResidual', 'TFixup')
+    assert not torch.equal(model.backbone.output.weight, embedding) or scheme in WITHOUT_NORM
 
 
 @settings(max_examples=3, deadline=None)

@@ -150,6 +150,17 @@ def test_initial_weights_by_role(scheme):
     assert model.output.weight is model.embedding.weight
 
 
+def test_r_fixup_counts_the_sublayers_of_both_stacks():
+    model = transformer('RFixup', arch={**ARCH, 'encoder_layers': N, 'decoder_layers': M})
+    sublayers = 2 * N + 3 * M
+    for layer in (*model.encoder, *model.decoder):
+        for residual, _, _ in layer.sublayers():
+            connection = getattr(layer, residual)
+            assert connection.gain == 1
+            assert connection.gains == dict(q=sublayers**(-1 / 6), k=sublayers**(-1 / 6), v=sublayers**(-1 / 6),
+                                            out=0, fc1=sublayers**(-1 / 2), fc2=0)
+
+
 def test_the_streams_of_deep_norm_have_the_weights_of_their_stacks():
     model = transformer('DeepNorm', 'LN', arch={**ARCH, 'encoder_layers': N, 'decoder_layers': M})
     for layers, expected in ((model.encoder, 0.81 * (N**4 * M)**(1 / 16)), (model.decoder, (3 * M)**(1 / 4))):
