@@ -23,6 +23,12 @@ class _KnowsOurNorms:
             module = _as_layer_norm(module)
         super().add_params(params, module, *args, **kwargs)
 
+    def __call__(self, model):
+        wrapper = super().__call__(model)
+        # `paramwise_cfg` makes them ConfigDicts. Dynamo of torch 2.14 cannot trace Adam's step over a subclass of dict.
+        wrapper.optimizer.param_groups[:] = map(dict, wrapper.optimizer.param_groups)
+        return wrapper
+
 
 # These replace the stock constructors of the same names. A user's config that only swaps `norm_cfg` names no
 # other constructor, and the stock one would pull gamma to zero. mmdet's own layer decay goes by shapes: it needs

@@ -162,15 +162,18 @@ def test_executorch_leaves_a_layer_norm_outside_of_its_parts(swin, exportable, t
     assert 'native_layer_norm' in made.lines[0] and made.norms == 11
 
 
-def test_executorch_in_int8(exportable, tmp_path):
+def test_executorch_in_int8(tmp_path):
     _, vit = folded(models.deit_classifier)
     pictures = list(torch.nn.functional.interpolate(blurred().float(), (32, 32)).byte())
     made = export_file(vit, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=Samples(pictures, vit.meta, 1))
     assert 1e-4 < made.difference.largest['scores'] < 0.05
-    with pytest.raises(PreflightError, match='cannot be loaded'):  # when this fails, XNNPACK has learned it: say so
-        export_file(exportable, EXECUTORCH, tmp_path / 's.pte', int8='static',
-                    samples=Samples(list(blurred()), exportable.meta, 2))
-    assert [path.name for path in tmp_path.iterdir()] == ['m.pte']
+
+
+def test_a_swin_in_int8_for_executorch(swin, exportable, tmp_path):
+    """Its padding tokens follow an `unflatten`, which XNNPACK loads only if the range stays the same."""
+    samples = Samples(list(blurred()), exportable.meta, 2)
+    made = export_file(exportable, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=samples)
+    assert 20 < signal_to_noise(swin, made.path) < 60
 
 
 def test_a_swin_for_an_ethos_u(swin, tmp_path):

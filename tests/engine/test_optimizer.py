@@ -1,4 +1,7 @@
+import copy
+
 import pytest
+import torch
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
@@ -54,6 +57,21 @@ def test_no_parameter_of_any_norm_decays(norm):
     for name, setting in settings.items():
         linear = name.startswith(('fc', 'inner.0'))
         assert setting == ((0.2 if linear and name.endswith('bias') else 0.1), 0.05 if linear else 0.)
+
+
+def test_a_compiled_step_over_parameter_groups():
+    """mmengine's own groups are ConfigDicts: Dynamo of torch 2.14 fails on them, whatever the norms."""
+    torch._dynamo.reset()
+    stock = Block(nn.LayerNorm)
+    twin = copy.deepcopy(stock)
+    for model, compiles in ((stock, False), (twin, True)):
+        optimizer = build_optim_wrapper(model, dict(ADAMW, paramwise_cfg=PARAMWISE[0])).optimizer
+        step = torch.compile(optimizer.step, backend='eager') if compiles else optimizer.step
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        for _ in range(2):
+            step()
+    torch.testing.assert_close(twin.state_dict(), stock.state_dict())
 
 
 def test_layer_decay_of_mmpretrain():

@@ -31,7 +31,7 @@ class ExecuTorchSession(Session):
 
 
 class ExecuTorch(Format):
-    """Its Python runtime chooses the number of threads. A Swin in INT8 does not load (docs/deployment.md)."""
+    """Its Python runtime chooses the number of threads."""
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
@@ -68,12 +68,18 @@ class ExecuTorch(Format):
 
 
 def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
-    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor."""
+    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor.
+
+    The `graph` is changed too.
+    """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    # XNNPACK refuses a reshape that changes the range. The quantizer sees to that, but does not know unflatten.
+    for node in graph.graph.find_nodes(op='call_function', target=torch.ops.aten.unflatten.int):
+        node.target, node.args = torch.ops.aten.reshape.default, (node.args[0], list(node.meta['val'].shape))
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
     prepared = prepare_pt2e(graph, quantizer)
     with torch.no_grad():
