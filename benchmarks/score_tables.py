@@ -277,6 +277,13 @@ TABLES = {
         columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
                  for name, metric in (('box', BOX), ('mask', MASK)) for when, condition, missing in (
                      ('untrained', 'untrained', ''), ('fine-tuned', 'trained', 'not run'))}),
+    'conversion_detector_adapted': dict(
+        labels=['174 steps at 3e-4'], where=dict(experiment='conversion_detector', **INTEL_BF16),
+        rows={label: dict(way=way) for label, way in (
+            ('LN, trained on', 'LN, trained on, rate 0.0003'),
+            ('UN, adapted, with the teacher', 'adapted, teacher, rate 0.0003'))},
+        columns={'box AP before them': mean(BOX, condition='untrained'), 'box AP': mean(BOX, condition='trained'),
+                 'by seed': mean(BOX, 'each', condition='trained'), 'mask AP': mean(MASK, condition='trained')}),
     'start': dict(
         labels=['Mask R-CNN'], where=dict(experiment='start', **AVX512),
         rows={'LN from LN': dict(norm='LN'), 'UN from LN, fitted alone': dict(start='LN', adapt=0),
@@ -304,6 +311,12 @@ TABLES = {
                  **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='no kernel', kind=kind)
                     for label, kind in LITERT_FORMS.items() if label != 'dynamic range'
                     for unit, metric, digits in (('top-1', TOP1, 2), ('dB', 'snr', 1))}}),
+    'int8_wide_start': dict(
+        labels=['Swin'], where=dict(experiment='int8_wide_start'),
+        rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
+        columns={'top-1, float': mean(TOP1, kind='float'),
+                 'top-1, integers only': mean(TOP1, kind='LiteRT INT8, integers only'),
+                 'dB': dict(metric='snr', digits=1, kind='LiteRT INT8, integers only')}),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),

@@ -34,7 +34,7 @@ from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # What int8.py appends: the same trainings in 8 bits.
-INT8 = ('int8', 'int8_litert', 'int8_equalized')
+INT8 = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
