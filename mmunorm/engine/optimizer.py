@@ -18,16 +18,15 @@ class _KnowsOurNorms:
     `norm_decay_mult` misses all other norms. The arguments and everything else are the stock ones.
     """
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # As a ConfigDict it would make such of the parameter groups. Dynamo of torch 2.14 fails on them in Adam's step.
+        self.optimizer_cfg = dict(self.optimizer_cfg)
+
     def add_params(self, params, module, *args, **kwargs):
         if isinstance(module, (Norm, Residual, HeadScale)):
             module = _as_layer_norm(module)
         super().add_params(params, module, *args, **kwargs)
-
-    def __call__(self, model):
-        wrapper = super().__call__(model)
-        # `paramwise_cfg` makes them ConfigDicts. Dynamo of torch 2.14 cannot trace Adam's step over a subclass of dict.
-        wrapper.optimizer.param_groups[:] = map(dict, wrapper.optimizer.param_groups)
-        return wrapper
 
 
 # These replace the stock constructors of the same names. A user's config that only swaps `norm_cfg` names no

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
@@ -65,7 +66,9 @@ def test_a_compiled_step_over_parameter_groups():
     stock = Block(nn.LayerNorm)
     twin = copy.deepcopy(stock)
     for model, compiles in ((stock, False), (twin, True)):
-        optimizer = build_optim_wrapper(model, dict(ADAMW, paramwise_cfg=PARAMWISE[0])).optimizer
+        # As a config gives it: over a plain dict Dynamo does not fail.
+        cfg = ConfigDict(ADAMW, paramwise_cfg=PARAMWISE[0])
+        optimizer = build_optim_wrapper(model, cfg).optimizer
         step = torch.compile(optimizer.step, backend='eager') if compiles else optimizer.step
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
