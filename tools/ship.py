@@ -91,14 +91,15 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
     form = shipping.form_of(chosen.name, int8)
     if form is not None:  # a file that runs here
         # In float both models' metrics are known by then.
-        tested = ('--no-metrics', ) if int8 is None else ()
+        no_metrics = ('--no-metrics', ) if int8 is None else ()
         stages += [
             Stage('Test the file', (f'{tools}/deploy/test.py', str(recipe), str(file), '--work-dir', f'{out}/file'),
                   out / 'file', a_test),
             Stage('Measure it beside LayerNorm',
                   (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config,
-                   args.checkpoint, '--formats', 'torch', form, '--out', f'{out}/speed', *tested, *options_of(args)),
-                  out / 'speed/formats.json', (0 if tested else 4 * a_test) + 120)]
+                   args.checkpoint, '--formats', 'torch', form, '--out', f'{out}/speed', *no_metrics,
+                   *options_of(args)),
+                  out / 'speed/formats.json', (0 if no_metrics else 4 * a_test) + 120)]
         if (folder := shipping.test_folder(cfg)) is not None:
             stages.append(Stage(
                 'Draw what the file sees', (f'{tools}/deploy/infer.py', str(file), str(folder), '--limit',

@@ -35,7 +35,7 @@ def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
 def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> None:
     """Raises a PreflightError if the recipe or an option of `--cfg-options` names weights that runs do not load."""
     for option, value in (options or {}).items():
-        if value is not None and (option == 'pretrained' or option == 'model.backbone.init_cfg.checkpoint'):
+        if value is not None and option in ('pretrained', 'model.backbone.init_cfg.checkpoint'):
             raise PreflightError(f'--cfg-options {option} is not for a comparison: name the backbone weights '
                                  'to start from with --pretrained.')
     if cfg.get('load_from') is not None:

@@ -23,7 +23,7 @@ COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB
 
 
 def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
-                    metrics_of: Callable[[Subject, Worker, str], dict[str, float]] | None,
+                    metrics_of: Callable[[Subject, Worker, str], dict[str, float]],
                     repeat: int | None = None) -> dict:
     """Measures models in several forms, each in a process of its own: first the metrics, then time in turn.
 
@@ -31,8 +31,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
         formats (Sequence[str]): keys of `FORMS`.
         arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
-        metrics_of (Callable, optional): returns the metrics of a subject for a runner of it, and a title. None leaves
-            them out.
+        metrics_of (Callable): returns the metrics of a subject for a runner of it, and a title; {} for none.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
 
     Returns:
@@ -61,9 +60,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
                 except PreflightError as error:
                     row['error'] = str(error)
                     continue
-                row['error'], row['metrics'] = None, {}
-                if metrics_of is not None:
-                    row['metrics'] = metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
+                row['error'], row['metrics'] = None, metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
         again = next((row for row in reversed(rows) if row['error'] is None), None)
         if again:
             openers['control'] = openers[again['model'], again['format']]

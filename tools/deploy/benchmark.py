@@ -74,9 +74,11 @@ def main(argv=None):
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), pictures))
         arrays = batch_of(test_pictures(cfgs[-1], args.batch), subjects[-1].exportable.meta)
-        result = measure_formats(
-            subjects, args.formats, arrays, None if args.no_metrics else
-            lambda subject, runner, title: test_metrics(own_cfg[subject.name], runner, title), args.repeat)
+
+        def metrics_of(subject, runner, title):
+            return {} if args.no_metrics else test_metrics(own_cfg[subject.name], runner, title)
+
+        result = measure_formats(subjects, args.formats, arrays, metrics_of, args.repeat)
     text = markdown(result)
     print(text)
     for path in write_results(result, text, chart(result), out, 'formats'):
