@@ -103,7 +103,9 @@ def table(rows):
 def chart(rows):
     """Milliseconds a picture by form, a panel a network, with the fewest threads."""
     threads = min(row['threads'] for row in rows)
-    rows = [row for row in rows if row['error'] is None and row['threads'] == threads]
+    # 16-bit activations have no fast kernel on a CPU: their bars would hide all others.
+    rows = [row for row in rows if row['error'] is None and row['threads'] == threads
+            and row['format'] != 'litert-full16']
     names = list(dict.fromkeys(row['network'] for row in rows))
     figure = Figure(figsize=(11, 3.4 * len(names)), layout='constrained')
     for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):

@@ -95,12 +95,11 @@ def main(argv=None):
         name, _, paths = text.partition('=')
         config, *checkpoints = paths.split(':')
         seeds = []
-        for checkpoint in checkpoints:
+        for seed, checkpoint in enumerate(checkpoints):
             with tempfile.TemporaryDirectory() as folder:
                 seeds.append(list(measure(config, checkpoint, args, Path(folder))))
-        with open(args.out / 'int8.jsonl', 'a') as file:
-            for seed, rows in enumerate(seeds):
-                for row in rows:
+            with open(args.out / 'int8.jsonl', 'a') as file:  # a seed at a time: hours of tests may be interrupted
+                for row in seeds[-1]:
                     print(json.dumps(dict(model=name, seed=seed, **row, environment=environment(torch.device('cpu')))),
                           file=file)
         for rows in zip(*seeds, strict=True):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..fusion import fuse_norms
+from ..utils import PreflightError
 from .export import prepare_export
 from .formats import FORMS, Session
 from .pictures import Samples
@@ -38,7 +39,8 @@ class Subject:
         """What opens a form of the model, of `FORMS`, and its size in bytes. The file is written the first time.
 
         Raises:
-            PreflightError: a package is missing, or INT8 is asked for and there are no pictures.
+            PreflightError: a package is missing, INT8 is asked for and there are no pictures, or the runtime cannot
+                take the model in this form.
         """
         chosen, form = FORMS[name]
         path = self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'
@@ -47,5 +49,10 @@ class Subject:
             samples = ()
             if chosen.needs_pictures(form.int8):
                 samples = Samples(self.pictures, self.exportable.meta, self.batch)
-            chosen.export(self.exportable, path, int8=form.int8, samples=samples)
+            try:
+                chosen.export(self.exportable, path, int8=form.int8, samples=samples)
+            except PreflightError:  # what it has written in floating point is not this form
+                for file in chosen.files(path):
+                    file.unlink(missing_ok=True)
+                raise
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)
