@@ -1,4 +1,5 @@
-"""For the site: links that leave docs/ become the paths themselves, roles in docstrings plain code, and lists lists."""
+"""For the site: links that leave docs/ become the paths themselves, roles in docstrings plain code, lists lists, and
+pictures links to themselves."""
 import re
 from posixpath import join, normpath
 
@@ -26,4 +27,10 @@ def with_lists(markdown):
 
 
 def on_page_content(html, page, config, files):
-    return re.sub(r':(?:func|class|meth|mod|attr):(?=<code>)', '', html)  # Sphinx's roles in docstrings
+    html = re.sub(r':(?:func|class|meth|mod|attr):(?=<code>)', '', html)  # Sphinx's roles in docstrings
+    return with_full_pictures(html)
+
+
+def with_full_pictures(html):
+    """Each picture links to its file: on a phone the page shows it too small to be read."""
+    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

@@ -1,9 +1,10 @@
-"""What the site's hook makes of a page's Markdown."""
+"""What the site's hook makes of a page."""
 import runpy
 
 from .tiny_runs import ROOT
 
-with_lists = runpy.run_path(str(ROOT / 'requirements/site_links.py'))['with_lists']
+HOOK = runpy.run_path(str(ROOT / 'requirements/site_links.py'))
+with_lists = HOOK['with_lists']
 
 
 def test_a_list_after_text_or_code_gets_an_empty_line():
@@ -18,3 +19,8 @@ def test_a_list_in_a_list_has_four_spaces():
 def test_other_lines_stay():
     text = '# T\n\n- a\n\n| x |\n|---|\n| - y |\n'
     assert with_lists(text) == text
+
+
+def test_a_picture_links_to_its_file():
+    picture = '<img alt="a" src="../images/a.png">'
+    assert HOOK['with_full_pictures'](f'<p>{picture}</p>') == f'<p><a href="../images/a.png">{picture}</a></p>'
