@@ -7,7 +7,9 @@ from posixpath import join, normpath
 def on_page_markdown(markdown, page, config, files):
     def plain(match):
         path = normpath(join('docs', page.file.src_uri, '..', match[2]))
-        return match[0] if path.startswith('docs/') else f'{match[1]} (`{path}`)'
+        if path.startswith('docs/'):
+            return match[0]
+        return f'`{path}`' if path.endswith(match[1]) else f'{match[1]} (`{path}`)'
 
     return with_lists(re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown))
 

@@ -1,5 +1,6 @@
 """What the site's hook makes of a page."""
 import runpy
+from types import SimpleNamespace
 
 from .tiny_runs import ROOT
 
@@ -19,6 +20,13 @@ def test_a_list_in_a_list_has_four_spaces():
 def test_other_lines_stay():
     text = '# T\n\n- a\n\n| x |\n|---|\n| - y |\n'
     assert with_lists(text) == text
+
+
+def test_a_link_that_leaves_the_docs_is_a_path():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri='tutorials/page.md'))
+    text = '[a.py](../../mmunorm/a.py), [a file](../../mmunorm/a.py), [a page](../fusion.md#x)'
+    assert HOOK['on_page_markdown'](text, page, None, None) == (
+        '`mmunorm/a.py`, a file (`mmunorm/a.py`), [a page](../fusion.md#x)')
 
 
 def test_a_picture_links_to_its_file():
