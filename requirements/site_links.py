@@ -15,12 +15,14 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def with_lists(markdown):
-    """Lists as Python-Markdown wants them, and not only GitHub: after an empty line, four spaces for each level."""
+    """Lists and tables as Python-Markdown wants them, and not only GitHub: after an empty line; four spaces a level."""
     lines, in_code = [], False
     for line in markdown.split('\n'):
         if line.lstrip().startswith('```'):
             in_code = not in_code
         elif not in_code and line.startswith('- ') and lines and lines[-1] and not lines[-1].startswith(('- ', ' ')):
+            lines.append('')
+        elif not in_code and line.startswith('|') and lines and lines[-1] and not lines[-1].startswith('|'):
             lines.append('')
         elif not in_code and line.startswith('  - '):
             line = f'  {line}'

@@ -13,6 +13,10 @@ def test_a_list_after_text_or_code_gets_an_empty_line():
     assert with_lists('```\n- code\n```\n- a') == '```\n- code\n```\n\n- a'
 
 
+def test_a_table_after_text_or_code_gets_an_empty_line():
+    assert with_lists('```\n| code\n```\n| a |\n|---|\n| b |') == '```\n| code\n```\n\n| a |\n|---|\n| b |'
+
+
 def test_a_list_in_a_list_has_four_spaces():
     assert with_lists('- a\n  - b\n    c\n- d') == '- a\n    - b\n    c\n- d'
 
