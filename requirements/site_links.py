@@ -18,16 +18,22 @@ def with_lists(markdown):
     """Lists and tables as Python-Markdown wants them, and not only GitHub: after an empty line; four spaces a level."""
     lines, in_code = [], False
     for line in markdown.split('\n'):
+        before = lines[-1] if lines else ''
         if line.lstrip().startswith('```'):
             in_code = not in_code
-        elif not in_code and line.startswith('- ') and lines and lines[-1] and not lines[-1].startswith(('- ', ' ')):
-            lines.append('')
-        elif not in_code and line.startswith('|') and lines and lines[-1] and not lines[-1].startswith('|'):
+        elif not in_code and before and starts_block(line, before):
             lines.append('')
         elif not in_code and line.startswith('  - '):
             line = f'  {line}'
         lines.append(line)
     return '\n'.join(lines)
+
+
+def starts_block(line, before):
+    """Whether a line starts a list or a table."""
+    if line.startswith('|'):
+        return not before.startswith('|')
+    return line.startswith('- ') and not before.startswith(('- ', ' '))
 
 
 def on_page_content(html, page, config, files):
