@@ -87,7 +87,7 @@ def test_commands_name_what_exists():
 
 
 @pytest.mark.parametrize('page', ['README.md', 'configs/README.md',
-                                  *(f'docs/{path.name}' for path in sorted(ROOT.glob('docs/*.md')))])
+                                  *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob('docs/**/*.md')))])
 def test_links_and_paths_exist(page):
     text = (ROOT / page).read_text()
     links = [(ROOT / page).parent / link for link in re.findall(r'\]\((?!http)([^)#\s]+)', text)]

@@ -1,14 +1,20 @@
-"""What the site's hook makes of a page's Markdown."""
+"""What the site's hook makes of a page."""
 import runpy
+from types import SimpleNamespace
 
 from .tiny_runs import ROOT
 
-with_lists = runpy.run_path(str(ROOT / 'requirements/site_links.py'))['with_lists']
+HOOK = runpy.run_path(str(ROOT / 'requirements/site_links.py'))
+with_lists = HOOK['with_lists']
 
 
 def test_a_list_after_text_or_code_gets_an_empty_line():
     assert with_lists('Three:\n- a\n  b\n- c') == 'Three:\n\n- a\n  b\n- c'
     assert with_lists('```\n- code\n```\n- a') == '```\n- code\n```\n\n- a'
+
+
+def test_a_table_after_text_or_code_gets_an_empty_line():
+    assert with_lists('```\n| code\n```\n| a |\n|---|\n| b |') == '```\n| code\n```\n\n| a |\n|---|\n| b |'
 
 
 def test_a_list_in_a_list_has_four_spaces():
@@ -18,3 +24,15 @@ def test_a_list_in_a_list_has_four_spaces():
 def test_other_lines_stay():
     text = '# T\n\n- a\n\n| x |\n|---|\n| - y |\n'
     assert with_lists(text) == text
+
+
+def test_a_link_that_leaves_the_docs_is_a_path():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri='tutorials/page.md'))
+    text = '[a.py](../../mmunorm/a.py), [a file](../../mmunorm/a.py), [a page](../fusion.md#x)'
+    assert HOOK['on_page_markdown'](text, page, None, None) == (
+        '`mmunorm/a.py`, a file (`mmunorm/a.py`), [a page](../fusion.md#x)')
+
+
+def test_a_picture_links_to_its_file():
+    picture = '<img alt="a" src="../images/a.png">'
+    assert HOOK['with_full_pictures'](f'<p>{picture}</p>') == f'<p><a href="../images/a.png">{picture}</a></p>'
