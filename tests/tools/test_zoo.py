@@ -60,8 +60,9 @@ def test_models_are_trained_once_and_listed(zoo, tmp_path):
         assert has_un == (name == 'first')
         accuracy = entry['score']['top-1 accuracy (%)']
         assert f'top1: {accuracy:.4f}' in (tmp_path / entry['log']).read_text()
-        assert f'| top-1 accuracy (%) {accuracy:g} | `{entry["log"]}` | `{entry["weights"]}` |' in page
-        assert all(entry[key] in page for key in ('sha256', 'command', 'cpu'))
+        log = entry['log'].rpartition('/')[2]
+        assert f'| top-1 accuracy (%) {accuracy:g} | `{log}` | `weights.pth` | `{entry["sha256"][:12]}` |' in page
+        assert entry['command'] in page and entry['cpu'] in page
 
 
 def test_weights_that_have_changed_are_not_listed_as_they_were(zoo, tmp_path, capsys):
