@@ -235,9 +235,10 @@ def _sentence(problems: dict[str, str]) -> str:
 def _advice(path: str) -> str:
     from ..translation.text.made_text import LANGUAGES  # not for every config
     folders = Path(path).parts
-    for language in LANGUAGES:
-        if f'en-{language}' in folders:
-            return f'make it with `python tools/dataset/make_translation.py --pair en-{language}`'
+    for english, *languages in (folder.split('-') for folder in folders):
+        if english == 'en' and languages and set(languages) <= set(LANGUAGES):
+            pairs = ' '.join(f'en-{language}' for language in languages)
+            return f'make it with `python tools/dataset/make_translation.py --pair {pairs}`'
     for name, source in SOURCES.items():
         if name in folders:
             return source.format(folder=Path(*folders[:folders.index(name) + 1]))

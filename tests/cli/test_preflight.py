@@ -123,7 +123,8 @@ def test_where_data_come_from(root, img, said, tmp_path):
 
 
 @pytest.mark.parametrize('folder, said', [
-    ('en-it', 'make_translation.py --pair en-it`'), ('mine', 'train_subwords.py')])
+    ('en-it', 'make_translation.py --pair en-it`'), ('en-de-fr-it', '--pair en-de en-fr en-it`'),
+    ('mine', 'train_subwords.py')])
 def test_text(folder, said):
     dataset = dict(type='TranslationDataset', data_root=f'data/translation/{folder}', source='train.src',
                    target='train.tgt', subwords='subwords.model')

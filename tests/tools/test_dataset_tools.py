@@ -99,6 +99,40 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert 'with --force' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
 
 
+def test_several_pairs_are_one_text_with_one_split(call, fake_apt):
+    pytest.importorskip('sentencepiece')
+    (fake_apt / 'lists/x_Translation-de').write_text(apt_lists(sentence_pairs(600), 'de')['x_Translation-de'])
+    printed = call(*MAKE, '--pair', 'en-it', 'en-de')
+    folder = Path('data/translation/en-de-it')
+    english = {}
+    for name in ('train', 'valid', 'test'):
+        sources = list(read_lines(folder / f'{name}.src'))
+        assert len(sources) == len(list(read_lines(folder / f'{name}.tgt')))
+        german, italian = ([source[6:] for source in sources if source.startswith(token)]
+                           for token in ('<2de> ', '<2it> '))
+        assert german == italian and len(german) + len(italian) == len(sources) > 0
+        assert f'{name}.src, .tgt: {len(sources)} pairs\n  <2de> {len(german)}\n  <2it> {len(italian)}\n' in printed
+        english[name] = set(german)
+    assert not english['train'] & english['test'] and not english['valid'] & english['test']
+    assert Subwords(folder / 'subwords.model').encode(['<2de>', '<2it>']) == [[4], [5]]
+    assert 'already there' in call(*MAKE, '--pair', 'en-de', 'en-it', 'en-de')
+
+
+def test_noise_stays_in_its_line(call, text):  # noqa: F811
+    lines = list(read_lines(text / 'train.src'))
+    printed = call('dataset/add_noise', text / 'train.src', 'noisy.src')
+    noisy = list(read_lines('noisy.src'))
+    assert len(noisy) == 200
+    assert printed == f'noisy.src: {sum(map(str.__ne__, lines, noisy))} of 200 lines have errors\n'
+    changed = sum(a != b for pair in zip(lines, noisy, strict=True) for a, b in zip(*map(str.split, pair), strict=True))
+    words = sum(len(word) > 1 for line in lines for word in line.split())
+    assert 0.06 < changed / words < 0.12  # a few swaps change nothing
+    for seed, same in ((0, True), (1, False)):
+        call('dataset/add_noise', text / 'train.src', 'again.src', '--seed', seed)
+        assert (Path('again.src').read_text() == Path('noisy.src').read_text()) is same
+    assert '--share must be between 0 and 1, got 2.0' in call('dataset/add_noise', 'noisy.src', 'b', '--share', 2)
+
+
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
     pytest.importorskip('sentencepiece')
     error = call(*MAKE, '--pair', 'en-da')

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from .lines import language_token
+
 Pair = tuple[str, str]
 
 N = 5  # words that are compared at once
@@ -126,7 +128,8 @@ def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
     of 5 words at most half occur in training.
 
     Args:
-        text: sources and pairs. The first side of a pair is the one whose words are compared.
+        text: sources and pairs. The first side of a pair is the one whose words are compared, without its language
+            token. Training in one language counts for the test of another.
     """
     train, valid, test = {}, {}, {}
     for source, pair in text:
@@ -145,7 +148,7 @@ def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r'\w+', text.lower())
+    return re.findall(r'\w+', text.removeprefix(language_token(text)).lower())
 
 
 def _groups(text: str) -> Iterator[tuple[str, ...]]:

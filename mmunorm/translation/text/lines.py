@@ -2,9 +2,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from ...utils import PreflightError
+
+_LANGUAGE_TOKEN = re.compile(r'<2[a-z]{2,3}>(?= )')
+
+
+def language_token(line: str) -> str:
+    """What a source sentence begins with where a text has several languages, such as '<2it>'; '' if there is none.
+
+    It names the language of the translation.
+    """
+    token = _LANGUAGE_TOKEN.match(line)
+    return token[0] if token else ''
 
 
 def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[str]:

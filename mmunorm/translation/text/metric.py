@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from mmengine.dist import get_world_size
@@ -11,7 +12,7 @@ from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
 from ...utils import RunError, check_installed, write_text
-from .lines import check_equally_many, read_lines, spread
+from .lines import check_equally_many, language_token, read_lines, spread
 from .subwords import Subwords
 
 
@@ -19,7 +20,9 @@ from .subwords import Subwords
 class TranslationScore(BaseMetric):
     """BLEU and chrF of translations in percent, by sacrebleu. Logs their signatures and a few translations.
 
-    The first hypothesis of each sentence counts. Sentences that several processes have translated count once.
+    The first hypothesis of each sentence counts. Sentences that several processes have translated count once. If each
+    source begins with a language token, each language has its own score too, such as `BLEU/it`, and the score of all is
+    their mean.
 
     Args:
         subwords (str | os.PathLike): subword model that makes text of ids.
@@ -74,11 +77,25 @@ class TranslationScore(BaseMetric):
         for i in spread(len(translations), self.examples):
             print_log(f'line {i + 1}: {self.sources[i]}\n  reference:   {self.references[i]}\n'
                       f'  translation: {translations[i]}', 'current')
-        scores = {}
+        scores, by_language = {}, {}
+        groups = _lines_by_language(self.sources)
         for name, metric in self._metrics.items():
-            scores[name] = metric.corpus_score(translations, [self.references]).score
+            each = {language: metric.corpus_score([translations[i] for i in lines],
+                                                  [[self.references[i] for i in lines]]).score
+                    for language, lines in groups.items()}
+            scores[name] = fmean(each.values())
             print_log(f'{name} {scores[name]:.2f}, sacrebleu {metric.get_signature()}', 'current')
-        return scores
+            if len(each) > 1:
+                by_language.update({f'{name}/{language}': score for language, score in each.items()})
+        return scores | by_language
+
+
+def _lines_by_language(sources: Sequence[str]) -> dict[str, list[int]]:
+    """The lines of each language that the sources name; all lines under '' if a source names none."""
+    groups: dict[str, list[int]] = {}
+    for i, source in enumerate(sources):
+        groups.setdefault(language_token(source)[2:-1], []).append(i)
+    return {'': list(range(len(sources)))} if '' in groups else groups
 
 
 class Comparison(NamedTuple):

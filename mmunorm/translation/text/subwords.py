@@ -11,7 +11,7 @@ import torch
 
 from ...utils import PreflightError, check_installed, whole_file
 from .ids import BOS, EOS, PAD, UNK
-from .lines import read_lines
+from .lines import language_token, read_lines
 
 SPECIALS = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS)
 # The subwords' ids depend on it, so it is the same on every machine.
@@ -74,7 +74,8 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
     """Trains one subword model on all texts together, and writes it to `path`.
 
     Rare characters become bytes, 256 of the subwords, so that any text comes back as it was, except for white space and
-    sentencepiece's normal form of Unicode. From more than 4 million lines, it draws so many at random.
+    sentencepiece's normal form of Unicode. A language token at the start of a line is one subword. From more than 4
+    million lines, it draws so many at random.
 
     Args:
         texts: files of one sentence a line.
@@ -88,7 +89,8 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
     check_installed('sentencepiece', 'subwords', 'translate')
     from sentencepiece import SentencePieceTrainer
     # First, because sentencepiece hides an error that it meets while it reads.
-    if not sum(1 for text in texts for _ in read_lines(text)):
+    tokens = {language_token(line) for text in texts for line in read_lines(text)}
+    if not tokens:
         raise PreflightError(f'{", ".join(map(str, texts))}: no text.')
     with whole_file(path) as part:
         try:
@@ -97,6 +99,8 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                     sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
                     vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
                     byte_fallback=True, num_threads=TRAINING_THREADS, minloglevel=2,
+                    # With the mark that sentencepiece puts before a word, which would be another subword.
+                    user_defined_symbols=[f'▁{token}' for token in sorted(tokens - {''})],
                     **{f'{name}_id': i for name, i in SPECIALS.items()})
         except RuntimeError as error:
             # What is wrong stands after the place in sentencepiece's own source, before an option that we do not have.

@@ -53,6 +53,29 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     assert score.evaluate(12) == expected
 
 
+def test_each_language_has_its_score_and_the_mean_is_that_of_all(settings, tmp_path):
+    languages = [('de', 'it')[i % 3 == 0] for i in range(12)]
+    sources = [f'<2{language}> {source}\n' for language, source in zip(languages, SOURCES, strict=True)]
+    settings['source'].write_text(''.join(sources))
+    score = TranslationScore(**settings)
+    score.process({}, samples(score.subwords, range(12)))
+    expected = {}
+    for language in 'de', 'it':
+        lines = [i for i in range(12) if languages[i] == language]
+        of_one = scores([TRANSLATIONS[i] for i in lines], [REFERENCES[i] for i in lines])
+        expected.update({f'{name}/{language}': value for name, value in of_one.items()})
+    for name in 'translation/BLEU', 'translation/chrF':
+        expected[name] = (expected[f'{name}/de'] + expected[f'{name}/it']) / 2
+    found = score.evaluate(12)
+    assert found == pytest.approx(expected) and found['translation/BLEU/de'] != found['translation/BLEU/it']
+    # A sentence that names no language, or one language, has the plain score.
+    for written in ([f'the {sources[0]}', *sources[1:]], [source.replace('<2de>', '<2it>') for source in sources]):
+        settings['source'].write_text(''.join(written))
+        score = TranslationScore(**settings)
+        score.process({}, samples(score.subwords, range(12)))
+        assert score.evaluate(12) == scores(TRANSLATIONS, REFERENCES)
+
+
 def test_sentences_without_translation_and_texts_that_do_not_fit(settings, tmp_path):
     for indices, count in (([*range(6), *range(8, 12)], 11), (range(12), 13)):
         score = TranslationScore(**settings, out_file=tmp_path / 'out')

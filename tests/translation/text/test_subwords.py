@@ -8,7 +8,7 @@ from mmunorm.translation.text.subwords import train_subwords
 from mmunorm.utils import PreflightError
 
 from .conftest import VOCAB_SIZE
-from .makers import sentence_pairs
+from .makers import sentence_pairs, write_pairs
 
 
 def test_sentences_come_back(text):
@@ -70,3 +70,16 @@ def test_the_machine_has_no_part_in_the_ids(text, tmp_path):
     finally:
         torch.set_num_threads(threads)
     assert (tmp_path / 'a.model').read_bytes() == (text / 'subwords.model').read_bytes()
+
+
+def test_a_language_token_is_one_subword(tmp_path):
+    pairs = sentence_pairs(200)
+    tokens = ['<2de>', '<2it>']
+    sources, targets = write_pairs(tmp_path, 'train', [(f'{tokens[i % 2]} {a}', b) for i, (a, b) in enumerate(pairs)])
+    for kind in 'unigram', 'bpe':
+        train_subwords([sources, targets], tmp_path / 'a.model', VOCAB_SIZE, kind)
+        subwords = Subwords(tmp_path / 'a.model')
+        ids = [subwords.encode(f'{token} the file') for token in tokens]
+        assert ids == [[first, *subwords.encode('the file')] for first in (EOS + 1, EOS + 2)]
+        assert [subwords.decode(each) for each in ids] == [f'{token} the file' for token in tokens]
+        assert len(subwords) == VOCAB_SIZE
