@@ -225,6 +225,18 @@ TABLES = {
                     for seed in range(3)},
                  'started with 0.02': mean(TOP1, experiment='photographs'),
                  'by seed': mean(TOP1, 'each', experiment='photographs')}),
+    'shifted_light': dict(
+        labels=['test top-1'], where=dict(experiment='shifted_light'),
+        rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
+        columns={'as it is': mean(TOP1, kind='as it is'), 'darker (x 0.4)': mean(TOP1, kind='darker'),
+                 'brighter (x 1.8)': mean(TOP1, kind='brighter'), 'contrast x 0.4': mean(TOP1, kind='less contrast'),
+                 'contrast x 1.8': mean(TOP1, kind='more contrast')}),
+    'photographs_t2t': dict(
+        labels=['T2T-ViT, seed 0'], where=dict(experiment='photographs_t2t'), rows=same('LN', 'UN'),
+        columns={'val top-1': mean(TOP1)}),
+    'photographs_maskrcnn': dict(
+        labels=['Mask R-CNN, seed 0'], where=dict(experiment='photographs_maskrcnn'), rows=same('LN', 'UN', 'UN+'),
+        columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),
     # docs/low_light.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),

@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
-# What int8.py appends: the same trainings in 8 bits.
-INT8 = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start')
+# What int8.py and shifted_light.py append: the same trainings in 8 bits, and in another light.
+BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'shifted_light')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
@@ -48,7 +48,7 @@ def read(path):
 
 def load():
     """What the tables are written from."""
-    rows = [dict(row, experiment=name, kind=row['form'], options={}) for name in INT8
+    rows = [dict(row, experiment=name, kind=row['form'], options={}) for name in BY_FORM
             for row in read(DATA.with_name(f'{name}.jsonl'))]
     for row in rows:
         if (noise := row.get('snr')) is not None:
