@@ -81,7 +81,7 @@ TABLES = {
     # docs/results.md
     'swin_wide_start': dict(
         labels=['top-1'], where=dict(experiment='swin_wide_start', **PLAIN),
-        rows=same('LN', 'BN', 'RepBN', 'UN', 'UN+'), columns=by_seed(TOP1, 3)),
+        rows=same('LN', 'RMSN', 'BN', 'RepBN', 'UN', 'UN+'), columns=by_seed(TOP1, 3)),
     'maskrcnn_wide_start': dict(
         labels=['norm'], where=dict(experiment='maskrcnn_wide_start'), rows=same('LN', 'BN', 'UN', 'UN+'),
         columns=boxes()),
@@ -329,6 +329,11 @@ TABLES = {
         columns={'top-1, float': mean(TOP1, kind='float'),
                  'top-1, integers only': mean(TOP1, kind='LiteRT INT8, integers only'),
                  'dB': dict(metric='snr', digits=1, kind='LiteRT INT8, integers only')}),
+    'int8_detector_full': dict(
+        labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
+        rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
+        columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
+                 for label, kind in (('float', 'float'), ('integers only', 'LiteRT INT8, integers only'))}),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),
