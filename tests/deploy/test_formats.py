@@ -199,15 +199,20 @@ def test_openvino_computes_in_integers(swin, exportable, tmp_path):
     assert not any(kind == 'MVN' for kind, _ in executed)
 
 
+def executed_by_onnx_runtime(path):
+    """The graph that it makes of a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that the optimized file is for this machine
+    options.optimized_model_filepath = str(path.with_name('executed.onnx'))
+    onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    return onnx.load(options.optimized_model_filepath).graph
+
+
 def test_onnx_runtime_computes_in_integers(swin, exportable, tmp_path):
     """Every linear layer is an integer kernel, and nothing else is in 8 bits."""
     path = export_int8(exportable, 'onnx', tmp_path)
     assert signal_to_noise(swin, path) > 20
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns that the optimized file is for this machine
-    options.optimized_model_filepath = str(tmp_path / 'executed.onnx')
-    onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
-    graph = onnx.load(tmp_path / 'executed.onnx').graph
+    graph = executed_by_onnx_runtime(path)
     executed = Counter(node.op_type for node in graph.node)
     assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(swin, nn.Linear)
     assert not executed['Gemm'] and not executed['DequantizeLinear']
@@ -242,6 +247,21 @@ def test_a_bias_of_any_rank(shape, tmp_path):
     expected, got, _ = quantized(tmp_path, nodes, weights, shape)
     np.testing.assert_allclose(got, expected, atol=0.3)
     assert expected.shape == (*shape[:-1], 8)
+
+
+def test_layers_with_equal_biases(tmp_path):
+    """The exporter keeps equal values once; those of an untrained model are all zero."""
+    rng = np.random.default_rng(0)
+    weights = dict(w=rng.normal(size=(32, 32)), v=rng.normal(size=(32, 32)), b=rng.normal(size=32))
+    nodes = [helper.make_node('MatMul', ['x', 'w'], ['p'], name='first'),
+             helper.make_node('Add', ['p', 'b'], ['h'], name='first_bias'),
+             helper.make_node('Relu', ['h'], ['r'], name='relu'),
+             helper.make_node('MatMul', ['r', 'v'], ['q'], name='second'),
+             helper.make_node('Add', ['q', 'b'], ['y'], name='second_bias')]
+    expected, got, _ = quantized(tmp_path, nodes, weights, (2, 6, 32))
+    assert np.square(got - expected).mean() / np.square(expected).mean() < 1e-3
+    executed = Counter(node.op_type for node in executed_by_onnx_runtime(tmp_path / 'q.onnx').node)
+    assert executed['MatMulIntegerToFloat'] == 2 and not executed['Gemm']
 
 
 def test_convolutions(tmp_path):

@@ -176,16 +176,23 @@ def keep_products(graph) -> None:
     no integer kernel for a Gemm with a bias in floating point: it dequantizes the weights in every run, and is slower
     than without INT8. A MatMul of its own becomes a MatMulIntegerToFloat. The `graph` must have its values' shapes.
     """
+    from onnx import TensorProto
     made = {name: node for node in graph.node for name in node.output}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    readers = Counter(name for node in graph.node for name in node.input)
-    biases = {tensor.name: tensor for tensor in graph.initializer
-              if len(tensor.dims) == 1 and readers[tensor.name] == 1}
+    biases = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 1}
+    rows: dict[str, TensorProto] = {}  # layers with equal biases share one
     for node in graph.node:
         if node.op_type != 'Add':
             continue
-        for product, bias in (node.input, node.input[::-1]):
+        for index, (bias, product) in enumerate((node.input, node.input[::-1])):
             if bias in biases and product in made and made[product].op_type == 'MatMul' and ranks.get(product, 0) > 2:
-                biases[bias].dims[:] = [1, 1, biases[bias].dims[-1]]
-    for value in [value for value in graph.value_info if value.name in biases]:
-        graph.value_info.remove(value)  # with the old shape
+                if bias not in rows:
+                    rows[bias] = TensorProto()
+                    rows[bias].CopyFrom(biases[bias])
+                    rows[bias].name, rows[bias].dims[:] = f'{bias}_row', [1, 1, *biases[bias].dims]
+                node.input[index] = rows[bias].name
+                break
+    graph.initializer.extend(rows.values())
+    read = {name for node in graph.node for name in node.input}
+    for name in rows.keys() - read:
+        graph.initializer.remove(biases[name])
