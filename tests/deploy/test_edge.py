@@ -84,7 +84,7 @@ def test_integers_only(swin, full):
     assert detail['quantization'] == (1.0, -128)
     assert [line.split(':')[0] for line in full.lines] == ['operators', "XNNPACK's parts on this CPU"]
     assert 'BATCH_MATMUL' not in full.lines[1]  # XNNPACK takes those whose second factor is symmetric
-    # -100 between windows would leave the scores a step of 0.4.
+    # -1000 between windows would leave the scores a step of 4.
     assert len(steps_of_scores(full.path)) == 3 and max(steps_of_scores(full.path)) < 0.1
 
 

@@ -214,8 +214,8 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
     - The second factor of a product of two activations (keys, values) gets a symmetric range, back to the layer that
       makes it: XNNPACK leaves the product to LiteRT's reference kernel if a zero is no zero in integers, which took
       40 % of a Swin-T's time.
-    - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -100:
-      `exp(-8)` is nothing in 8 bits, and a range that begins at -100 leaves the scores steps of 0.4.
+    - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -1000:
+      `exp(-8)` is nothing in 8 bits, and a range that begins at -1000 leaves the scores steps of 4.
     """
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
 
