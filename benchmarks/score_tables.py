@@ -334,6 +334,12 @@ TABLES = {
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
         columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
                  for label, kind in (('float', 'float'), ('integers only', 'LiteRT INT8, integers only'))}),
+    'int8_executorch': dict(
+        labels=['Swin'], where=dict(experiment='int8_executorch'),
+        rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
+        columns={'top-1, float': mean(TOP1, kind='float'),
+                 'top-1, ExecuTorch INT8': mean(TOP1, kind='ExecuTorch INT8'),
+                 'dB': dict(metric='snr', digits=1, kind='ExecuTorch INT8')}),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),

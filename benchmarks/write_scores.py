@@ -34,8 +34,8 @@ from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # What int8.py and shifted_light.py append: the same trainings in 8 bits, and in another light.
-BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_detector_full',
-           'shifted_light')
+BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_executorch',
+           'int8_detector_full', 'shifted_light')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
