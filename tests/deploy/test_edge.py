@@ -5,10 +5,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
 from mmunorm.deploy.edge import fold_pixels, with_edge_layers
+from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.pictures import Samples
 from mmunorm.deploy.subjects import Subject
@@ -180,6 +182,29 @@ def test_a_swin_in_int8_for_executorch(swin, exportable, tmp_path):
     samples = Samples(list(blurred()), exportable.meta, 2)
     made = export_file(exportable, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=samples)
     assert 20 < signal_to_noise(swin, made.path) < 60
+
+
+class Scores(nn.Module):
+    """What each token takes from each of the others; two groups of tokens take nothing from each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+        group = torch.arange(6) < 3
+        self.register_buffer('bias', torch.randn(6, 6))
+        self.register_buffer('cut', torch.where(group == group[:, None], 0., -1000.))
+
+    def forward(self, x):
+        return (self.query(x) @ self.key(x).transpose(-2, -1) + self.bias + self.cut).softmax(-1)
+
+
+def test_scores_stay_in_float_for_executorch():
+    """In 8 bits, the numbers between the groups would leave the others steps of 4."""
+    torch.manual_seed(0)
+    model, x = Scores().eval(), torch.randn(4, 6, 8)
+    program = torch.export.export(model, (x, ), strict=False).module()
+    with torch.no_grad():
+        torch.testing.assert_close(quantize_graph(program, [(x.numpy(), )])(x), model(x), atol=0.05, rtol=0)
 
 
 def test_a_swin_for_an_ethos_u(swin, tmp_path):
