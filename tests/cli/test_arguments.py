@@ -2,6 +2,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import add_config_arguments, add_runner_arguments, command, load_config, prepare
@@ -126,3 +127,10 @@ def test_verbose_shows_where_an_error_was_raised(tmp_path, capsys):
         *above, last = capsys.readouterr().err.splitlines()
         assert stop.value.code == 3 and last == f'error: {tmp_path / "missing"}: No such file or directory'
         assert bool(above) == shown == any('in main' in line for line in above)
+
+
+def test_a_tool_takes_denormal_numbers_for_zero():
+    def denormal(argv):
+        return (torch.tensor([1e-30]) * 1e-10).item()
+
+    assert command(denormal)([]) == 0 < denormal([])
