@@ -191,6 +191,12 @@ TABLES = {
         rows={scheme: dict(scheme=scheme) for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
         columns={f'{norm}: {header}': dict(metric=metric, digits=digits, norm=norm) for norm in ('LN', 'UN')
                  for header, metric, digits in (('loss', LOSS, 2), ('BLEU', BLEU, 1), ('chrF', CHRF, 1))}),
+    'translation_many': dict(
+        labels=['scheme', 'text'], where=dict(experiment='translation_many'),
+        rows={(scheme, text): dict(scheme=scheme, text=text) for scheme in ('BranchNorm', 'DeepNorm')
+              for text in ('clean', 'noisy')},
+        columns={'BLEU, mean': dict(metric=BLEU, digits=2), 'chrF, mean': dict(metric=CHRF, digits=1),
+                 **{f'BLEU, {code}': dict(metric=f'{BLEU}/{code}', digits=2) for code in ('de', 'fr', 'it')}}),
     # docs/deep_results.md
     'depth': dict(
         labels=['scheme', 'norm'], where=dict(experiment='depth'),
@@ -231,6 +237,10 @@ TABLES = {
         columns={'as it is': mean(TOP1, kind='as it is'), 'darker (x 0.4)': mean(TOP1, kind='darker'),
                  'brighter (x 1.8)': mean(TOP1, kind='brighter'), 'contrast x 0.4': mean(TOP1, kind='less contrast'),
                  'contrast x 1.8': mean(TOP1, kind='more contrast')}),
+    'transfer': dict(
+        labels=['val top-1 of photographs'], where=dict(steps=376), rows=same('LN', 'RMSN', 'UN', 'UN+'),
+        columns={**{f'from the digits, seed {seed}': mean(TOP1, experiment='transfer', seed=seed) for seed in range(2)},
+                 'from nothing, seed 0': mean(TOP1, experiment='no_transfer')}),
     'photographs_t2t': dict(
         labels=['T2T-ViT, seed 0'], where=dict(experiment='photographs_t2t'), rows=same('LN', 'UN'),
         columns={'val top-1': mean(TOP1)}),
