@@ -42,6 +42,13 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
+def parse_model(text):
+    """The name, the config and the checkpoints of one of `--models`."""
+    name, _, paths = text.partition('=')
+    config, *checkpoints = paths.split(':')
+    return name, config, checkpoints
+
+
 def centred(scores):
     """Logits up to a number that all classes of a picture share."""
     return scores - scores.mean(1, keepdim=True)
@@ -92,8 +99,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     lines = ['| model | form | metrics | signal to noise, dB |', '|---|---|---|---|']
     for text in args.models:
-        name, _, paths = text.partition('=')
-        config, *checkpoints = paths.split(':')
+        name, config, checkpoints = parse_model(text)
         seeds = []
         for seed, checkpoint in enumerate(checkpoints):
             with tempfile.TemporaryDirectory() as folder:

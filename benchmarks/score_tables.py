@@ -54,6 +54,12 @@ def pictures(metric):
             'larger (x 1.25)': mean(metric, condition='larger')}
 
 
+def quantized(label, kind):
+    """What a classifier has in float and in one form in INT8, and the signal to noise of its logits."""
+    return {'top-1, float': mean(TOP1, kind='float'), f'top-1, {label}': mean(TOP1, kind=kind),
+            'dB': dict(metric='snr', digits=1, kind=kind)}
+
+
 # Ways from LayerNorm to UN, as benchmarks/conversion.py names them.
 WAYS = {label: dict(way=way) for label, way in {
     'LN, trained on (the control)': 'LN, trained on',
@@ -336,9 +342,7 @@ TABLES = {
     'int8_wide_start': dict(
         labels=['Swin'], where=dict(experiment='int8_wide_start'),
         rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
-        columns={'top-1, float': mean(TOP1, kind='float'),
-                 'top-1, integers only': mean(TOP1, kind='LiteRT INT8, integers only'),
-                 'dB': dict(metric='snr', digits=1, kind='LiteRT INT8, integers only')}),
+        columns=quantized('integers only', 'LiteRT INT8, integers only')),
     'int8_detector_full': dict(
         labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
@@ -347,9 +351,7 @@ TABLES = {
     'int8_executorch': dict(
         labels=['Swin'], where=dict(experiment='int8_executorch'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
-        columns={'top-1, float': mean(TOP1, kind='float'),
-                 'top-1, ExecuTorch INT8': mean(TOP1, kind='ExecuTorch INT8'),
-                 'dB': dict(metric='snr', digits=1, kind='ExecuTorch INT8')}),
+        columns=quantized('ExecuTorch INT8', 'ExecuTorch INT8')),
     'int8_detector': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
         columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),

@@ -13,6 +13,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 
 # isort: split
 import torch
+from int8 import parse_model
 
 from mmunorm.benchmark.environment import environment
 from mmunorm.cli.arguments import command, load_config, set_dataloader_defaults
@@ -27,7 +28,7 @@ LIGHT = {'as it is': {}, 'darker': dict(brightness=0.4), 'brighter': dict(bright
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
-    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/shifted_light.jsonl')
+    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
 
 
@@ -42,9 +43,9 @@ def shifted(cfg, factors):
 @command
 def main(argv=None):
     args = parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
     for text in args.models:
-        name, _, paths = text.partition('=')
-        config, *checkpoints = paths.split(':')
+        name, config, checkpoints = parse_model(text)
         cfg = load_config(config)
         set_dataloader_defaults(cfg)
         for seed, checkpoint in enumerate(checkpoints):
@@ -53,7 +54,7 @@ def main(argv=None):
                 row = dict(model=name, seed=seed, form=form, metrics=test_metrics(shifted(cfg, factors), model, form),
                            environment=environment(torch.device('cpu')))
                 print(name, seed, form, row['metrics'])
-                with open(args.out, 'a') as file:
+                with open(args.out / 'shifted_light.jsonl', 'a') as file:
                     print(json.dumps(row), file=file)
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from mmunorm.cli.arguments import load_config
+from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks
 from mmunorm.recording.norm_record import NormRecordWriter
@@ -72,6 +74,18 @@ def test_translation_speed(run, script, monkeypatch):
 
 
 @needs_fused_adamw
+def test_shifted_light(script, tmp_path):
+    config, checkpoint, _ = tiny_runs.untrained_classifier(tmp_path)
+    light = script('shifted_light')
+    light.main(['--models', f'UN={config}:{checkpoint}:{checkpoint}', '--out', str(tmp_path / 'out')])
+    rows = [json.loads(line) for line in (tmp_path / 'out/shifted_light.jsonl').read_text().splitlines()]
+    assert [(row['seed'], row['form']) for row in rows] == [(seed, form) for seed in (0, 1) for form in light.LIGHT]
+    cfg = load_config(str(config))
+    (usual, ), (dark, ) = (calibration.test_pictures(light.shifted(cfg, factors), 1)
+                           for factors in ({}, dict(brightness=0.4)))
+    assert usual.float().mean() > 10 and (dark - 0.4 * usual).abs().max() <= 1
+
+
 @pytest.mark.slow
 def test_train_step(run):
     printed, rows = run('train_step', '--batch', '1', '--size', '64', '--amp', 'none', 'bf16')

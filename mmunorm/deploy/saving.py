@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,18 @@ class Exported:
     lines: list[str]  # what the format says about the file
 
 
+@contextmanager
+def whole_files(path: Path) -> Iterator[Path]:
+    """Gives a path of this name in a new folder. At the end of the `with` block, all files there move beside `path`.
+
+    If the block fails, they are removed, and those of an earlier export stay.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        yield Path(folder, path.name)
+        for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
+            made.replace(path.parent / made.name)
+
+
 def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool = False, int8: str | None = None,
                 samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> Exported:
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
@@ -63,14 +76,10 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     :class:`Samples`.
     """
     path = Path(path)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        # All files are made and tried in here: a failure leaves those of an earlier export as they are.
-        part = Path(folder, path.name)
+    with whole_files(path) as part:
         chosen.export(model, part, half, int8, samples, **options)
         found = differences(Runner(chosen.open_new(part))(*(each.numpy() for each in model.inputs)), model.expected)
         lines = chosen.report(part)
-        for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
-            made.replace(path.parent / made.name)
     return Exported(path, chosen.size(path, model), model.norms, found, lines)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ..fusion import fuse_norms
-from ..utils import PreflightError
 from .export import prepare_export
 from .formats import FORMS, Session
 from .pictures import Samples
+from .saving import whole_files
 
 
 class Subject:
@@ -49,10 +49,6 @@ class Subject:
             samples = ()
             if chosen.needs_pictures(form.int8):
                 samples = Samples(self.pictures, self.exportable.meta, self.batch)
-            try:
-                chosen.export(self.exportable, path, int8=form.int8, samples=samples)
-            except PreflightError:  # what it has written in floating point is not this form
-                for file in chosen.files(path):
-                    file.unlink(missing_ok=True)
-                raise
+            with whole_files(path) as part:  # an export that is refused may have written a file in floating point
+                chosen.export(self.exportable, part, int8=form.int8, samples=samples)
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)
