@@ -32,9 +32,9 @@ def folded(make, size=(32, 32), **how):
     return model, prepare_export(model, meta_of(model, size), **how)
 
 
-def signal_to_noise(model, path):
+def signal_to_noise(model, path, size=SHAPE):
     """Of the logarithms of probabilities, in dB, on pictures that the ranges were not taken from."""
-    images = blurred(6, seed=1).float()
+    images = blurred(6, seed=1)[..., :size[0], :size[1]].float()
     with torch.no_grad():
         exact = graph_of(model)(images).log()
     got = torch.from_numpy(Runner(path)(images.numpy())['scores']).log()

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from mmunorm import fuse_norms
+from mmunorm.backbones.performer import PerformerAttention
 from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
-from mmunorm.deploy.edge import fold_pixels, with_edge_layers
+from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.pictures import Samples
@@ -49,9 +50,10 @@ from mmunorm.deploy.formats.litert import operators_of
 @pytest.mark.parametrize('make, size, number', [
     (models.swin_classifier, (37, 45), 2), (models.swin_classifier, (32, 32), 1), (models.vit_classifier, (32, 32), 2),
     (models.t2t_classifier, (32, 32), 2)])
-def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number):
-    model, _ = folded(make)
-    graph, images = graph_of(model), torch.rand(number, 3, *size) * 255
+@pytest.mark.parametrize('is_folded', [True, False])
+def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number, is_folded):
+    model = folded(make)[0] if is_folded else normalizing(make())
+    graph, images = graph_of(model.eval()), torch.rand(number, 3, *size) * 255
     with torch.no_grad():
         edge = with_edge_layers(graph, (images, ))
         program = torch.export.export(edge, (images, ), strict=False)  # has the masks of cut windows already
@@ -59,10 +61,15 @@ def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number):
         torch.testing.assert_close(edge(images), graph(images), rtol=0, atol=1e-6)
         values = [node.meta.get('val') for node in program.graph.nodes]
     assert max(value.dim() for value in values if isinstance(value, torch.Tensor)) == 4
+    # Soft splits of T2T-ViT, and patch mergings: a norm between one and its linear layer keeps them apart.
+    has_unfold = any(isinstance(module, EdgeUnfold) for module in edge.modules())
+    assert has_unfold == (make is not models.vit_classifier and not (is_folded and make is models.t2t_classifier))
 
 
 def export(exportable, path, int8=None, **how):
-    samples = Samples(list(blurred()), exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
+    height, width = exportable.meta['shape'][2:]
+    pictures = list(blurred()[..., :height, :width])
+    samples = Samples(pictures, exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
     return export_file(exportable, LITERT, path, int8=int8, samples=samples, **how)
 
 
@@ -120,6 +127,20 @@ def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
         with refused:
             subject.made('litert-full16')
     assert list(tmp_path.rglob('*')) == [tmp_path / 'ln']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind, least', [('full', 12), ('full16', 15)])
+def test_performer_in_integers(tmp_path, kind, least):
+    """Queries and keys are long: some attend to nothing, and some sums would be 0, by which DIV does not divide."""
+    model, _ = folded(models.t2t_classifier)
+    for module in model.modules():
+        if isinstance(module, PerformerAttention):
+            module.kqv.weight.data *= 2
+    made = export(prepare_export(model, meta_of(model, (32, 32)), 2), tmp_path / 'm.tflite', kind)
+    operators = operators_of(made.path)
+    assert operators['EXP'] == operators['DIV'] == 2 and not operators_of(made.path, in_float=True)
+    assert signal_to_noise(model, made.path, (32, 32)) > least
 
 
 @pytest.mark.slow

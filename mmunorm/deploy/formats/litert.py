@@ -177,10 +177,23 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
-        made = quantizer.Quantizer(str(path), recipe)
-    made.quantize(ranges).export_model(str(path), overwrite=True)
+    # LiteRT has EXP in integers, but the quantizer does not know it. It gets an operator that is as simple, and that
+    # the file has not got.
+    stand_in = next(name for name in ('SQRT', 'HARD_SWISH') if name not in operators_of(path))
+    rename_operators(path, 'EXP', stand_in)
+    quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
+    rename_operators(path, stand_in, 'EXP')
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
+
+
+def rename_operators(path: Path, old: str, new: str) -> None:
+    """Makes operators of another kind out of all of one kind."""
+    from ai_edge_litert import schema_py_generated as schema
+    with changed(path) as file:
+        for code in file.operatorCodes:
+            if code.builtinCode == getattr(schema.BuiltinOperator, old):
+                code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, new)
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
@@ -216,6 +229,8 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
       40 % of a Swin-T's time.
     - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -1000:
       `exp(-8)` is nothing in 8 bits, and a range that begins at -1000 leaves the scores steps of 4.
+    - What EXP reads has a range that begins at 8 below its greatest value. The last feature of a Performer's queries
+      may exceed the others by any number: its range ends at 8 above them. What DIV divides by is at least one step.
     """
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
 
@@ -241,9 +256,21 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
         elif kind(operator) == 'SOFTMAX':
             tensors = back(operator.inputs[0])
             added = maker.get(tensors[-1])
-            if kind(added) == 'ADD' and (scores := seen(added.inputs[0])):
+            scores = added and seen(added.inputs[0])
+            if kind(added) == 'ADD' and scores:
                 buffer = graph.tensors[added.inputs[1]].buffer
                 blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
+            elif kind(added) == 'CONCATENATION':
+                for each in filter(None, map(seen, [*tensors, added.inputs[1]])):
+                    each.update(max=np.minimum(each['max'], scores['max'].max() + 8))
+        elif kind(operator) == 'DIV' and kind(maker.get(operator.inputs[1])) == 'MAXIMUM':
+            tensor, constant = maker[operator.inputs[1]].inputs
+            buffer = model.buffers[graph.tensors[constant].buffer]  # that of several quotients
+            least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), seen(tensor)['max'].max() / 255)
+            buffer.data = least.astype(np.float32).view(np.uint8)
+        elif kind(operator) == 'EXP':
+            for each in filter(None, map(seen, back(operator.inputs[0]))):
+                each.update(min=np.maximum(each['min'], each['max'] - 8))
     for buffer, readers in blocks.items():
         data = model.buffers[buffer].data
         constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
