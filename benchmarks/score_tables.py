@@ -83,7 +83,7 @@ TABLES = {
         columns={'Swin, top-1': mean(TOP1, 'count', experiment='swin_wide_start'),
                  'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752, **AVX512),
                  'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn_wide_start'),
-                 'Swin on photographs, top-1': mean(TOP1, 'count', experiment='photographs_wide_start')}),
+                 'Swin on photographs, top-1': mean(TOP1, 'count', experiment='photographs_wide_start', **INTEL_BF16)}),
     # docs/results.md
     'swin_wide_start': dict(
         labels=['top-1'], where=dict(experiment='swin_wide_start', **PLAIN),
@@ -232,11 +232,12 @@ TABLES = {
     # docs/photographs.md
     'photographs': dict(
         labels=['val top-1'], where=dict(steps=1504), rows=same('LN', 'BN', 'RepBN', 'UN', 'UN+'),
-        columns={'mean ± std': mean(TOP1, experiment='photographs_wide_start'),
-                 **{f'seed {seed}': mean(TOP1, experiment='photographs_wide_start', seed=seed, missing='')
-                    for seed in range(3)},
-                 'started with 0.02': mean(TOP1, experiment='photographs'),
-                 'by seed': mean(TOP1, 'each', experiment='photographs')}),
+        columns={'Xeon, mean ± std': mean(TOP1, experiment='photographs_wide_start', **INTEL_BF16),
+                 'Xeon, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', **INTEL_BF16),
+                 'EPYC, mean ± std': mean(TOP1, experiment='photographs_wide_start', **AVX512),
+                 'EPYC, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', missing='', **AVX512),
+                 'Xeon, started with 0.02': mean(TOP1, experiment='photographs', missing=''),
+                 'seeds 0 and 1': mean(TOP1, 'each', experiment='photographs', missing='')}),
     'shifted_light': dict(
         labels=['test top-1'], where=dict(experiment='shifted_light'),
         rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
