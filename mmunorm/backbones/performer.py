@@ -31,15 +31,16 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float =
     dtype = torch.promote_types(v.dtype, torch.float32)
     w = w.to(dtype)
 
-    def phi(x: Tensor) -> Tensor:
+    def phi(x: Tensor) -> Tensor:  # times sqrt(m)
         x = x.to(dtype)
-        return torch.exp(x @ w.t() - x.square().sum(-1, keepdim=True) / 2) / w.shape[0]**0.5
+        return torch.exp(x @ w.t() - x.square().sum(-1, keepdim=True) / 2)
 
     with torch.autocast(v.device.type, enabled=False):
         q_features, k_features = phi(q), phi(k)
         weighted = q_features @ (k_features.transpose(1, 2) @ v.to(dtype))
         total = q_features @ k_features.sum(dim=1).unsqueeze(-1)
-        return (weighted / (total + eps)).to(v.dtype)
+        # torch.onnx.export takes a summand of 1e-8 for 0 and drops it, and where features vanish the quotient is NaN.
+        return (weighted / (total + eps * len(w))).to(v.dtype)
 
 
 class PerformerAttention(BaseModule):

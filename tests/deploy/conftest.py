@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from mmunorm import fuse_norms
+from mmunorm.backbones.performer import PerformerAttention
 from mmunorm.deploy import Runner, prepare_export
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import OfflineNorm
@@ -40,6 +41,15 @@ def signal_to_noise(model, path, size=SHAPE):
     got = torch.from_numpy(Runner(path)(images.numpy())['scores']).log()
     exact, got = (each - each.mean(1, keepdim=True) for each in (exact, got))
     return (10 * torch.log10(exact.square().sum() / (got - exact).square().sum())).item()
+
+
+def long_queries():
+    """A folded T2T-ViT for 32 x 32 whose Performers have queries and keys so long that some attend to nothing."""
+    model, _ = folded(models.t2t_classifier)
+    for module in model.modules():
+        if isinstance(module, PerformerAttention):
+            module.kqv.weight.data *= 2
+    return model, prepare_export(model, meta_of(model, (32, 32)), 2)
 
 
 def meta_of(model, shape=SHAPE):

@@ -14,7 +14,7 @@ from mmunorm.deploy.pictures import Samples
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
-from .conftest import SHAPE, blurred, folded, meta_of, normalizing, signal_to_noise
+from .conftest import SHAPE, blurred, folded, long_queries, meta_of, normalizing, signal_to_noise
 
 
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
@@ -139,6 +139,17 @@ def test_a_vit_with_its_norms_for_any_number(tmp_path):
     assert nodes.count('LayerNormalization') == made.norms == 5
     for number in (1, 3):
         assert_runs(model, made.path, number, (32, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, int8, least', [('onnx', None, 90), ('openvino', None, 90), ('onnx', 'static', 25),
+                                               ('openvino', 'static', 25)])
+def test_a_performer_that_attends_to_nothing(tmp_path, name, int8, least):
+    """The exporter once dropped the `eps` of its quotient: NaN in place of 0. In INT8 its exponents stay exact."""
+    model, exportable = long_queries()
+    samples = Samples(list(blurred()[..., :32, :32]), exportable.meta, 2) if int8 else ()
+    made = export(exportable, name, tmp_path, int8=int8, samples=samples)
+    assert signal_to_noise(model, made.path, (32, 32)) > least
 
 
 @pytest.mark.slow

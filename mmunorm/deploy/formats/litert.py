@@ -265,6 +265,8 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
                     each.update(max=np.minimum(each['max'], scores['max'].max() + 8))
         elif kind(operator) == 'DIV' and kind(maker.get(operator.inputs[1])) == 'MAXIMUM':
             tensor, constant = maker[operator.inputs[1]].inputs
+            if not seen(tensor):
+                continue
             buffer = model.buffers[graph.tensors[constant].buffer]  # that of several quotients
             least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), seen(tensor)['max'].max() / 255)
             buffer.data = least.astype(np.float32).view(np.uint8)
@@ -300,6 +302,7 @@ def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
     else:
         for operator in PRODUCTS:
             manager.add_static_config('.*', operator, 8, 8)
+        manager.add_quantization_config('EdgePerformer', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
     if heads_in_float:
         manager.add_quantization_config(IN_HEADS, '*', algorithm_key='no_quantize')
     return manager.get_quantization_recipe()

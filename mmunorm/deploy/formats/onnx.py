@@ -18,6 +18,8 @@ from .base import KEY, Form, Format, Session
 LARGEST_HALF = 65504.
 # What is quantized. Not Add and Mul, whose default would put the residual stream into 8 bits.
 INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
+# What the names of a Performer's nodes begin with. Its exponentials make large errors of small ones.
+IN_FLOAT = 'performer'
 # Convolutions that sum over fewer channels stay in float: they read pixels, or each channel alone, and cost little.
 LEAST_CHANNELS = 32
 
@@ -76,8 +78,10 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
         made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
                                  custom_translation_table=tables)
-    for node in made.model.graph.all_nodes():  # torch notes lines of code and where they lie on this machine
-        node.metadata_props.clear()
+    for node in made.model.graph.all_nodes():
+        if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
+            node.name = f'{IN_FLOAT}_{node.name}'
+        node.metadata_props.clear()  # torch notes lines of code and where they lie on this machine
     return made
 
 
@@ -126,7 +130,8 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
     model = onnx.load(source)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     in_float = {node.name for node in model.graph.node
-                if node.op_type == 'MatMul' and node.input[1] not in weights
+                if node.name.startswith(IN_FLOAT)
+                or node.op_type == 'MatMul' and node.input[1] not in weights
                 or node.op_type == 'Conv' and weights[node.input[1]].dims[1] < LEAST_CHANNELS}
     give_own_inputs(model.graph, in_float)
     keep_products(model.graph)

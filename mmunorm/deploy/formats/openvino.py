@@ -11,7 +11,7 @@ import numpy as np
 from ...utils import PreflightError
 from ..export import Exportable
 from .base import KEY, Form, Format, Session
-from .onnx import write_onnx
+from .onnx import IN_FLOAT, write_onnx
 
 
 class OpenVinoSession(Session):
@@ -65,6 +65,7 @@ def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
     nncf.set_log_level(logging.ERROR)
     return nncf.quantize(
         graph, nncf.Dataset(inputs), subset_size=len(inputs), model_type=nncf.ModelType.TRANSFORMER,
+        ignored_scope=nncf.IgnoredScope(patterns=[f'.*{IN_FLOAT}.*'], validate=False),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             overflow_fix=nncf.OverflowFix.ENABLE,
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1., convolution=-1.)))
