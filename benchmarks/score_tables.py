@@ -252,8 +252,13 @@ TABLES = {
         labels=['T2T-ViT, seed 0'], where=dict(experiment='photographs_t2t'), rows=same('LN', 'UN'),
         columns={'val top-1': mean(TOP1)}),
     'photographs_maskrcnn': dict(
-        labels=['Mask R-CNN, seed 0'], where=dict(experiment='photographs_maskrcnn'), rows=same('LN', 'UN', 'UN+'),
-        columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),
+        labels=['Mask R-CNN'], where=dict(experiment='photographs_maskrcnn'),
+        rows={**{norm: dict(norm=norm, **PLAIN) for norm in ('LN', 'UN', 'UN+')},
+              'UN, `backbone.norm_eval=True`': dict(norm='UN', options={'model.backbone.norm_eval': 'True'}),
+              'UN, rate 1e-3': dict(norm='UN', options={'optim_wrapper.optimizer.lr': '1e-3'})},
+        columns={'box AP, Xeon, seed 0': mean(BOX, **INTEL_BF16), 'mask AP': mean(MASK, missing='', **INTEL_BF16),
+                 'box AP, EPYC, seeds 0 and 1': mean(BOX, 'each', **AVX512),
+                 'mask AP, seeds 0 and 1': mean(MASK, 'each', missing='', **AVX512)}),
     # docs/low_light.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),

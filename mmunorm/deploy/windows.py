@@ -202,3 +202,12 @@ def is_window_attention(module: nn.Module) -> bool:
         return False
     # Swin V2's attention has another formula. mmdet has a WindowMSA of its own, with the names of mmpretrain's.
     return isinstance(module.w_msa, WindowMSA) or type(module.w_msa).__module__ == 'mmdet.models.backbones.swin'
+
+
+def thirds(layer: nn.Linear) -> list[nn.Linear]:
+    """Three linear layers that make a third each of what a layer makes."""
+    parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None) for _ in range(3)]
+    for name, parameter in layer.named_parameters():
+        for part, third in zip(parts, parameter.chunk(3), strict=True):
+            getattr(part, name).data.copy_(third)
+    return parts
