@@ -18,16 +18,17 @@ from .windows import StaticWindowMSA, is_window_attention, replace_modules, thir
 
 
 @torch.no_grad()
-def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
+def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: bool = True) -> nn.Module:
     """A copy of a graph of :mod:`.graphs` with the layers of this module, for inputs of one size.
 
-    The sample `inputs` run once, which makes the constants that their size decides.
+    The sample `inputs` run once, which makes the constants that their size decides. Without `performers`, a T2T-ViT's
+    tokens-to-token module keeps its own.
     """
     graph = copy.deepcopy(graph)
+    t2t = ((is_folded_t2t, EdgeT2T), (lambda module: type(module) is PerformerAttention, EdgePerformer))
     for is_old, new in ((is_window_attention, EdgeWindowMSA),
                         (lambda module: type(module) is MultiheadAttention, EdgeAttention),
-                        (is_folded_t2t, EdgeT2T),
-                        (lambda module: type(module) is PerformerAttention, EdgePerformer),
+                        *(t2t if performers else ()),
                         (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
         replace_modules(graph, is_old, new)
     graph.eval().requires_grad_(False)(*inputs)

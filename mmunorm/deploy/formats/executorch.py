@@ -47,7 +47,8 @@ class ExecuTorch(Format):
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            graph = fold_pixels(with_edge_layers(model.stock, model.inputs), *model.inputs)
+            # The runtime does not load T2T-ViT's layers for chips in INT8.
+            graph = fold_pixels(with_edge_layers(model.stock, model.inputs, performers=False), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
