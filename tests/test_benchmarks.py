@@ -73,7 +73,6 @@ def test_translation_speed(run, script, monkeypatch):
     assert all(row['to_ln']['value'] > 0 for row in rows)
 
 
-@needs_fused_adamw
 def test_shifted_light(script, tmp_path):
     config, checkpoint, _ = tiny_runs.untrained_classifier(tmp_path)
     light = script('shifted_light')
@@ -86,6 +85,7 @@ def test_shifted_light(script, tmp_path):
     assert usual.float().mean() > 10 and (dark - 0.4 * usual).abs().max() <= 1
 
 
+@needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):
     printed, rows = run('train_step', '--batch', '1', '--size', '64', '--amp', 'none', 'bf16')

@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -177,14 +178,27 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
-    # LiteRT has EXP in integers, but the quantizer does not know it. It gets an operator that is as simple, and that
-    # the file has not got.
-    stand_in = next(name for name in ('SQRT', 'HARD_SWISH') if name not in operators_of(path))
-    rename_operators(path, 'EXP', stand_in)
-    quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
-    rename_operators(path, stand_in, 'EXP')
+    with exp_renamed(path):
+        quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
+
+
+@contextmanager
+def exp_renamed(path: Path) -> Iterator[None]:
+    """Gives the EXP of a file another name within the `with` block.
+
+    LiteRT has EXP in integers, but the quantizer does not know it. Its name is that of an operator that has no settings
+    either, and that the file has not got.
+    """
+    operators = operators_of(path)
+    if 'EXP' not in operators:
+        yield
+        return
+    other = next(name for name in ('SQRT', 'HARD_SWISH') if name not in operators)
+    rename_operators(path, 'EXP', other)
+    yield
+    rename_operators(path, other, 'EXP')
 
 
 def rename_operators(path: Path, old: str, new: str) -> None:
