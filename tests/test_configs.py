@@ -336,8 +336,10 @@ def test_trains_and_tests_one_step(name, in_a_folder, tmp_path, monkeypatch):
     checkpoint = next(Path('w').glob('*_1.pth'))
     state = tiny_runs.checkpoint(checkpoint)['state_dict']
     assert all(tensor.isfinite().all() for tensor in state.values())
-    steps = {int(tensor) for key, tensor in state.items() if key.endswith('num_batches_tracked')}
-    assert steps == (set() if '_ln_' in name else {1})
+    steps = {('enhancer' in key, int(tensor)) for key, tensor in state.items()
+             if key.endswith('num_batches_tracked')}
+    enhanced = {(True, int('frozen' not in name))} if 'dark_' in name else set()
+    assert steps == (set() if '_ln_' in name else {(False, 1)} | enhanced)
     updates = [int(tensor) for key, tensor in state.items() if key.endswith('update_clock.updates')]
     assert updates == [1] * ('deit' in name)
 
