@@ -130,6 +130,7 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
     old = {norm: layer_norm_of(norm) for norm in norms.values()}
     names = {name: old[norm] for name, norm in norms.items()}
     states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
+    modes = {norm: norm.training for norm in old}
     for norm in old:
         norm.eval()
     put(model, names)
@@ -142,8 +143,8 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
         raise
     finally:
         put(model, norms)
-        for norm, layer_norm in old.items():
-            norm.train(layer_norm.training)
+        for norm, training in modes.items():
+            norm.train(training)
 
 
 def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:

@@ -112,7 +112,7 @@ def norm_obstacle(norm: nn.Module, allow_act: bool = False) -> str:
     kind = type(norm).__name__
     if getattr(norm, 'fold_obstacle', ''):
         return f'{kind} {norm.fold_obstacle}'
-    if not callable(getattr(norm, 'affine', None)):
+    if not callable(getattr(type(norm), 'affine', None)):
         if not isinstance(norm, _BatchNorm):
             online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
             return f'{kind} {"computes its statistics at inference" if online else "has no affine() to fold"}'
@@ -131,6 +131,8 @@ def layer_obstacle(layer: nn.Module, num_features: int, after: bool = False) -> 
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
     if parametrize.is_parametrized(layer) and not is_ntk(layer):
         return 'has a parametrized weight'
+    if isinstance(layer.weight, nn.Parameter) and type(layer.weight) is not nn.Parameter:
+        return f'has a weight of {type(layer.weight).__name__}, which is no plain tensor'
     if obstacle := call_obstacle(layer):
         return obstacle
     if not after and type(layer).forward in _CONVS and layer.padding_mode == 'zeros' and layer.padding != 'valid' and (
@@ -162,7 +164,8 @@ class Owners:
         for name, module in model.named_modules(remove_duplicate=False):
             self._names[id(module)].append(name)
         self._memory = [(name, *_span(parameter))
-                        for name, parameter in model.named_parameters(remove_duplicate=False)]
+                        for name, parameter in (*model.named_parameters(remove_duplicate=False),
+                                                *model.named_buffers(remove_duplicate=False))]
 
     def others(self, name: str, module: nn.Module) -> str:
         """Another name of the module or of one of its parameters in the model, or ''."""

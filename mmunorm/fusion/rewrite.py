@@ -66,7 +66,7 @@ def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
     The scale of a norm that mixes channels is a matrix `(C, C)`.
     """
-    if callable(getattr(norm, 'affine', None)):  # torch's BatchNorm has a bool of this name
+    if callable(getattr(type(norm), 'affine', None)):
         return norm.affine()
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     if norm.weight is not None:

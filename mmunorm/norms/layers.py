@@ -17,7 +17,8 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
     if isinstance(module, nn.Identity):
         return False
-    return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or callable(getattr(module, 'affine', None))
+    # Of the class: an instance may have a bool of this name, a layer, or what a module has that it wraps.
+    return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or callable(getattr(type(module), 'affine', None))
             or hasattr(module, 'fold_obstacle')
             or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
 

@@ -94,7 +94,11 @@ def check_replaceable(norms: Mapping[str, nn.Module]) -> None:
 def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     """`new`, followed by what a norm of timm does after it normalized: a `Sequential` of `norm`, `drop` and `act`."""
     parts = dict(old.named_children())
-    return nn.Sequential(OrderedDict(norm=new, **parts)).train(old.training) if parts else new
+    if not parts:
+        return new
+    whole = nn.Sequential(OrderedDict(norm=new, **parts))
+    whole.training = new.training  # each part keeps its mode: `new` may not update its statistics
+    return whole
 
 
 def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
@@ -146,4 +150,7 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
         for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
             if value is not None and parameter is not None:
                 parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
+    frozen = [not parameter.requires_grad for parameter in old.parameters()]
+    if not requires_grad or frozen and all(frozen):
+        new.requires_grad_(False)  # `eta`, too
     return new.train(old.training)

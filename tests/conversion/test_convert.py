@@ -167,6 +167,14 @@ def test_frozen_norms_stay_frozen_and_modes_are_kept():
     assert [module.training for module in model] == [True, True, False, False, True, True]
 
 
+def test_a_norm_with_an_activation_takes_no_statistics_in_training_mode():
+    model, x = nn.Sequential(timm.layers.LayerNormAct(6), *chain(norms=2)), tokens(20, 6)
+    other = copy.deepcopy(model).eval()
+    assert convert_norms(model, [x, 3 * x]).norms == convert_norms(other, [x, 3 * x]).norms
+    assert_same(model, other)
+    assert model[0].norm.training
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
 def test_the_dtype_of_the_model(dtype):
     model, x = chain().to(dtype), tokens(200, 6).to(dtype)
@@ -347,6 +355,13 @@ def test_convert_loaded_gives_what_convert_norms_gives_in_the_same_modules(norm_
     assert all(a is b for a, b in zip(modules, new.modules(), strict=True))
     assert_same(new, model)
     assert not any(norm.lacks_statistics for norm in norms_of(new).values())
+
+
+def test_convert_loaded_keeps_the_modes():
+    new = loaded(chain())
+    new[2].eval()
+    convert_loaded(new, [tokens(40, 6)])
+    assert [norm.training for norm in norms_of(new).values()] == [True, False, True]
 
 
 def test_loaded_norms_with_statistics_stay():

@@ -151,6 +151,16 @@ def test_parametrized_readers(change):
     assert why_kept(model).split(' reader ')[1] in ('has a parametrized weight', 'has forward hooks')
 
 
+class Quantized(torch.Tensor):
+    """A weight that is no plain tensor, as torchao's."""
+
+
+def test_weights_that_are_no_plain_tensors_stay():
+    layer = nn.Conv2d(6, 3, 1).double()
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized))
+    assert 'has a weight of Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
+
+
 def share(path):
     """Changes two pairs so that both hold what `path` names of the first."""
     owner, _, name = path.rpartition('.')
@@ -174,9 +184,14 @@ def tie_to_an_embedding(first, second):
         pair.table.weight = pair.reader.weight
 
 
+def alias_in_a_buffer(first, second):
+    for pair in (first, second):
+        pair.register_buffer('alias', pair.double().reader.weight.detach().t())
+
+
 @pytest.mark.parametrize('change', [
     share('norm'), share('norm.weight'), share('reader'), share('reader.weight'), share('reader.bias'), overlap,
-    tie_to_an_embedding, None])
+    tie_to_an_embedding, alias_in_a_buffer, None])
 def test_shared_modules_and_parameters_stay(change):
     first, second = (Pair(UN(6), nn.Linear(6, 6)) for _ in range(2))
     if change:

@@ -24,6 +24,11 @@ def test_a_norm_within_a_norm_counts_once():
     assert [name for name, _ in norm_layers(nn.Sequential(Outer(), nn.LayerNorm(4)))] == ['0', '1']
 
 
+def test_a_layer_of_the_name_affine_makes_no_norm():
+    from mmpretrain.models import RIFormer
+    assert [type(norm).__name__ for _, norm in norm_layers(RIFormer('s12').network[0][0])] == ['GroupNorm'] * 2
+
+
 def test_where_the_channels_are():
     for norm in (nn.BatchNorm2d(4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), UN2d(4),
                  MODELS.build(dict(type='mmpretrain.LN2d', num_channels=4))):

@@ -53,6 +53,8 @@ def test_dtype_device_mode_and_requires_grad():
     assert [model.first.weight.requires_grad, model.first.bias.requires_grad] == [False, True]
     model = replace_norms(Net(), dict(type='UN', requires_grad=False))
     assert not model.first.weight.requires_grad and not model.second.bias.requires_grad
+    frozen = Net().requires_grad_(False)
+    assert not any(p.requires_grad for p in replace_norms(frozen, dict(type='UN', eta=0.)).first.parameters())
 
 
 def vit_of_torchvision():
