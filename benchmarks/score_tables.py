@@ -197,6 +197,10 @@ TABLES = {
         rows={scheme: dict(scheme=scheme) for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
         columns={f'{norm}: {header}': dict(metric=metric, digits=digits, norm=norm) for norm in ('LN', 'UN')
                  for header, metric, digits in (('loss', LOSS, 2), ('BLEU', BLEU, 1), ('chrF', CHRF, 1))}),
+    'translation_depth_18': dict(
+        labels=['BLEU'], where=dict(experiment='translation_depth', steps=3000, norm='LN'),
+        rows={scheme: dict(scheme=scheme) for scheme in ('DeepNorm', 'BranchNorm')},
+        columns={**by_seed(BLEU, 2), 'chrF': dict(metric=CHRF, digits=1, form='mean'), 'loss': mean(LOSS)}),
     'translation_many': dict(
         labels=['scheme', 'text'], where=dict(experiment='translation_many'),
         rows={(scheme, text): dict(scheme=scheme, text=text) for scheme in ('BranchNorm', 'DeepNorm')
