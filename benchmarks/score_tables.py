@@ -306,6 +306,11 @@ TABLES = {
         rows={'LN, trained on': dict(way='LN, trained on, 2 x steps'),
               'UN, one after the other, with the teacher': dict(way='sequential, teacher, 2 x steps')},
         columns=by_seed(TOP1, 3)),
+    'conversion_longer_adapted': dict(
+        labels=['376 steps at 3e-4'], where=dict(experiment='conversion', condition='trained', **AVX512),
+        rows={'LN, trained on': dict(way='LN, trained on, 2 x steps, rate 0.0003'),
+              'UN, adapted, with the teacher': dict(way='adapted, teacher, 2 x steps, rate 0.0003')},
+        columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
     'conversion_pictures': dict(
         labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=pictures(TOP1)),
     'conversion_detector_start': dict(
