@@ -261,7 +261,7 @@ TABLES = {
               'UN, from the backbone with LN': dict(experiment='photographs_maskrcnn_start', **PLAIN),
               'UN, `backbone.norm_eval=True`': dict(norm='UN', options={'model.backbone.norm_eval': 'True'}),
               **{f'{norm}, rate 1e-3': dict(norm=norm, options={'optim_wrapper.optimizer.lr': '1e-3'})
-                 for norm in ('LN', 'UN')},
+                 for norm in ('LN', 'UN', 'UN+')},
               'UN, from the backbone with LN, rate 1e-3': dict(
                   experiment='photographs_maskrcnn_start', options={'optim_wrapper.optimizer.lr': '1e-3'})},
         columns={'box AP, Xeon, seed 0': mean(BOX, **INTEL_BF16), 'mask AP': mean(MASK, missing='', **INTEL_BF16),
