@@ -163,7 +163,7 @@ def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
     new = cls(norm.num_features, eps=norm.eps).to(norm.weight)
     new.weight.copy_(norm.weight)
     new.bias.copy_(norm.bias)
-    return new.train(norm.training)
+    return new
 
 
 def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],

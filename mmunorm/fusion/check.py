@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils import parametrize
 
 from ..init.ntk import is_ntk
-from ..norms.layers import ONLINE_NORMS
+from ..norms.layers import ONLINE_NORMS, has_affine
 from ..registry import lacks
 from .padding import zero_token
 from .report import Fold, Site, streams_of
@@ -112,7 +112,7 @@ def norm_obstacle(norm: nn.Module, allow_act: bool = False) -> str:
     kind = type(norm).__name__
     if getattr(norm, 'fold_obstacle', ''):
         return f'{kind} {norm.fold_obstacle}'
-    if not callable(getattr(type(norm), 'affine', None)):
+    if not has_affine(norm):
         if not isinstance(norm, _BatchNorm):
             online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
             return f'{kind} {"computes its statistics at inference" if online else "has no affine() to fold"}'
@@ -163,9 +163,8 @@ class Owners:
         self._names = defaultdict(list)
         for name, module in model.named_modules(remove_duplicate=False):
             self._names[id(module)].append(name)
-        self._memory = [(name, *_span(parameter))
-                        for name, parameter in (*model.named_parameters(remove_duplicate=False),
-                                                *model.named_buffers(remove_duplicate=False))]
+        tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        self._memory = [(name, *_span(tensor)) for name, tensor in tensors if tensor.layout == torch.strided]
 
     def others(self, name: str, module: nn.Module) -> str:
         """Another name of the module or of one of its parameters in the model, or ''."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import Norm
+from ..norms.layers import has_affine
 from .padding import Fill, zero_token
 from .report import Fold, Site
 from .rules import join
@@ -66,7 +67,7 @@ def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
     The scale of a norm that mixes channels is a matrix `(C, C)`.
     """
-    if callable(getattr(type(norm), 'affine', None)):
+    if has_affine(norm):
         return norm.affine()
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     if norm.weight is not None:

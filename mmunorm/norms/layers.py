@@ -13,12 +13,16 @@ ONLINE_NORMS = tuple(filter(None, (nn.LayerNorm, nn.GroupNorm, getattr(nn, 'RMSN
 _NORM_NAME = re.compile(r'[^_].*Norm(?!al)')
 
 
+def has_affine(module: nn.Module) -> bool:
+    """Whether the class of a module has `affine()`. An instance may have a bool or a layer of this name."""
+    return callable(getattr(type(module), 'affine', None))
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
     if isinstance(module, nn.Identity):
         return False
-    # Of the class: an instance may have a bool of this name, a layer, or what a module has that it wraps.
-    return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or callable(getattr(type(module), 'affine', None))
+    return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or has_affine(module)
             or hasattr(module, 'fold_obstacle')
             or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
 

@@ -149,8 +149,8 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
         value = getattr(old, name, None)
         for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
             if value is not None and parameter is not None:
-                parameter.copy_(value).requires_grad_(requires_grad and value.requires_grad)
-    frozen = [not parameter.requires_grad for parameter in old.parameters()]
-    if not requires_grad or frozen and all(frozen):
+                parameter.copy_(value).requires_grad_(value.requires_grad)
+    learns = [parameter.requires_grad for parameter in old.parameters()]
+    if not requires_grad or learns and not any(learns):
         new.requires_grad_(False)  # `eta`, too
     return new.train(old.training)

@@ -207,6 +207,12 @@ def test_layers_that_lie_side_by_side_in_memory_are_not_shared():
     models.fold(model, TOKENS, strict=True)
 
 
+def test_a_sparse_buffer_shares_no_memory():
+    pair = Pair(UN(6), nn.Linear(6, 6))
+    pair.register_buffer('adjacency', torch.eye(6).to_sparse())
+    models.fold(pair, TOKENS, strict=True)
+
+
 class OtherForward(SwinBlock):
     def forward(self, x, hw_shape):
         return x + self.attn(self.norm1(x).tanh(), hw_shape) + self.ffn(self.norm2(x) ** 2, identity=x)
