@@ -100,7 +100,9 @@ def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
 def leave(model: nn.Module, name: str, made: Sequence[str] | None = None) -> None:
     """Puts a :class:`FoldedNorm` where the norm `name` stands."""
     norm = model.get_submodule(name)
-    exchange(model, name, FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made))
+    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made)
+    exchange(model, name, folded)
+    norm.forward = folded.forward  # a plain list, or what torch.compile made of the norm, may still call it
 
 
 def exchange(model: nn.Module, name: str, module: nn.Module) -> None:

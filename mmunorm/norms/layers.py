@@ -23,7 +23,7 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.Identity):
         return False
     return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or has_affine(module)
-            or hasattr(module, 'fold_obstacle')
+            or hasattr(type(module), 'fold_obstacle')
             or bool(_NORM_NAME.match(type(module).__name__)) and not list(module.children()))
 
 

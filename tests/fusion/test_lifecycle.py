@@ -7,7 +7,7 @@ from mmengine.model import ExponentialMovingAverage
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
-from mmunorm import fuse_norms
+from mmunorm import UN, fuse_norms
 from mmunorm.fusion import FoldedNorm
 
 from . import models
@@ -80,6 +80,25 @@ def test_compiled_before_and_after_folding(make, through_wrapper):
         report = fuse_norms(compiled if through_wrapper else model, strict=True)
         assert all(fold.norm.startswith('_orig_mod.') == through_wrapper for fold in report.folded)
         models.assert_equal([compiled(X)], before)
+
+
+@pytest.mark.parametrize('hold', [lambda norm: norm, lambda norm: torch.compile(norm, backend='eager')],
+                         ids=['in_a_list', 'compiled'])
+def test_a_norm_that_is_called_through_something_else(hold):
+    class Net(nn.Module):
+
+        def __init__(self):
+            super().__init__()
+            norm = UN(6)
+            self.norm, self.layer = hold(norm), nn.Linear(6, 6)
+            self.calls = [self.norm, self.layer]
+
+        def forward(self, x):
+            for call in self.calls:
+                x = call(x)
+            return x
+
+    models.fold(Net(), torch.randn(2, 7, 6, dtype=torch.float64), strict=True, example=torch.randn(1, 4, 6).double())
 
 
 @pytest.mark.parametrize('wrap', [
