@@ -1,6 +1,5 @@
 """Averages checkpoints of one run, such as its last five, into one for testing, folding and export."""
 import argparse
-from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
@@ -8,7 +7,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.runner.checkpoint import save_checkpoint
 from tqdm import tqdm
 
-from mmunorm.cli.arguments import command, out_folder
+from mmunorm.cli.arguments import command, out_file
 from mmunorm.config.checkpoints import read_checkpoint
 from mmunorm.utils import PreflightError, whole_file
 
@@ -21,8 +20,6 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if len(args.checkpoint) < 2:
         parser.error('an average takes at least two checkpoints')
-    if Path(args.out).resolve() in {Path(path).resolve() for path in args.checkpoint}:
-        parser.error(f'--out {args.out} is one of the checkpoints')
     return args
 
 
@@ -52,7 +49,7 @@ def average(paths):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    out_folder(Path(args.out).parent)
+    out_file(args.out, '--out', *args.checkpoint)
     state, meta = average(args.checkpoint)
     with whole_file(args.out) as part:
         save_checkpoint(dict(meta=meta, state_dict=state), str(part))

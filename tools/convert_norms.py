@@ -7,10 +7,10 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmengine.device import get_device
 
 from mmunorm.cli.arguments import (
     add_config_arguments,
+    add_device_argument,
     command,
     load_config,
     not_negative,
@@ -21,9 +21,9 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint, load_weights
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, parse_preset, renamed, with_means_kept
+from mmunorm.config.presets import HELP, renamed
 from mmunorm.conversion import ConversionError, convert_norms
-from mmunorm.conversion.checkpoint import converted_config, save_converted
+from mmunorm.conversion.checkpoint import check_converted, converted_config, parse_goal, save_converted
 from mmunorm.engine.calibration import test_metrics, training_batches
 from mmunorm.engine.distillation import adapt_backbone, can_adapt
 from mmunorm.utils import PreflightError, write_text
@@ -44,7 +44,7 @@ def parse_args(argv=None):
                         help='LayerNorms to keep: full names from the table, or regular expressions')
     parser.add_argument('--test', action='store_true',
                         help='print the test metrics before and after; OUT/metrics.json has them, too')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
 
@@ -53,12 +53,12 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options)
-    name, norm_cfg = parse_preset(args.to)
-    norm_cfg = with_means_kept(norm_cfg)  # what is converted has those of the pictures
+    name, norm_cfg = parse_goal(args.to)
     check_checkpoint(args.checkpoint)
     check_data(cfg, ['train', 'test'] if args.test else ['train'])
     set_dataloader_defaults(cfg)
-    out = out_folder(args.out)
+    out, stem = out_folder(args.out), renamed(Path(args.config).stem, 'LN', name)
+    check_converted(out, stem, args.checkpoint)
     model = build_model(cfg)
     meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
@@ -79,7 +79,6 @@ def main(argv=None):
         for key, before in metrics['before'].items():
             print(f'{key}: {before:.4g} before, {metrics["after"][key]:.4g} after')
         write_text(out / 'metrics.json', json.dumps(metrics))
-    stem = renamed(Path(args.config).stem, 'LN', name)
     new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
     for path in save_converted(model, new, report, out, stem, meta):
         print(f'written: {path}')

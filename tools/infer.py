@@ -8,11 +8,18 @@ import cv2
 import mmcv
 import numpy as np
 import torch
-from mmengine.device import get_device
 
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    add_device_argument,
+    command,
+    load_config,
+    out_folder,
+    positive,
+    share,
+)
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
-from mmunorm.config.checkpoints import check_statistics
+from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.utils import PreflightError
 
@@ -23,9 +30,9 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
-    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
     parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
 
@@ -38,7 +45,7 @@ class Detector:
         from mmdet.visualization import DetLocalVisualizer
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
-        check_statistics(self.model, checkpoint)
+        load_weights(self.model, checkpoint)  # mmdet takes one of another model, too
         self.visualizer = DetLocalVisualizer(alpha=0.5)  # what lies under a mask stays visible
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
@@ -68,7 +75,7 @@ class Classifier:
         from mmpretrain import ImageClassificationInferencer
         from mmpretrain.visualization import UniversalVisualizer
         self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
-        check_statistics(self.inferencer.model, checkpoint)
+        load_weights(self.inferencer.model, checkpoint)  # mmpretrain takes one of another model, too
         self.visualizer = UniversalVisualizer()
         # A data set that hands over arrays, such as CIFAR, has them in RGB. mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline

@@ -28,9 +28,12 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.cli.shipping import Stage
 from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_preset, renamed
+from mmunorm.config.presets import HELP, count_steps, renamed
+from mmunorm.conversion.checkpoint import parse_goal
 from mmunorm.deploy.formats import find_format, table
 from mmunorm.engine.distillation import can_adapt
+from mmunorm.norms.replace import layer_norms
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -62,15 +65,17 @@ def options_of(args):
 
 def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
     """The stages; the last two are the seconds of a picture and of a test."""
-    out, name = args.out, parse_preset(args.to)[0]
+    out, name = args.out, parse_goal(args.to)[0]
     tools = os.path.relpath(Path(__file__).resolve().parent)
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
+    trust = ('--trust-checkpoint', ) if args.trust_checkpoint else ()  # where the old checkpoint is read
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
     stages = [Stage(
         'Convert the norms, and test before and after',
         (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
-         '--num-samples', str(args.num_samples), '--adapt-steps', str(args.adapt_steps), '--test', *options_of(args)),
+         '--num-samples', str(args.num_samples), '--adapt-steps', str(args.adapt_steps), '--test', *trust,
+         *options_of(args)),
         out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * cfg.train_dataloader.batch_size)
         * per_picture + 2 * a_test)]
     if steps:
@@ -78,7 +83,7 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages.append(Stage(
             'Train on, with the model with LayerNorm as the teacher',
-            (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume'),
+            (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
             checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_picture + a_test,
             lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)))
     file = out / f'model{chosen.suffixes[0]}'
@@ -98,7 +103,7 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
             Stage('Measure it beside LayerNorm',
                   (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config,
                    args.checkpoint, '--formats', 'torch', form, '--out', f'{out}/speed', *no_metrics,
-                   *options_of(args)),
+                   *trust, *options_of(args)),
                   out / 'speed/formats.json', (0 if no_metrics else 4 * a_test) + 120)]
         if (folder := shipping.test_folder(cfg)) is not None:
             stages.append(Stage(
@@ -117,6 +122,8 @@ def main(argv=None):
     check_data(cfg, ['train', 'val', 'test'])
     set_dataloader_defaults(cfg)
     model = build_model(cfg)
+    if not layer_norms(model):
+        raise PreflightError(f'{args.config} has no LayerNorm to convert.')
     load_weights(model, args.checkpoint)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     if not can_adapt(model):
@@ -132,6 +139,9 @@ def main(argv=None):
         print(f'\nTraining has {steps} steps. Times are from one forward pass on this machine.')
         return stages
     out_folder(args.out)
+    done = args.out / 'ship.json'
+    if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
+        raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
     before = json.loads((args.out / 'converted/metrics.json').read_text())
     metrics = {'LayerNorm': before['before'], 'converted': before['after'],

@@ -2,7 +2,6 @@
 import argparse
 import copy
 import functools
-from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
@@ -11,9 +10,9 @@ import mmengine
 from mmengine.registry import METRICS
 
 from mmunorm.cli import training
-from mmunorm.cli.arguments import add_runner_arguments, command, is_first_process, load_config, out_folder, prepare
+from mmunorm.cli.arguments import add_runner_arguments, command, is_first_process, load_config, out_file, prepare
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint
+from mmunorm.config.checkpoints import check_checkpoint, load_weights
 from mmunorm.config.models import match_folded
 from mmunorm.fusion import FuseNormsHook, save_folded
 from mmunorm.hooks import unwrapped_model
@@ -84,10 +83,11 @@ def main(argv=None):
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
     if args.out:
-        out_folder(Path(args.out).parent)
+        out_file(args.out, '--out', args.checkpoint)
     if args.save:
-        out_folder(Path(args.save).parent, '--save')
+        out_file(args.save, '--save', args.checkpoint)
     runner = training.build_runner(cfg)
+    load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine takes one of another model, too
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))

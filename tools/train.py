@@ -34,7 +34,9 @@ def main(argv=None):
         training.enable_auto_scale_lr(cfg)
     check_data(cfg, ['train', 'val'])
     check_pretrained(cfg, args.config)
-    training.train(training.build_runner(cfg))
+    runner = training.build_runner(cfg)
+    training.load_resumed(runner)
+    training.train(runner)
 
 
 if __name__ == '__main__':

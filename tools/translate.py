@@ -7,11 +7,10 @@ from contextlib import redirect_stdout
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmengine.device import get_device
 from tqdm import tqdm
 
 from mmunorm import fuse_norms
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, positive
+from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, positive
 from mmunorm.cli.preflight import class_name
 from mmunorm.config.models import load_model, match_folded
 from mmunorm.translation.text.lines import read_lines
@@ -36,7 +35,7 @@ def parse_args(argv=None):
     parser.add_argument('--batch-size', type=positive, default=2000, metavar='TOKENS',
                         help='source tokens in a batch (default: 2000)')
     parser.add_argument('--fuse', action='store_true', help='fold the norms of the model first')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
 

@@ -5,15 +5,20 @@ import argparse
 import functools
 import gc
 import logging
+import math
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.runner import Runner
 
 from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm, keep_means
@@ -100,13 +105,54 @@ def not_negative(text: str) -> int:
     return positive(text, least=0)
 
 
+def positive_number(text: str) -> float:
+    """An argument that is a finite number above 0, for argparse's `type`."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f'must be a finite number above 0, got {text}')
+    return value
+
+
+def share(text: str) -> float:
+    """An argument that is a number from 0 to 1, for argparse's `type`."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f'must be from 0 to 1, got {text}')
+    return value
+
+
+def device(text: str) -> str:
+    """An argument that names a device that torch can use here, for argparse's `type`."""
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        reason = f'torch sees {torch.cuda.device_count()} GPUs' if text.startswith('cuda') else one_line(error)
+        raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {reason}') from None
+    return text
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds `--device`, by default a GPU if there is one."""
+    parser.add_argument('--device', type=device, default=get_device(), help='e.g. cpu or cuda:0')
+
+
+class _Options(DictAction):
+    """mmengine's action for KEY=VALUE pairs; brackets that do not match are an error of the argument."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        try:
+            super().__call__(parser, namespace, values, option_string)
+        except AssertionError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:
         parser.add_argument('--norm', metavar='NORM',
                             help='replace every norm of the backbone; the names of the work directory and of the '
                             f'backbone weights follow. NORM is one of {HELP}')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, type=_key_and_value, metavar='KEY=VALUE',
+    parser.add_argument('--cfg-options', nargs='+', action=_Options, type=_key_and_value, metavar='KEY=VALUE',
                         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
                         'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
                         'without any')
@@ -129,7 +175,7 @@ def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _key_and_value(text: str) -> str:
     """An argument that mmengine's DictAction can split, for argparse's `type`."""
-    if '=' not in text:
+    if not text.partition('=')[0] or '=' not in text:
         raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
     return text
 
@@ -147,11 +193,10 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         raise PreflightError(f'there is no config file {path} (working directory {os.getcwd()}).')
     try:
         cfg = Config.fromfile(path)
+        parts = list(cfg.values())  # imports what a config of Python objects names
     except Exception as error:  # a config is code: anything may be raised
         raise PreflightError(f'cannot read the config {path}: {describe(error)}') from error
-    if 'model' not in cfg:
-        raise PreflightError(f'the config {path} has no `model`.')
-    for _, part in walk(list(cfg.values())):
+    for _, part in walk(parts):
         # mmengine gives this scope to all that a `_base_` of `mmunorm::` names, and mmunorm has no registries.
         if isinstance(part, dict) and part.get('_scope_') == 'mmunorm':
             del part['_scope_']
@@ -159,6 +204,8 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         # If a config sets the variable anew, the init_cfg that it inherits still has the old value.
         set_pretrained(cfg, cfg.pretrained)
     _merge(cfg, path, options)
+    if not isinstance(cfg.get('model'), dict):
+        raise PreflightError(f"the config {path} has no `model`, a dict(type=...), but {cfg.get('model')!r}.")
     if norm is not None:
         work_dir = apply_norm(cfg, norm)
         if cfg.get('work_dir') is None:
@@ -172,11 +219,16 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *signature(Runner).parameters}:
+        if similar := get_close_matches(key, cfg, cutoff=0.8):  # a new key is right where a config may have it
+            raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
         cfg.merge_from_dict(options)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise PreflightError(f'--cfg-options does not fit {path}: {describe(error)}') from error
     if 'pretrained' in options:
+        if not isinstance(options['pretrained'], (str, type(None))):
+            raise PreflightError(f"--cfg-options pretrained={options['pretrained']!r}: must be a checkpoint or None.")
         set_pretrained(cfg, options['pretrained'])
 
 
@@ -185,6 +237,8 @@ def prepare(cfg: Config, args: argparse.Namespace) -> None:
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg.launcher = args.launcher
     if args.work_dir is not None:
+        if not args.work_dir or os.path.isfile(args.work_dir):
+            raise PreflightError(f'--work-dir {args.work_dir!r}: it must be a folder.')
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
@@ -216,3 +270,17 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
     if not os.access(folder, os.W_OK):
         raise PreflightError(f'{option} {path}: nothing can be written into this folder.')
     return folder
+
+
+def out_file(path: str | os.PathLike, option: str, *inputs: str) -> str | os.PathLike:
+    """The file of an option such as `--out`; makes its folder if it is missing.
+
+    Raises:
+        PreflightError: the path is a folder or one of the `inputs`, or nothing can be written there.
+    """
+    out_folder(Path(path).parent, option)
+    if os.path.isdir(path):
+        raise PreflightError(f'{option} {path}: it must be a file, and is a folder.')
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise PreflightError(f'{option} {path} would overwrite what it is made of: name another file.')
+    return path

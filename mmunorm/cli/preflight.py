@@ -14,7 +14,7 @@ from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
-from ..config.checkpoints import check_checkpoint, pretrained_path
+from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
 from ..config.walk import walk
 from ..norms import Norm
 from ..utils import PreflightError, describe
@@ -90,6 +90,8 @@ def check_norms(cfg: Config) -> None:
     """
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
         for key, norm_cfg in walk(cfg.model, 'model'):
+            if key.endswith('norm_cfg') and isinstance(norm_cfg, str):
+                raise PreflightError(f"{key} must be a dict such as dict(type='UN'), got {norm_cfg!r}.")
             if not (key.endswith('norm_cfg') and isinstance(norm_cfg, dict) and isinstance(norm_cfg.get('type'), str)):
                 continue
             norm = registry.get(norm_cfg['type'])
@@ -111,13 +113,16 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
     Raises:
-        PreflightError: a checkpoint does not exist. The message says how to start without, and how to make it if the
-            config that does so lies beside `config_path`, or in a folder beside its own.
+        PreflightError: a checkpoint cannot be read, or does not exist. Then the message says how to start without, and
+            how to make it if the config that does so lies beside `config_path`, or in a folder beside its own.
     """
     for part, without, option in (('backbone', 'pretrained', 'pretrained'),
                                   ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
         path = pretrained_path(cfg, part)
-        if path is None or '://' in path or os.path.isfile(path):
+        if path is None or '://' in path:
+            continue
+        if os.path.isfile(path):
+            read_checkpoint(path)  # mmengine would fail in the middle of building the model
             continue
         if os.path.isdir(path):
             check_checkpoint(path)  # its error says what to do about a folder

@@ -10,6 +10,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
+from ..utils import PreflightError
 from .arguments import warn
 
 _CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
@@ -42,10 +43,15 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     check_checkpoint(source, folder=_reads_folders(cfg))
     if pretrained_path(cfg) is not None:
         cfg.model.backbone.init_cfg = None
+    if not cfg.get('resume') or os.path.isdir(source):
+        return
+    meta = read_checkpoint(source).get('meta') or {}
+    if 'iter' not in meta:
+        raise PreflightError(f'{source} cannot be resumed: it has weights, and nothing of a training run. To start '
+                             f'from it, add --cfg-options load_from={source}.')
     randomness = cfg.get('randomness') or {}
-    if cfg.get('resume') and not os.path.isdir(source) and randomness.get('seed') is None:
-        # mmengine builds the sampler before it resumes.
-        cfg.randomness = {**randomness, 'seed': (read_checkpoint(source).get('meta') or {}).get('seed')}
+    if randomness.get('seed') is None:  # mmengine builds the sampler before it resumes
+        cfg.randomness = {**randomness, 'seed': meta.get('seed')}
 
 
 def _reads_folders(cfg: Config) -> bool:

@@ -13,6 +13,7 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from ..config.checkpoints import load_weights
 from ..config.models import clear_build_errors
 from ..engine.pictures import name_unusable_pictures
 from ..engine.published import PublishedNamesHook
@@ -21,6 +22,9 @@ from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line
 from .arguments import warn
 from .preflight import class_name
+
+# What each launcher sets in the environment of its processes.
+_LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')
 
 
 def enable_amp(cfg: Config) -> None:
@@ -76,12 +80,14 @@ def build_runner(cfg: Config) -> Runner:
     """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
 
     Raises:
-        PreflightError: the config names a type that is not registered.
+        PreflightError: the config names a type that is not registered, or wrong arguments, or the processes were
+            not started by the launcher.
     """
+    if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:
+        raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
+                             f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
+                             'tools/dist_test.sh or tools/slurm_train.sh.')
     if cfg.launcher == 'pytorch':
-        if 'RANK' not in os.environ:
-            raise PreflightError('--launcher pytorch is for processes started by torchrun: use '
-                                 'tools/dist_train.sh or tools/dist_test.sh.')
         _end_with_launcher()
         if get_device() == 'cpu':
             _distribute_on_cpu(cfg)
@@ -90,6 +96,16 @@ def build_runner(cfg: Config) -> Runner:
     runner.register_hook(PublishedNamesHook(), priority='VERY_HIGH')  # EMAHook reads the same checkpoint
     name_unusable_pictures(runner)
     return runner
+
+
+def load_resumed(runner: Runner) -> None:
+    """Loads the checkpoint of a resumed run, which must be of the same model; mmengine would take any.
+
+    Raises:
+        PreflightError: it is of another model.
+    """
+    if isinstance(runner, Runner) and runner.cfg.get('resume'):
+        load_weights(unwrapped_model(runner), runner.cfg.load_from)
 
 
 def _end_with_launcher() -> None:
@@ -132,6 +148,11 @@ def train(runner: Runner) -> None:
 
     So a hook writes what it holds. mmengine calls `after_train` only when a run ends normally.
     """
+    if isinstance(runner, Runner):
+        with clear_build_errors():  # in the order of Runner.train, which draws the same random numbers then
+            _ = runner.train_loop
+            runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+            _ = runner.val_loop
     introduce(runner)
     try:
         runner.train()

@@ -10,6 +10,7 @@ from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
 
 from ..norms import OfflineNorm
+from ..norms.layers import norm_layers
 from ..utils import PreflightError, describe
 from .layouts import find_weights, in_mmpretrain_names
 from .unpickling import restricted
@@ -72,6 +73,12 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
         load_state_dict(model, weights, strict=True)
     except RuntimeError as error:
         check_statistics(model, checkpoint)
+        norms, odd = dict(norm_layers(model)), {*weights} ^ {*model.state_dict()}
+        if odd and all(key.rpartition('.')[0] in norms for key in odd):
+            key = min(odd)
+            has = 'has' if key in weights else 'lacks'
+            raise PreflightError(f"the checkpoint {checkpoint} {has} {key}: its norms are not the config's. Name them "
+                                 'with --norm, such as --norm UN+.') from error
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error

@@ -14,20 +14,21 @@ from .checkpoints import load_weights, read_checkpoint
 
 @contextmanager
 def clear_build_errors():
-    """Turns a registry's "no such type" into a PreflightError."""
+    """Turns errors of what is built of a config, such as "no such type" or a wrong argument, into a PreflightError."""
     try:
         yield
-    except KeyError as error:
-        if 'registry' not in str(error):
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, KeyError) and 'registry' not in str(error):
             raise
-        raise PreflightError(f'cannot build what the config describes: {describe(error)}') from error
+        raise PreflightError(f'cannot build what the config describes: {describe(error)} (--verbose shows where)'
+                             ) from error
 
 
 def build_model(cfg: Config) -> nn.Module:
     """The model of a config, on the CPU, with uninitialized weights.
 
     Raises:
-        PreflightError: it names a type that is not registered.
+        PreflightError: it names a type that is not registered, or wrong arguments.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     model = cfg.model.copy()

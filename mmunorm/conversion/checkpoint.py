@@ -14,10 +14,11 @@ from mmpretrain.models import SwinTransformer
 from torch import nn
 
 from ..config.models import build_model
-from ..config.presets import replace_norm_cfgs
+from ..config.presets import parse_preset, replace_norm_cfgs, with_means_kept
 from ..norms import OfflineNorm
 from ..norms.replace import build_like, layer_norms, leave_fast_path, put, with_fused_parts
 from ..utils import PreflightError, whole_file, write_text
+from .convert import ConversionError, check_goal
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'
@@ -39,6 +40,35 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
     leave_fast_path(model, list(converted))
     put(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name]) for name in converted})
     return model
+
+
+def parse_goal(text: str) -> tuple[str, dict]:
+    """The name and the config of the norm that `--to` names; it keeps the means of the pictures, if it has some.
+
+    Raises:
+        PreflightError: there is no such norm, or no LayerNorm can be converted to it.
+    """
+    name, norm_cfg = parse_preset(text)
+    norm_cfg = with_means_kept(norm_cfg)
+    try:
+        check_goal(norm_cfg)
+    except ConversionError as error:
+        raise PreflightError(f'--to {text}: {error}.') from error
+    return name, norm_cfg
+
+
+def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> None:
+    """Checks that :func:`save_converted` would overwrite nothing but what it has written itself.
+
+    Raises:
+        PreflightError: it would.
+    """
+    paths = [Path(folder, f'{name}.{suffix}') for suffix in ('pth', 'py')]
+    if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
+        raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint that is converted: name another folder.')
+    for path in paths:
+        if path.exists() and not path.with_suffix('.json').exists():
+            raise PreflightError(f'--out {folder}: {path} is not of a conversion: name another folder.')
 
 
 def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,

@@ -214,7 +214,10 @@ def _kept(model: nn.Module, names: dict[str, nn.Module], keep: Sequence[str]) ->
         raise ConversionError(f'model: {type(model).__name__} {what}')
     kept = {}
     for pattern in keep:
-        found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
+        try:
+            found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
+        except re.error as error:
+            raise ConversionError(f'keep: {pattern!r} is no regular expression: {error}') from None
         if not found:
             raise ConversionError(f'keep: no LayerNorm has a name that {pattern!r} matches as a whole; '
                                   f'names are such as {next(iter(names))!r}')
@@ -224,11 +227,16 @@ def _kept(model: nn.Module, names: dict[str, nn.Module], keep: Sequence[str]) ->
     return kept
 
 
+def check_goal(norm_cfg: dict) -> None:
+    """Raises a ConversionError if no LayerNorm can be converted to `norm_cfg`."""
+    _goal(norm_cfg, nn.LayerNorm(1), nn.Module())
+
+
 def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
     try:
         goal = build_like(norm_cfg, norm, model).eval()
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
+    except (TypeError, ValueError) as error:
+        raise ConversionError(f'norm_cfg={norm_cfg!r}: {error}') from error
     is_right = isinstance(goal, OfflineNorm) and (is_channels_first(norm) or not is_channels_first(goal))
     if why := goal.fold_obstacle if is_right else 'is no offline norm over tokens':
         raise ConversionError(f'norm_cfg={norm_cfg!r}: {type(goal).__name__} {why}; take UN, MABN, TokenBN or RepBN')

@@ -89,7 +89,7 @@ class OfflineNorm(Norm):
                  eps: float = 1e-5):
         super().__init__(num_features)
         self.eps = check_eps(eps)
-        if not 0 <= alpha < 1:
+        if not (_is_number(alpha) and 0 <= alpha < 1):
             raise ValueError('alpha must be in [0, 1), the weight of the old value (0.9 keeps 90 % of it), '
                              f'got {alpha!r}')
         self.alpha = alpha

@@ -5,7 +5,16 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmunorm.cli.arguments import add_config_arguments, add_runner_arguments, command, load_config, prepare
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    add_device_argument,
+    add_runner_arguments,
+    command,
+    load_config,
+    positive_number,
+    prepare,
+    share,
+)
 from mmunorm.utils import LocalError, PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
@@ -33,6 +42,22 @@ def test_arguments_keep_their_stock_names(capsys):
     assert "takes KEY=VALUE pairs, got 'b'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('add, arguments, said', [
+    (add_config_arguments, ['--cfg-options', '=1'], "takes KEY=VALUE pairs, got '=1'"),
+    (add_config_arguments, ['--cfg-options', 'a=[1,(2]'], 'Imbalanced brackets'),
+    (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
+    (add_device_argument, ['--device', 'cuda:77'], 'GPUs'),
+    (lambda parser: parser.add_argument('--a', type=share), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
+    (lambda parser: parser.add_argument('--a', type=share), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
+    (lambda parser: parser.add_argument('--a', type=positive_number), ['--a', 'inf'], 'a finite number above 0'),
+    (lambda parser: parser.add_argument('--a', type=positive_number), ['--a', 'nan'], 'a finite number above 0'),
+])
+def test_wrong_values_are_refused(add, arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        parse(add, *arguments)
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('text, said', [
     (None, 'there is no config file'),
     ('a = (', 'syntax'),
@@ -40,6 +65,8 @@ def test_arguments_keep_their_stock_names(capsys):
     ("_base_ = ['./missing.py']\n", 'missing.py'),
     ("custom_imports = dict(imports=['no_such_module'])\n", 'no_such_module'),
     ('a = 1\n', 'has no `model`'),
+    ("model = 'abc'\n", "has no `model`.*'abc'"),
+    ("model = dict(norm_cfg='LN')\n", r"model\.norm_cfg must be a dict.*'LN'"),
     ("model = dict(norm_cfg=dict(type='UNX'))\n", r"model\.norm_cfg: there is no norm 'UNX'"),
 ])
 def test_a_bad_config_is_one_line(tmp_path, text, said):
@@ -56,6 +83,19 @@ def test_options_are_merged_or_refused(tmp_path):
     assert load_config(path, {'steps.0.a': 2}).steps[0].a == 2
     with pytest.raises(PreflightError, match='--cfg-options does not fit'):
         load_config(path, {'steps.1.a': 2})
+    with pytest.raises(PreflightError, match='has no such key; did you mean steps?'):
+        load_config(path, {'stepps': 2})
+    with pytest.raises(PreflightError, match='pretrained=1: must be a checkpoint'):
+        load_config(path, {'pretrained': 1})
+    assert load_config(path, {'load_from': 'a.pth', 'mine.a': 2}).mine.a == 2  # keys that a config may have
+
+
+@pytest.mark.parametrize('folder', ['', 'a.py'])
+def test_a_work_dir_is_a_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, MODEL)
+    with pytest.raises(PreflightError, match='--work-dir .* must be a folder'):
+        prepared(Config(dict(model={})), '--work-dir', folder)
 
 
 def test_pretrained_option_sets_the_backbone(tmp_path):

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10, CIFAR100
 
@@ -151,7 +152,10 @@ def test_pretrained(part, more, tmp_path):
             check_pretrained(cfg, 'configs/mine/detector.py' if 'other' in folder else 'configs/detector.py')
 
     (tmp_path / 'work_dirs/swin_un').mkdir(parents=True)
-    (tmp_path / 'work_dirs/swin_un/epoch_3.pth').write_text('')
+    (tmp_path / 'work_dirs/swin_un/epoch_3.pth').write_text('hello')
+    with pytest.raises(PreflightError, match='cannot read the checkpoint work_dirs/swin_un/epoch_3.pth'):
+        check_pretrained(cfg, 'configs/detector.py')
+    torch.save({}, tmp_path / 'work_dirs/swin_un/epoch_3.pth')
     check_pretrained(cfg, 'configs/detector.py')
     cfg.model[part].init_cfg.checkpoint = 'work_dirs'
     with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):

@@ -88,6 +88,9 @@ def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_d
         assert said in capsys.readouterr().err
     checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save({}, checkpoint)
+    with pytest.raises(PreflightError, match=f'cannot be resumed: .*--cfg-options load_from={checkpoint}'):
+        set_resume(config(tmp_path), checkpoint)
+    torch.save(dict(meta=dict(iter=1)), checkpoint)
     for resume in ('auto', checkpoint):
         cfg = config(tmp_path, load_from='other.pth')
         set_resume(cfg, resume)
@@ -110,7 +113,7 @@ def test_mmengine_does_not_take_what_was_refused(tmp_path, pointer, capsys):
 
 def test_a_config_without_a_seed_takes_the_checkpoints(tmp_path):
     checkpoint = str(tmp_path / 'epoch_1.pth')
-    torch.save(dict(meta=dict(seed=17), state_dict={}), checkpoint)
+    torch.save(dict(meta=dict(seed=17, iter=1), state_dict={}), checkpoint)
     for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):
         cfg = config(tmp_path, **({} if randomness is None else dict(randomness=randomness)))
         set_resume(cfg, checkpoint)
@@ -140,7 +143,7 @@ def test_means_that_were_kept_are_kept_on(tmp_path):
     """`--norm UN+ --resume`, with and without the file that the run once started from."""
     pretrained, checkpoint = tmp_path / 'pretrained.pth', tmp_path / 'epoch_1.pth'
     torch.save({'backbone.norm1.running_mean': torch.ones(2)}, pretrained)
-    torch.save(dict(state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
+    torch.save(dict(meta=dict(iter=1), state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
     (tmp_path / 'detector.py').write_text("model = dict(backbone=dict(norm_cfg=dict(type='UN'), init_cfg=dict("
                                           f"type='Pretrained', checkpoint='{pretrained}', prefix='backbone.')))")
     for _ in range(2):

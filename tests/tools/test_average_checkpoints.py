@@ -40,7 +40,7 @@ def test_weights_and_statistics_are_means_and_counts_the_last(models):
 
 @pytest.mark.parametrize('arguments, message', [
     (['0.pth', '--out', 'mean.pth'], 'at least two'),
-    (['0.pth', '1.pth', '--out', './1.pth'], '--out ./1.pth is one of the checkpoints'),
+    (['0.pth', '1.pth', '--out', './1.pth'], '--out ./1.pth would overwrite'),
     (['0.pth', 'none.pth', '--out', 'mean.pth'], 'there is no checkpoint none.pth'),
     (['0.pth', 'other.pth', '--out', 'mean.pth'], 'other.pth is of another model than 0.pth: 0.bias differs'),
 ])

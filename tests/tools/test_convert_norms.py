@@ -1,6 +1,7 @@
 """tools/convert_norms.py: from a LayerNorm config and checkpoint to a UN model that the other tools take."""
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,10 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     config, checkpoint = ln_classifier
     assert 'there is no checkpoint gone.pth' in error_of(config, 'gone.pth')
     assert "there is no norm 'XN'" in error_of(config, checkpoint, '--to', 'XN')
-    assert 'DyT is no offline norm' in error_of(config, checkpoint, '--to', 'DyT')
+    for wrong in ('DyT', 'LN', 'X=UN,window=0'):  # before the checkpoint is looked for
+        assert f"--to {wrong}: norm_cfg={{'type': " in error_of(config, 'gone.pth', '--to', wrong)
     assert "keep: no LayerNorm has a name that 'x'" in error_of(config, checkpoint, '--keep', 'x')
+    assert "keep: '(' is no regular expression" in error_of(config, checkpoint, '--keep', '(')
     other, _ = write(with_backbone(arch=dict(embed_dims=6, depths=[1, 1], num_heads=[1, 2])), config,
                      tmp_path / 'other.py')
     assert 'does not fit the config' in error_of(other, checkpoint)
@@ -132,6 +135,20 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'the input of backbone.patch_embed.norm is not finite' in error_of(config, 'bad.pth')
     assert '--adapt-steps: must be at least 0, got -1' in error_of(config, checkpoint, '--adapt-steps', '-1')
     assert not list((tmp_path / 'out').iterdir())
+
+
+def test_nothing_but_a_conversion_is_overwritten(ln_classifier, tmp_path, capsys):
+    config, checkpoint = ln_classifier
+    stem = Path(config).stem.replace('ln', 'un')
+    shutil.copy(checkpoint, f'{stem}.pth')
+    convert = ('convert_norms', config, f'{stem}.pth', '--device', 'cpu', '--num-samples', '2', '--out')
+    assert 'is the checkpoint that is converted' in tiny_runs.error_of(capsys, *convert, '.')
+    (tmp_path / 'mine').mkdir()
+    (tmp_path / f'mine/{stem}.py').write_text('# by hand\n')
+    assert f'mine/{stem}.py is not of a conversion' in tiny_runs.error_of(capsys, *convert, 'mine')
+    assert (tmp_path / f'mine/{stem}.py').read_text() == '# by hand\n'
+    for _ in range(2):
+        tiny_runs.call(*convert, 'out')
 
 
 VIT_HEAD = dict(head=dict(type='VisionTransformerClsHead', num_classes=2, in_channels=16))

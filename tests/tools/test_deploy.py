@@ -52,6 +52,11 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert 'takes: 1 picture of 32 x 32 pixels' in printed
     assert f'tools/deploy/infer.py {made.path}' in printed and ' MB, in ' in printed
     assert tiny_runs.call(TEST, config, made.path, '--work-dir', tmp_path / 'tested') == expected
+    cfg = Config.fromfile(config)
+    cfg.test_dataloader.dataset.update(metainfo=dict(classes=('a', 'b', 'c')), with_label=False)
+    cfg.dump(tmp_path / 'three.py')
+    assert 'tells 2 classes apart, and the test data have 3' in error_of(
+        capsys, TEST, tmp_path / 'three.py', made.path)
     written, = (tmp_path / 'tested').glob('*/*.json')
     assert json.loads(written.read_text()) == expected
     tiny_runs.call(INFER, made.path, data, '--out-dir', tmp_path / 'drawn')
@@ -79,6 +84,8 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--shape', '12', '12', '--out',
                        tmp_path / 'a')
     assert 'does not take pictures of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
+    message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
+    assert f'--out {tmp_path}: it must be a file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
     (tmp_path / 'a.pth').touch()
     assert '.onnx or .xml' in error_of(capsys, TEST, config, tmp_path / 'a.pth')
@@ -90,12 +97,12 @@ def test_what_is_refused(classifier, tmp_path, capsys):
 
 def test_where_the_file_goes():
     for text, expected in ((None, 'runs/epoch_8.xml'), ('runs/v1.2', 'runs/v1.2.xml'), ('runs/v1.xml', 'runs/v1.xml')):
-        assert EXPORT.out_file(text, Path('runs/epoch_8.pth'), FORMATS['openvino'], None) == Path(expected)
-    assert EXPORT.out_file(None, Path('a.pth'), FORMATS['onnx'], 'static') == Path('a_int8.onnx')
+        assert EXPORT.file_of(text, Path('runs/epoch_8.pth'), FORMATS['openvino'], None) == Path(expected)
+    assert EXPORT.file_of(None, Path('a.pth'), FORMATS['onnx'], 'static') == Path('a_int8.onnx')
     with pytest.raises(PreflightError, match='a.onnx has the suffix of another format: this one has .xml'):
-        EXPORT.out_file('a.onnx', Path('b.pth'), FORMATS['openvino'], None)
+        EXPORT.file_of('a.onnx', Path('b.pth'), FORMATS['openvino'], None)
     with pytest.raises(PreflightError, match='overwrite the checkpoint m.bin'):
-        EXPORT.out_file('m', Path('m.bin'), FORMATS['openvino'], None)
+        EXPORT.file_of('m', Path('m.bin'), FORMATS['openvino'], None)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """tools/ship.py: the plan, what it refuses, and the whole chain of a tiny classifier."""
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,12 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     assert 'Training has 1 steps' in printed and 'about a minute or less' in printed  # 2 steps an epoch: a quarter
     assert all(text in str(stages[0]) for text in ('--cfg-options test_dataloader.batch_size=1', '--to UN=UN,warmup'))
     assert not (tmp_path / 'out').exists()
-    untrained = ship(ln_classifier, '--dry-run', '--steps', '0')
+    untrained = ship(ln_classifier, '--dry-run', '--steps', '0', '--trust-checkpoint')
     assert len(untrained) == 6 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
+    assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, *3 * [False], True, False]
 
 
-def test_what_is_refused(ln_classifier, tmp_path, capsys):
+def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     def error_of(*arguments, ln=ln_classifier):
         return tiny_runs.error_of(capsys, 'ship', *ln, '--format', 'onnx', '--out', 'out', *arguments)
 
@@ -42,10 +44,14 @@ def test_what_is_refused(ln_classifier, tmp_path, capsys):
     assert 'no checkpoint nowhere.pth' in error_of(ln=(ln_classifier[0], 'nowhere.pth'))
     assert 'does not fit the config' in error_of('--cfg-options', 'model.head.num_classes=3')
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')
+    assert '--to LN: norm_cfg=' in error_of('--to', 'LN', '--dry-run')
+    assert 'has no LayerNorm to convert' in error_of(ln=classifier[:2])
     assert not (tmp_path / 'out').exists()
     (tmp_path / 'out').mkdir()
     (tmp_path / 'out/ship.json').write_text(json.dumps({'python tools/other.py': 3.0}))
     assert 'out has another chain, with `python tools/other.py`' in error_of()
+    os.utime(tmp_path / 'out/ship.json', (0, 0))
+    assert 'out has results of an older ' in error_of()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 import os
 import pickle
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.cli import training
+from mmunorm.cli.arguments import load_config
+from mmunorm.config.models import build_model
 
 from .. import processes, tiny_runs
 
@@ -89,10 +92,34 @@ def test_other_mistakes_are_one_line(classifier, tmp_path, capsys):
             ('--save writes a folded checkpoint: add --fuse', 'test', 'a.py', 'b.pth', '--save', 'c.pth'),
             ("NormStatisticsHook: layers: no norm has a name with 'typo' in it; the ", 'train', hooks)):
         assert said in tiny_runs.error_of(capsys, *command)
+    torch.save(build_model(load_config(config, norm='LN')).state_dict(), 'ln.pth')
     with pytest.raises(SystemExit):  # with the reason for each norm
-        tiny_runs.call('test', config, checkpoint, '--fuse', '--save', 'kept.pth', '--norm', 'LN')
+        tiny_runs.call('test', config, 'ln.pth', '--fuse', '--save', 'kept.pth', '--norm', 'LN')
     assert '--save kept.pth: no norm could be folded.' in capsys.readouterr().err
     assert not (tmp_path / 'kept.pth').exists()
+
+
+def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier, tmp_path, capsys):
+    config, checkpoint, _ = classifier
+    shutil.copy(checkpoint, 'own.pth')
+    before = (tmp_path / 'own.pth').read_bytes()
+    other = ('--cfg-options', 'model.head.num_classes=3')
+    for said, *command in (
+            ("own.pth has backbone.norm1.activation_record: its norms are not the config's", '--norm', 'LN'),
+            ("own.pth lacks backbone.norm1.eta: its norms are not the config's", '--norm', 'UN+'),
+            ('own.pth does not fit the config: .*head.fc.weight', *other)):
+        for tool, *arguments in (('test', 'own.pth'), ('train', '--work-dir', 'w', '--resume', 'own.pth')):
+            assert re.search(said, tiny_runs.error_of(capsys, tool, config, *arguments, *command))
+    for said, path in (('would overwrite', './own.pth'), ('must be a file', '.')):
+        assert said in tiny_runs.error_of(capsys, 'test', config, 'own.pth', '--fuse', '--save', path)
+    assert (tmp_path / 'own.pth').read_bytes() == before and not list(tmp_path.glob('w/*.pth'))
+
+
+def test_what_cannot_be_built_is_one_line(classifier, capsys):
+    for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
+                   'val_dataloader.dataset.indices=0'):
+        assert 'cannot build what the config describes' in tiny_runs.error_of(
+            capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
 
 
 @pytest.mark.slow

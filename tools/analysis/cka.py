@@ -8,7 +8,6 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 
 # isort: split
 import numpy as np
-from mmengine.device import get_device
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 from tqdm import tqdm
@@ -18,7 +17,7 @@ from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import distinct_names
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder
+from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import load_model
@@ -35,7 +34,7 @@ def parse_args(argv=None):
     parser.add_argument('--images', type=int, default=512, help='use at most so many pictures (default 512)')
     parser.add_argument('--batch-size', type=int,
                         help='pictures in a batch, at least 4 (default 32, for detectors 4)')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     if args.images < 4 or args.batch_size is not None and not 4 <= args.batch_size <= args.images:

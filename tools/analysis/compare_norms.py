@@ -16,7 +16,7 @@ import sys
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-from mmunorm.cli.arguments import command, load_config
+from mmunorm.cli.arguments import command, load_config, positive_number
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
     check_settings,
@@ -63,7 +63,7 @@ def parse_args(argv=None):
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
-    stress.add_argument('--stress-lr', type=float, default=1.5,
+    stress.add_argument('--stress-lr', type=positive_number, default=1.5,
                         help='factor for the learning rate (default 1.5)')
     add_comparison_arguments(parser)
     args = parser.parse_args(argv)

@@ -5,12 +5,17 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
-import torch
-from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, chart, markdown, run_benchmark, write_results
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
-from mmunorm.utils import PreflightError
+from mmunorm.cli.arguments import (
+    add_config_arguments,
+    add_device_argument,
+    command,
+    load_config,
+    out_file,
+    out_folder,
+    positive,
+)
 
 
 def parse_args(argv=None):
@@ -25,7 +30,7 @@ def parse_args(argv=None):
                         help='images in a batch (the default depends on task and device)')
     parser.add_argument('--shape', type=positive, nargs='+', metavar='N',
                         help='height and width of the images, or one number for both')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     parser.add_argument('--amp', choices=['fp16', 'bf16'], help='run under autocast')
     parser.add_argument('--compile', action='store_true', help='use torch.compile')
     parser.add_argument('--warmup', type=positive,
@@ -45,27 +50,17 @@ def parse_args(argv=None):
     return args
 
 
-def check_device(name):
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise PreflightError(f'--device must be such as cpu or cuda:0, got {name!r}.') from None
-    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
-        raise PreflightError(f'--device {name}: torch sees {torch.cuda.device_count()} GPUs.')
-
-
 @command
 def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    check_device(args.device)
     chosen = {name: getattr(args, name) for name in (
         'batch_size', 'shape', 'device', 'amp', 'compile', 'warmup', 'repeat', 'threads')}
     settings = Settings.of_the_paper(cfg, **chosen) if args.preset else Settings(**chosen)
     work_dir = Path(cfg.get('work_dir') or Path('work_dirs', Path(args.config).stem))
     out = out_folder(args.out or work_dir / 'fuse_and_benchmark')
     if args.save:
-        out_folder(Path(args.save).parent, '--save')
+        out_file(args.save, '--save', args.checkpoint)
     result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
     text = markdown(result)
     print(text)

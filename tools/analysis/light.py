@@ -7,11 +7,10 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import numpy as np
 import torch
-from mmengine.device import get_device
 
 from mmunorm.analysis.figures import Light, light_figure
 from mmunorm.analysis.layout import save
-from mmunorm.cli.arguments import add_config_arguments, command, load_config, out_folder, positive
+from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder, positive
 from mmunorm.cli.pictures import find_images, read_picture
 from mmunorm.config.models import load_model
 from mmunorm.enhancement import IAT
@@ -25,7 +24,7 @@ def parse_args(argv=None):
     parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out', required=True, help='folder, which gets light.png')
     parser.add_argument('--limit', type=positive, default=6, help='at most so many pictures (default: 6)')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
 

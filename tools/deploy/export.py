@@ -11,7 +11,7 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
     load_config,
-    out_folder,
+    out_file,
     positive,
     set_dataloader_defaults,
     warn,
@@ -66,7 +66,7 @@ def options_of(args, chosen):
     return {name: getattr(args, name) for name in given}
 
 
-def out_file(text, checkpoint, chosen, int8):
+def file_of(text, checkpoint, chosen, int8):
     """Where the file goes; the kind of INT8 is in its name where the format has several."""
     suffix = chosen.suffixes[0]
     if text is None:
@@ -76,7 +76,7 @@ def out_file(text, checkpoint, chosen, int8):
         raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
         out = Path(text if text.endswith(suffix) else text + suffix)
-    if checkpoint in (out, out.with_suffix('.bin')):
+    if checkpoint == out.with_suffix('.bin'):
         raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}: name another --out.')
     return out
 
@@ -88,8 +88,10 @@ def main(argv=None):
     int8 = chosen.int8_kind(args.int8)
     options = options_of(args, chosen)
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    out = out_file(args.out, Path(args.checkpoint), chosen, int8)
-    out_folder(out.parent)
+    if args.out is not None:
+        out_file(args.out, '--out')
+    out = file_of(args.out, Path(args.checkpoint), chosen, int8)
+    out_file(out, '--out', args.checkpoint)
     if chosen.needs_pictures(int8):
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)

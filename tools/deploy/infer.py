@@ -8,7 +8,7 @@ import cv2
 import mmcv
 import numpy as np
 
-from mmunorm.cli.arguments import command, out_folder, positive
+from mmunorm.cli.arguments import command, out_folder, positive, share
 from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
 from mmunorm.deploy.runner import Runner
 
@@ -18,7 +18,7 @@ def parse_args(argv=None):
     parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('pictures', help='a picture, or a folder that is searched for pictures')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
-    parser.add_argument('--score-thr', type=float, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
     parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
     return parser.parse_args(argv)
 

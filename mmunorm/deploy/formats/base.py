@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -134,7 +135,7 @@ class Format(ABC):
 
     def usage(self, path: Path) -> str:
         """How a file is used: a line."""
-        return f'use it: python tools/deploy/infer.py {path} PICTURES --out-dir DIR'
+        return f'use it: python tools/deploy/infer.py {quote(str(path))} PICTURES --out-dir DIR'
 
     def report(self, path: Path) -> list[str]:
         """What tools/deploy/export.py prints about a new file besides its size: lines."""
