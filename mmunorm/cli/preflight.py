@@ -59,7 +59,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
-    problems, annotations, subwords = {}, set(), set()
+    problems, annotations, subwords = {}, {}, set()
     for split in splits:
         dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
         evaluator = cfg.get(f'{split}_evaluator')
@@ -69,13 +69,14 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
             root = part.get('data_root') or ''
             ann_file = os.path.join(root, part.get('ann_file') or '')
             if class_name(part) in ('CocoDataset', 'CocoMetric') and _is_local(ann_file, part):
-                annotations.add(os.path.normpath(ann_file))
+                classes = (part.get('metainfo') or {}).get('classes')
+                annotations[os.path.normpath(ann_file)] = classes or annotations.get(os.path.normpath(ann_file))
             if class_name(part) == 'TranslationDataset':
                 subwords.add(os.path.join(root, part.subwords))
     if problems:
         raise PreflightError(_sentence(problems))
-    for path in sorted(annotations):
-        if problem := _annotation_problem(path):
+    for path, classes in sorted(annotations.items()):
+        if problem := _annotation_problem(path, classes):
             raise PreflightError(f'the annotation file {path} cannot be used: {problem}.')
     for path in sorted(subwords):
         from ..translation.text import Subwords, check_vocabulary  # not for every config
@@ -198,8 +199,8 @@ def _has_md5(path: str, md5: str | None) -> bool:
     return os.path.isfile(path) and (md5 is None or check_md5(path, md5))
 
 
-def _annotation_problem(path: str) -> str | None:
-    """What is wrong with a COCO file, if anything. Only the end of a large file is looked at.
+def _annotation_problem(path: str, classes: Sequence[str] | None) -> str | None:
+    """What is wrong with a COCO file of these classes, if anything. Only the end of a large file is looked at.
 
     Boxes of no width or height, negative ones too, are no problem: mmdet leaves them out.
     """
@@ -217,6 +218,11 @@ def _annotation_problem(path: str) -> str | None:
             return describe(error)
     if missing := [key for key in ('images', 'annotations', 'categories') if not isinstance(content.get(key), list)]:
         return f'it has no list of {missing[0]}'
+    if not all(isinstance(entry, dict) for key in ('images', 'annotations', 'categories') for entry in content[key]):
+        return 'its images, annotations and categories must be objects'
+    names = [category.get('name') for category in content['categories']]
+    if classes and not isinstance(classes, str) and not {*classes} & {*names}:  # text names a file
+        return f'its categories are {names[:5]}, and metainfo.classes of the config has none of them: {classes[:5]}'
     for annotation in content['annotations']:
         box = annotation.get('bbox')
         if annotation.get('ignore'):

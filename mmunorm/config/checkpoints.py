@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     Names of other projects become mmpretrain's: :mod:`.layouts`.
 
     Raises:
-        PreflightError: the checkpoint cannot be read, or lacks something that the model has, or has more.
+        PreflightError: the checkpoint cannot be read, has NaN, or lacks something that the model has, or has more.
     """
     content = read_checkpoint(checkpoint)
     weights = in_mmpretrain_names(content, model) or find_weights(content)
@@ -82,6 +82,8 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
+    if diverged := next((name for name, value in model.named_parameters() if value.isnan().any()), ''):
+        raise PreflightError(f'the checkpoint {checkpoint} has NaN in {diverged}: its training has diverged.')
     return content.get('meta', {})
 
 

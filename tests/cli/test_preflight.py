@@ -57,6 +57,16 @@ def test_only_the_asked_splits_and_evaluators_are_looked_at(tmp_path):
     assert 'val.json' in error(cfg, 'test')
     (tmp_path / 'val.json').write_text('{"images": [], "annotations": [], "categories": []}')
     check_data(cfg, ['test'])
+    (tmp_path / 'val.json').write_text('{"images": [], "annotations": [3], "categories": []}')
+    assert 'annotations and categories must be objects' in error(cfg, 'test')
+
+
+def test_categories_of_other_names(tmp_path):
+    data_makers.make_coco(tmp_path, splits=['train2017'])
+    dataset = coco_dataset(tmp_path)
+    check_data(config(dict(dataset, metainfo=dict(classes=['dog', 'person']))), ['train'])
+    message = error(config(dict(dataset, metainfo=dict(classes=['kitten']))))
+    assert "metainfo.classes of the config has none of them: ['kitten']" in message
 
 
 @pytest.mark.parametrize('wrap', [

@@ -130,9 +130,11 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     without.write_text(f"_base_ = ['{config}']\ntrain_dataloader = None\n")
     assert 'without.py has no train_dataloader' in error_of(without, checkpoint)
     bad = tiny_runs.checkpoint(checkpoint)
-    bad['state_dict']['backbone.patch_embed.projection.bias'][0] = torch.nan
-    torch.save(bad, tmp_path / 'bad.pth')
-    assert 'the input of backbone.patch_embed.norm is not finite' in error_of(config, 'bad.pth')
+    for value, said in ((torch.inf, 'the input of backbone.patch_embed.norm is not finite'),
+                        (torch.nan, 'bad.pth has NaN in backbone.patch_embed.projection.bias')):
+        bad['state_dict']['backbone.patch_embed.projection.bias'][0] = value
+        torch.save(bad, tmp_path / 'bad.pth')
+        assert said in error_of(config, 'bad.pth')
     assert '--adapt-steps: must be at least 0, got -1' in error_of(config, checkpoint, '--adapt-steps', '-1')
     assert not list((tmp_path / 'out').iterdir())
 
