@@ -235,7 +235,8 @@ TABLES = {
                  'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
     # docs/photographs.md
     'photographs': dict(
-        labels=['val top-1'], where=dict(steps=1504), rows=same('LN', 'BN', 'RepBN', 'UN', 'UN+'),
+        labels=['val top-1'], where=dict(steps=1504),
+        rows=same('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'RepBN', 'UN', 'UN+'),
         columns={'Xeon, mean ± std': mean(TOP1, experiment='photographs_wide_start', **INTEL_BF16),
                  'Xeon, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', **INTEL_BF16),
                  'EPYC, mean ± std': mean(TOP1, experiment='photographs_wide_start', **AVX512),
@@ -263,7 +264,10 @@ TABLES = {
               **{f'{norm}, rate 1e-3': dict(norm=norm, options={'optim_wrapper.optimizer.lr': '1e-3'})
                  for norm in ('LN', 'UN', 'UN+')},
               'UN, from the backbone with LN, rate 1e-3': dict(
-                  experiment='photographs_maskrcnn_start', options={'optim_wrapper.optimizer.lr': '1e-3'})},
+                  experiment='photographs_maskrcnn_start', options={'optim_wrapper.optimizer.lr': '1e-3'}),
+              'UN, from the backbone with LN, rate 1e-3, `backbone.norm_eval=True`': dict(
+                  experiment='photographs_maskrcnn_start',
+                  options={'optim_wrapper.optimizer.lr': '1e-3', 'model.backbone.norm_eval': 'True'})},
         columns={'box AP, Xeon, seed 0': mean(BOX, **INTEL_BF16), 'mask AP': mean(MASK, missing='', **INTEL_BF16),
                  'box AP, EPYC, seeds 0 and 1': mean(BOX, 'each', **AVX512),
                  'mask AP, seeds 0 and 1': mean(MASK, 'each', missing='', **AVX512)}),

@@ -20,7 +20,8 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
     A resumed run takes all its weights from the checkpoint, so pretrained weights are not looked for, and its seed if
-    the config has none. If the work directory has no whole checkpoint, the run starts at the beginning, and says so.
+    the config has none. If the work directory has no whole checkpoint, the run starts at the beginning, and says so. If
+    it has one and the run is not resumed, a warning says that it will be overwritten.
 
     Raises:
         PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
@@ -37,6 +38,8 @@ def set_resume(cfg: Config, resume: str | None) -> None:
         cfg.load_from = source or cfg.get('load_from')
     elif resume is not None:
         cfg.resume, cfg.load_from = True, resume
+    elif not cfg.get('resume') and (old := find_resumable(cfg.work_dir)[0]):
+        warn(f'{old} and others are of an earlier run, and this one will overwrite them; --resume goes on from there.')
     source = cfg.get('load_from')
     if source is None:
         return

@@ -169,5 +169,5 @@ def train(runner: Runner) -> None:
                              'Once that is mended, --resume goes on from the last whole checkpoint.') from error
         if isinstance(error, KeyboardInterrupt):
             raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
-                           f'{runner.work_dir}.') from None
+                           f'{runner.work_dir}, if there is one.') from None
         raise

@@ -91,6 +91,8 @@ def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_d
     with pytest.raises(PreflightError, match=f'cannot be resumed: .*--cfg-options load_from={checkpoint}'):
         set_resume(config(tmp_path), checkpoint)
     torch.save(dict(meta=dict(iter=1)), checkpoint)
+    set_resume(config(tmp_path), None)
+    assert 'epoch_1.pth and others are of an earlier run, and this one will overwrite' in capsys.readouterr().err
     for resume in ('auto', checkpoint):
         cfg = config(tmp_path, load_from='other.pth')
         set_resume(cfg, resume)
