@@ -272,8 +272,8 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
     return folder
 
 
-def out_file(path: str | os.PathLike, option: str, *inputs: str) -> str | os.PathLike:
-    """The file of an option such as `--out`; makes its folder if it is missing.
+def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:
+    """Checks that an option such as `--out` names a file that can be written; makes its folder if it is missing.
 
     Raises:
         PreflightError: the path is a folder or one of the `inputs`, or nothing can be written there.
@@ -283,4 +283,3 @@ def out_file(path: str | os.PathLike, option: str, *inputs: str) -> str | os.Pat
         raise PreflightError(f'{option} {path}: it must be a file, and is a folder.')
     if os.path.realpath(path) in map(os.path.realpath, inputs):
         raise PreflightError(f'{option} {path} would overwrite what it is made of: name another file.')
-    return path
