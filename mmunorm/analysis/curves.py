@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..recording.norm_record import RecordError
 from .layout import finish, new_panels
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
@@ -38,7 +39,7 @@ def read_scalars(path: str | Path) -> Scalars:
         no log, or no line in it yet.
 
     Raises:
-        ValueError: a line is not what mmengine's LoggerHook writes.
+        RecordError: a line is not what mmengine's LoggerHook writes.
     """
     path = Path(path)
     points: dict[str, dict[float, float]] = {}
@@ -80,7 +81,7 @@ def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # the run is writing this line, or was killed while it wrote
                 return
-            raise ValueError(f'{file}, line {number}: not a line of mmengine\'s log: {line[:80]!r}') from error
+            raise RecordError(f"{file}, line {number}: not a line of mmengine's log: {line[:80]!r}.") from error
         for name, value in entry.items():
             if isinstance(value, (int, float)) and name not in ('step', 'iter', 'epoch'):
                 points.setdefault(name, {})[step if step is not None else before] = value

@@ -116,9 +116,7 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
         RecordError: there is no such layer or channel, or the record is shorter than the window.
     """
     values = getattr(record, field)(layer).astype(float)
-    name = record.layers[record.index(layer)].name
-    if not 0 <= channel < values.shape[1]:
-        raise RecordError(f'{record.path}: {name} has channels 0 to {values.shape[1] - 1}, not {channel}.')
+    name = _check_channel(record, layer, channel)
     if not 1 <= window <= len(values):
         raise RecordError(f'{record.path}: window={window}: must be from 1 to the number of steps, {len(values)}.')
     values = values[:, channel]
@@ -127,6 +125,14 @@ def channel_history(record: NormRecord, layer: int | str, channel: int, field: s
         means = np.exp(np.log(windows).mean(axis=1)), windows.mean(axis=1)
     gm, am = (np.pad(mean, (window - 1, 0), constant_values=np.nan)[rows] for mean in means)
     return ChannelHistory(name, channel, field, record.steps[rows], values[rows], gm, am)
+
+
+def _check_channel(record: NormRecord, layer: int | str, channel: int) -> str:
+    """The name of a layer; a RecordError if it has no such channel."""
+    norm = record.layers[record.index(layer)]
+    if not 0 <= channel < norm.channels:
+        raise RecordError(f'{record.path}: {norm.name} has channels 0 to {norm.channels - 1}, not {channel}.')
+    return norm.name
 
 
 class MeanShares(NamedTuple):
@@ -228,6 +234,7 @@ def peak_channel(record: NormRecord, layer: int | str) -> int:
 
 def around_peak(record: NormRecord, layer: int | str, channel: int, count: int = 100) -> slice:
     """`count` recorded steps around the highest activation statistic of a channel; all if there are fewer."""
+    _check_channel(record, layer, channel)
     values = record.activation(layer)[:, channel]
     top = int(np.where(np.isfinite(values), values, -np.inf).argmax())
     first = max(0, min(top - count // 2, len(values) - count))

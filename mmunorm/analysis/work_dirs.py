@@ -119,10 +119,7 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
 
 def _read_work_dir(name: str, folder: Path) -> WorkDir:
     record = find_record(folder) if (folder / FOLDER).is_dir() else None
-    try:
-        scalars = read_scalars(folder)
-    except ValueError as error:
-        raise RecordError(f'{error}.') from error
+    scalars = read_scalars(folder)
     if record is None and not scalars:
         raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
                           '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')

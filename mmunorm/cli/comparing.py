@@ -15,7 +15,7 @@ from ..config.plain import read_config_text
 from ..config.presets import set_norm
 from ..norms import Norm
 from ..utils import PreflightError, RunError
-from .arguments import add_config_arguments, positive
+from .arguments import add_config_arguments, out_folder, positive
 from .preflight import check_norms
 
 
@@ -88,6 +88,9 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
     """Raises a PreflightError if the folder of one of these runs has a run with other settings."""
     for run, cfg in configs.items():
         if not run.config.exists():
+            if run.has_begun():
+                raise PreflightError(f'{run.work_dir} has a run, and {run.config} with its settings is missing: choose '
+                                     'another --out, or remove that folder.')
             continue
         old, new = run.config.read_text(), config_text(cfg)
         if old == new:
@@ -110,7 +113,7 @@ def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namesp
     Raises:
         RunError: the user interrupted the training, or a run crashed.
     """
-    args.out.mkdir(parents=True, exist_ok=True)
+    out_folder(args.out)
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     if len(pending) < len(configs):
         print(f'{len(configs) - len(pending)} of {len(configs)} runs are finished already.')

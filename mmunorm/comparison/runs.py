@@ -13,7 +13,7 @@ from ..analysis.curves import read_scalars
 from ..config.presets import slug
 from ..config.walk import walk
 from ..engine.divergence import RECORD
-from ..utils import write_text
+from ..utils import PreflightError, write_text
 
 FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
 CALM, STRESSED = 'calm', 'stressed'
@@ -47,10 +47,11 @@ class ComparedRun:
 
     def result(self) -> dict | None:
         """The result of a run that has ended: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
-        try:
-            return json.loads((self.work_dir / _RESULT).read_text())
-        except FileNotFoundError:
-            return None
+        return _read(self.work_dir / _RESULT)
+
+    def has_begun(self) -> bool:
+        """Whether its folder has a checkpoint or a result."""
+        return self.result() is not None or any(self.work_dir.glob('*.pth'))
 
     def close(self, returncode: int) -> dict | None:
         """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
@@ -58,8 +59,7 @@ class ComparedRun:
         A run without a log is not finished, and one whose last step is later than a metric: its validation was
         interrupted. Both return None for any exit status: they can be resumed.
         """
-        if (self.work_dir / RECORD).exists():
-            record = json.loads((self.work_dir / RECORD).read_text())
+        if record := _read(self.work_dir / RECORD):
             result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
         else:
             scalars = read_scalars(self.work_dir) if returncode == 0 else {}
@@ -73,6 +73,16 @@ class ComparedRun:
             result = dict(status=FINISHED, step=last, metrics=metrics, message='')
         write_text(self.work_dir / _RESULT, json.dumps(result, indent=1))
         return result
+
+
+def _read(path: Path) -> dict | None:
+    """A JSON file of a run, or None. Raises a PreflightError if it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise PreflightError(f'{path} is damaged: remove it. The same command then goes on with this run.') from error
 
 
 def config_text(cfg: Config) -> str:

@@ -1,6 +1,7 @@
 """A config's model."""
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 
 from mmengine.config import Config
@@ -31,9 +32,9 @@ def build_model(cfg: Config) -> nn.Module:
         PreflightError: it names a type that is not registered, or wrong arguments.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    model = cfg.model.copy()
+    model = copy.deepcopy(cfg.model)  # what is built of it adds keys
     if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
-        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+        model.setdefault('data_preprocessor', copy.deepcopy(cfg.data_preprocessor))
     with clear_build_errors():
         return MODELS.build(model)
 

@@ -5,7 +5,7 @@ import ast
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
@@ -60,9 +60,21 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
     return name, cfg
 
 
+def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
+    """What :func:`parse_preset` makes of all texts of an option, by name.
+
+    Raises:
+        PreflightError: one of them is none, or two have the same name, or names whose folders are the same.
+    """
+    named = dict(parse_preset(text, *arguments) for text in texts)
+    if len({slug(name) for name in named}) < len(texts):
+        raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
+    return named
+
+
 def slug(name: str) -> str:
     """A norm's name as a part of the name of a folder: `pn_star` for `PN*`."""
-    return re.sub(r'[^a-z0-9.-]+', '_', name.lower().replace('*', '_star').replace('+', '_plus'))
+    return re.sub(r'^\.+|[^a-z0-9.-]+', '_', name.lower().replace('*', '_star').replace('+', '_plus'))
 
 
 def set_norm(cfg: Config, norm_cfg: dict) -> None:

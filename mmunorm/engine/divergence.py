@@ -54,8 +54,8 @@ class DivergenceHook(Hook):
     """
 
     def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):
-        if factor is not None and not factor > 1:
-            raise ValueError(f'factor must be more than 1, got {factor!r}')
+        if factor is not None and not 1 < factor < math.inf:
+            raise ValueError(f'factor must be a finite number above 1, got {factor!r}')
         self.patience = check_count('patience', patience, least=1)
         self.interval = check_count('interval', interval, least=1)
         self.factor = factor

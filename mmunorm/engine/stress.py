@@ -38,8 +38,8 @@ class InputStressHook(Hook):
     def __init__(self, probability: float = 0.02, scale: tuple[float, float] = (2.0, 30.0), seed: int = 0):
         if not 0 <= probability <= 1:
             raise ValueError(f'probability must be in [0, 1], got {probability!r}')
-        if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
-            raise ValueError(f'scale must be (least, greatest) with 0 < least <= greatest, got {scale!r}')
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] < math.inf:
+            raise ValueError(f'scale must be (least, greatest) with 0 < least <= greatest, both finite, got {scale!r}')
         if seed < 0:
             raise ValueError(f'seed must not be negative, got {seed!r}')
         self.probability = probability

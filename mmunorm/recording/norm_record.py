@@ -155,6 +155,8 @@ class NormRecord:
             version = self.info['version']
             if version == VERSION:
                 self._rows, self._snapshots = (np.load(self.path / name, mmap_mode='r') for name in (STEPS, SNAPSHOTS))
+                if (self._rows.dtype, self._snapshots.dtype) != row_dtypes(self.layers):
+                    raise ValueError(f'{STEPS} or {SNAPSHOTS} is of other layers than {HEAD}')
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise RecordError(f'{self.path} is no record of norm statistics.') from error
         if version != VERSION:

@@ -48,6 +48,8 @@ def test_records_that_do_not_fit_are_named(tmp_path):
         measures.accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):
         measures.channel_history(short, 0, 30, 'activation', 4)
+    with pytest.raises(RecordError, match='not 30'):
+        measures.around_peak(short, 0, 30)
     for window in (0, 11):
         with pytest.raises(RecordError, match=f'window={window}'):
             measures.channel_history(short, 0, 0, 'activation', window)

@@ -129,7 +129,8 @@ def test_the_start_is_remembered_by_a_resumed_run(runner):
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [
-    (dict(patience=0), 'patience'), (dict(interval=0), 'interval'), (dict(factor=1.0), 'factor must be more than 1')])
+    (dict(patience=0), 'patience'), (dict(interval=0), 'interval'),
+    (dict(factor=1.0), 'factor must be a finite number above 1'), (dict(factor=float('inf')), 'finite')])
 def test_wrong_arguments(arguments, text):
     with pytest.raises(ValueError, match=text):
         DivergenceHook(**arguments)

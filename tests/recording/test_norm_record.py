@@ -118,6 +118,12 @@ def test_a_damaged_file_another_version_and_what_is_missing_are_named(path, tmp_
         NormRecord(path).activation('c.norm')
     with pytest.raises(RecordError, match='NormStatisticsHook'):
         NormRecord(tmp_path / 'gone')
+    for layers in (LAYERS[:1], LAYERS[::-1][:1] * 2):
+        info = json.loads(text)
+        head.write_text(json.dumps(dict(info, layers=[layer._asdict() for layer in layers])))
+        with pytest.raises(RecordError, match='is no record'):
+            NormRecord(path)
+    head.write_text(text)
     (path / 'steps.npy').write_bytes(b'\x93NUMPY')
     with pytest.raises(RecordError, match='is no record'):
         NormRecord(path)

@@ -144,6 +144,12 @@ def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
         file.write("open('marker', 'w')\n")
     compare(config, '--norms', 'LN', '--seeds', 1, status=2)
     assert 'cannot compare out/ln/seed_0.py' in capsys.readouterr().err and not os.path.exists('marker')
+    os.remove('out/ln/seed_0.py')
+    compare(config, '--norms', 'LN', '--seeds', 1, status=2)
+    assert 'out/ln/seed_0.py with its settings is missing' in capsys.readouterr().err
+    Path('out/ln/seed_0/result.json').write_text('{"sta')
+    compare(config, '--norms', 'LN', '--seeds', 1, status=2)
+    assert 'out/ln/seed_0/result.json is damaged: remove it' in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -185,12 +191,14 @@ def test_what_cannot_be_stressed_is_refused_before_the_runs(recipe, reads, fake,
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [
-    (['XN'], "no norm 'XN'"), (['a=XN'], "'XN'"), (['LN', 'LN'], 'twice'), (['a=UN,size=3'], 'size'),
+    (['XN'], "no norm 'XN'"), (['a=XN'], "'XN'"), (['LN', 'LN'], 'the same name'), (['a=UN,size=3'], 'size'),
     (['LN', '--seeds', '0'], '--seeds: must be at least 1'),
-    (['LN', '--fail-factor', '0.5'], 'factor must be more than 1'),
+    (['LN', '--fail-factor', '0.5'], 'factor must be a finite number above 1'),
     (['LN', '--stress', '--stress-probability', '2'], '--stress-probability'),
     (['LN', '--pretrained', 'a/{nrm}.pth'], '{norm} and {seed}'),
     (['LN', '--pretrained', 'a/{.pth'], '{norm} and {seed}'),
+    (['LN', '--pretrained', 'a/{seed.foo}.pth'], '{norm} and {seed}'),
+    (['a=LN', 'a=RMSN'], 'the same name'), (['a*=LN', 'a_star=RMSN'], 'the same folder'), (['a=ReLU'], 'cannot build'),
     (['LN', '--pretrained', 'none/{norm}.pth'], 'no backbone weights none/ln.pth'),
     (['LN', '--cfg-options', 'train_dataloader.dataset.data_root=gone'], 'gone'),
     (['LN', '--cfg-options', 'pretrained=a.pth'], '--cfg-options pretrained is not for a comparison'),

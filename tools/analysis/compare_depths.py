@@ -27,7 +27,7 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.comparison.results import metrics_of, remarks, results_of, summary, write_files
 from mmunorm.comparison.runs import FAIL, FINISHED, ComparedRun
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_preset
+from mmunorm.config.presets import HELP, count_steps, parse_presets
 from mmunorm.residuals import RESIDUALS
 from mmunorm.utils import PreflightError
 
@@ -43,9 +43,8 @@ def parse_args(argv=None):
                         help='of the network, and of encoder and decoder each (default: 12 24 48 96)')
     add_comparison_arguments(parser)
     args = parser.parse_args(argv)
-    for name in ('residuals', 'norms', 'depths'):
-        if len(set(getattr(args, name))) < len(getattr(args, name)):
-            parser.error(f'--{name} names one twice')
+    if len(set(args.depths)) < len(args.depths):
+        parser.error('--depths names one twice')
     return args
 
 
@@ -74,10 +73,10 @@ def plan(args):
     refuse_other_weights(base, args.config, args.cfg_options)
     check_data(base, ['train', 'val'])
     known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
-    schemes = dict(parse_preset(text, known, 'scheme') for text in args.residuals)
+    schemes = parse_presets('--residuals', args.residuals, known, 'scheme')
     steps = count_steps(base)
     recipes = {}
-    for norm, norm_cfg in map(parse_preset, args.norms):
+    for norm, norm_cfg in parse_presets('--norms', args.norms).items():
         with_its_norm = with_norm(base, norm, norm_cfg, steps)
         for scheme, residual_cfg in schemes.items():
             recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())

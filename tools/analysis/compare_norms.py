@@ -31,7 +31,8 @@ from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_norms
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.checkpoints import pretrained_path, set_pretrained
-from mmunorm.config.presets import HELP, count_steps, keep_means, parse_preset, slug
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
 from mmunorm.utils import PreflightError
 
 # What --stress cannot multiply, by the model that reads it.
@@ -67,8 +68,6 @@ def parse_args(argv=None):
                         help='factor for the learning rate (default 1.5)')
     add_comparison_arguments(parser)
     args = parser.parse_args(argv)
-    if len(set(args.norms)) < len(args.norms):
-        parser.error('--norms names a norm twice')
     return args
 
 
@@ -84,12 +83,11 @@ def plan(args):
         raise PreflightError('--stress multiplies normalized pictures by a factor, and '
                              f'{NOT_STRESSED[class_name(base.model)]}.')
     check_data(base, ['train', 'val'])
-    norm_cfgs = dict(map(parse_preset, args.norms))
-    if len({slug(name) for name in norm_cfgs}) < len(args.norms):
-        raise PreflightError('--norms: two norms have the same name, or names that give the same folder.')
-
     steps = count_steps(base)
-    recipes = {name: with_norm(base, name, norm_cfg, steps) for name, norm_cfg in norm_cfgs.items()}
+    recipes = {name: with_norm(base, name, norm_cfg, steps)
+               for name, norm_cfg in parse_presets('--norms', args.norms).items()}
+    for recipe in recipes.values():
+        build_model(recipe)  # one that cannot be built is an error before the first run
     configs = {}
     for condition in (CALM, STRESSED) if args.stress else (CALM, ):
         for seed in range(args.seeds):
@@ -115,7 +113,7 @@ def make_config(recipe, run, args):
     if args.pretrained:
         try:
             path = args.pretrained.format(norm=slug(run.norm), seed=run.seed)
-        except (KeyError, IndexError, ValueError):
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError):
             raise PreflightError('--pretrained may contain {norm} and {seed}, but no other braces, got '
                                  f'{args.pretrained!r}.') from None
         set_pretrained(cfg, path)

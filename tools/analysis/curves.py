@@ -21,10 +21,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    try:
-        logs = [read_scalars(log) for log in args.log]
-    except ValueError as error:
-        raise PreflightError(f'{error}.') from error
+    logs = [read_scalars(log) for log in args.log]
     for path, scalars in zip(args.log, logs, strict=True):
         if not scalars:
             raise PreflightError(f'there is no mmengine log (TIME/vis_data/scalars.json) with a line in {path}.')
