@@ -30,7 +30,7 @@ class LocalError(RunError):
 def describe(error: Exception) -> str:
     """Any exception as one line, with the place in the config that raised it."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
-    text = f'{type(error).__name__}: {" ".join(str(message).split())}'
+    text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f'{text} ({place.filename}, line {place.lineno})' if place.name == '<module>' else text
 

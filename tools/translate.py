@@ -48,8 +48,8 @@ def set_search(cfg, args):
     if args.beam is not None:
         cfg.model.beam = args.beam
     if args.length_penalty is not None:
-        if not args.length_penalty >= 0:
-            raise PreflightError(f'--length-penalty must be at least 0, got {args.length_penalty}.')
+        if not 0 <= args.length_penalty <= 10:
+            raise PreflightError(f'--length-penalty must be from 0 to 10, got {args.length_penalty}.')
         cfg.model.length_penalty = args.length_penalty
     beam = cfg.model.get('beam', 4)
     if args.nbest > beam:

@@ -70,7 +70,7 @@ def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
     lines = file.read_text().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
+            entry = dict(json.loads(line))
             is_training = 'lr' in entry or 'loss' in entry
             if is_training and step is None:
                 # Drops the steps of earlier logs that come after the checkpoint at which this log starts.

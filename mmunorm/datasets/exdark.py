@@ -44,6 +44,8 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
         for category, box in _boxes(root / BOXES / label / f'{name}.txt', width, height):
             annotations.append(dict(id=len(annotations) + 1, image_id=len(images), category_id=category, bbox=box,
                                     area=box[2] * box[3], iscrowd=0))
+    if not any(content['images'] for content in contents.values()):
+        raise PreflightError(f'{root / LIST} names no picture.')
     (root / 'annotations').mkdir(exist_ok=True)
     for split, content in contents.items():
         write_text(root / 'annotations' / f'{split}.json', json.dumps(content))
@@ -64,14 +66,14 @@ def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
     """Name, class and split of each picture."""
     for place, line in _lines(path):
         fields = line.split()
-        if not fields or not fields[-1].isdigit():  # the header, and empty lines
+        if not fields or place.endswith(', line 1') and not fields[-1].isdigit():  # the header
             continue
         # Fields are counted from the end: a name may have spaces.
-        label, split = fields[-4:-3], int(fields[-1])
-        if len(fields) < 5 or not label[0].isdigit() or not 1 <= int(label[0]) <= 12 or not 1 <= split <= 3:
+        label, split = fields[-4:-3], fields[-1]
+        if len(fields) < 5 or not label[0].isdigit() or not 1 <= int(label[0]) <= 12 or split not in ('1', '2', '3'):
             raise PreflightError(f'{place}: must be a name, a class from 1 to 12, light, place, and a split from 1 to '
                                  f'3, got {line!r}.')
-        yield ' '.join(fields[:-4]), CLASSES[int(label[0]) - 1], SPLITS[split - 1]
+        yield ' '.join(fields[:-4]), CLASSES[int(label[0]) - 1], SPLITS[int(split) - 1]
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -68,7 +68,8 @@ class LayerStatisticsHook(Hook):
                                  'UNVisionTransformer, UNSwinTransformer or UNT2TViT as its backbone.')
         self._path = Path(runner.work_dir, FILE)
         lines = self._path.read_text().splitlines()[1:] if runner.iter > 0 and self._path.exists() else []
-        kept = [line for line in lines if int(line.partition(',')[0]) <= runner.iter]
+        kept = [line for line in lines if line.count(',') == _HEADER.count(',')  # not cut by a kill
+                and int(line.partition(',')[0]) <= runner.iter]
         write_text(self._path, '\n'.join([_HEADER, *kept]) + '\n')
         self._taps = {name: LayerTap(layer, self.threshold) for name, layer in layers.items()}
 

@@ -20,7 +20,7 @@ class TranslationModel(BaseModel):
         backbone (dict): config of the network, such as `dict(type='UNTransformer', vocab_size=8000)`.
         label_smoothing (float): share of the target's probability that all tokens get alike. Defaults to 0.1.
         beam (int): hypotheses that the search follows; 1 is greedy search. Defaults to 4.
-        length_penalty (float): p in `score / length^p`. Defaults to 1.
+        length_penalty (float): p in `score / length^p`, from 0 to 10. Defaults to 1.
         **kwargs: `data_preprocessor` and `init_cfg` of mmengine's BaseModel.
 
     Raises:
@@ -32,8 +32,8 @@ class TranslationModel(BaseModel):
         super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f'label_smoothing must be at least 0 and below 1, got {label_smoothing!r}')
-        if not length_penalty >= 0:
-            raise ValueError(f'length_penalty must be at least 0, got {length_penalty!r}')
+        if not 0 <= length_penalty <= 10:
+            raise ValueError(f'length_penalty must be from 0 to 10, got {length_penalty!r}')
         self.backbone = MODELS.build(backbone)
         self.label_smoothing = label_smoothing
         self.beam = check_count('beam', beam, least=1)

@@ -61,6 +61,8 @@ def test_the_recipe_reads_it(root):
     ('ExDark_Annno/Cat/2015_00002.JPG.txt', f'{HEADER}Cow 1 2 3 4',
      r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
     ('ExDark/Cat/2015_00002.jpg', '', 'is no picture, or cut off'),
+    ('imageclasslist.txt', 'header\na.png,1,1,1,1\n', "line 2: .* got 'a.png,1,1,1,1'"),
+    ('imageclasslist.txt', 'header\n', 'names no picture'),
     ('imageclasslist.txt', None, 'there is no .*imageclasslist.txt'),
     ('ExDark/Cat/2015_00002.jpg', None, 'there is no picture .*2015_00002.JPG'),
 ])

@@ -50,6 +50,8 @@ def test_measures_by_their_definitions(tmp_path, scheme):
 def test_a_resumed_run_goes_on_in_its_record(tmp_path):
     train(tmp_path, 7)
     first = read_layers(tmp_path)
+    with (tmp_path / 'layers.csv').open('a') as file:
+        file.write('7,backb')  # cut by a kill
     train(tmp_path, 9, load_from=str(tmp_path / 'iter_6.pth'), resume=True)
     record = read_layers(tmp_path)
     assert record.steps.tolist() == [1, 2, 3, 6, 9]

@@ -130,7 +130,8 @@ def test_noise_stays_in_its_line(call, text):  # noqa: F811
     for seed, same in ((0, True), (1, False)):
         call('dataset/add_noise', text / 'train.src', 'again.src', '--seed', seed)
         assert (Path('again.src').read_text() == Path('noisy.src').read_text()) is same
-    assert '--share must be between 0 and 1, got 2.0' in call('dataset/add_noise', 'noisy.src', 'b', '--share', 2)
+    assert 'would overwrite' in call('dataset/add_noise', 'noisy.src', 'noisy.src')
+    assert 'would overwrite' in call('dataset/train_subwords', 'noisy.src', '--out', 'noisy.src')
 
 
 def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):

@@ -89,7 +89,8 @@ def test_several_hypotheses_with_scores(translate):
     (['missing.pth'], 'there is no checkpoint missing.pth'),
     (['a.pth', 'missing'], 'cannot read the text missing: No such file or directory.'),
     (['a.pth', 'lines', '--nbest', '5'], '--nbest 5 is more than the 4 hypotheses that are followed'),
-    (['a.pth', 'lines', '--length-penalty', '-1'], '--length-penalty must be at least 0, got -1.0'),
+    (['a.pth', 'lines', '--length-penalty', '-1'], '--length-penalty must be from 0 to 10, got -1.0'),
+    (['a.pth', 'lines', '--length-penalty', 'inf'], '--length-penalty must be from 0 to 10, got inf'),
     (['a.pth', 'lines', '--cfg-options', 'model.backbone.vocab_size=286'], 'subwords'),
     (['a.pth', 'lines', '--cfg-options', 'test_dataloader.dataset.subwords=none'], 'cannot read the subword model')])
 def test_what_is_wrong_is_one_line(translate, arguments, message, capsys):

@@ -94,7 +94,7 @@ def test_predictions_have_lines_scores_and_no_special_token():
 
 @pytest.mark.parametrize('kwargs, message', [
     (dict(beam=0), 'beam must be an int of at least 1, got 0'),
-    (dict(length_penalty=-1.), 'length_penalty must be at least 0, got -1.0')])
+    (dict(length_penalty=-1.), 'length_penalty must be from 0 to 10, got -1.0')])
 def test_wrong_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         task(**kwargs)

@@ -2,17 +2,17 @@
 import argparse
 import random
 
-from mmunorm.cli.arguments import command
+from mmunorm.cli.arguments import command, out_file, share
 from mmunorm.translation.text.lines import read_lines
 from mmunorm.translation.text.noise import KINDS, add_noise
-from mmunorm.utils import PreflightError, write_text
+from mmunorm.utils import write_text
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('text', help='text to read, such as test.src')
     parser.add_argument('out', help='text to write')
-    parser.add_argument('--share', type=float, default=0.1,
+    parser.add_argument('--share', type=share, default=0.1,
                         help='of the words of two letters or more, those with an error (default: 0.1)')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='default: all')
     parser.add_argument('--seed', type=int, default=0, help='default: 0')
@@ -22,8 +22,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    if not 0 <= args.share <= 1:
-        raise PreflightError(f'--share must be between 0 and 1, got {args.share}.')
+    out_file(args.out, 'out', args.text)
     rng = random.Random(args.seed)
     lines = list(read_lines(args.text))
     noisy = [add_noise(line, args.share, args.kinds, rng) for line in lines]

@@ -1,8 +1,7 @@
 """Train the subwords of both languages together on a text of your own, one sentence a line."""
 import argparse
-import os
 
-from mmunorm.cli.arguments import command, out_folder, positive
+from mmunorm.cli.arguments import command, out_file, positive
 from mmunorm.translation.text.subwords import train_subwords
 
 
@@ -18,7 +17,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    out_folder(os.path.dirname(args.out) or '.')
+    out_file(args.out, '--out', *args.texts)
     train_subwords(args.texts, args.out, args.vocab_size, args.type)
     print(f'{args.out}: {args.vocab_size} subwords')
 

@@ -98,6 +98,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
                 SentencePieceTrainer.train(
                     sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
                     vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
+                    max_sentence_length=1_000_000,  # bytes; it leaves out longer lines, without a word
                     byte_fallback=True, num_threads=TRAINING_THREADS, minloglevel=2,
                     # With the mark that sentencepiece puts before a word, which would be another subword.
                     user_defined_symbols=[f'▁{token}' for token in sorted(tokens - {''})],
