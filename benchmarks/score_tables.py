@@ -239,10 +239,17 @@ TABLES = {
         rows=same('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'RepBN', 'UN', 'UN+'),
         columns={'Xeon, mean ± std': mean(TOP1, experiment='photographs_wide_start', **INTEL_BF16),
                  'Xeon, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', **INTEL_BF16),
-                 'EPYC, mean ± std': mean(TOP1, experiment='photographs_wide_start', **AVX512),
-                 'EPYC, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', missing='', **AVX512),
+                 'EPYC, mean ± std': mean(TOP1, experiment='photographs_wide_start', **PLAIN, **AVX512),
+                 'EPYC, seeds 0 to 2': mean(
+                     TOP1, 'each', experiment='photographs_wide_start', missing='', **PLAIN, **AVX512),
                  'Xeon, started with 0.02': mean(TOP1, experiment='photographs', missing=''),
                  'seeds 0 and 1': mean(TOP1, 'each', experiment='photographs', missing='')}),
+    'photographs_hard': dict(
+        labels=['val top-1, seed 0'], where=dict(seed=0, **AVX512), rows=same('LN', 'BN', 'UN', 'UN+'),
+        columns={'calm': mean(TOP1, experiment='photographs_wide_start', **PLAIN),
+                 'stressed': mean(TOP1, experiment='photographs_wide_start', **STRESSED),
+                 'batches of 4, one epoch': mean(TOP1, experiment='photographs_batch4'),
+                 'batches of 2, one epoch': mean(TOP1, experiment='photographs_batch2')}),
     'shifted_light': dict(
         labels=['test top-1'], where=dict(experiment='shifted_light'),
         rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},

@@ -153,6 +153,8 @@ def train(runner: Runner) -> None:
             _ = runner.train_loop
             runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
             _ = runner.val_loop
+        if runner.max_iters < 1:
+            raise PreflightError('train_cfg: this run has no training step; set max_epochs or max_iters to 1 or more.')
     introduce(runner)
     try:
         runner.train()

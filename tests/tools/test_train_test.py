@@ -120,6 +120,8 @@ def test_what_cannot_be_built_is_one_line(classifier, capsys):
                    'val_dataloader.dataset.indices=0'):
         assert 'cannot build what the config describes' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
+    assert 'no training step' in tiny_runs.error_of(
+        capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', 'train_cfg.max_epochs=0')
 
 
 @pytest.mark.slow
