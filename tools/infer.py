@@ -62,10 +62,11 @@ class Detector:
     @staticmethod
     def _enlarge(instances, height, width, scale):
         instances.bboxes = instances.bboxes * scale
-        if 'masks' in instances and len(instances):
+        if 'masks' in instances:
             masks = instances.masks[:, None].float()
-            masks = torch.nn.functional.interpolate(masks, (height, width), mode='bilinear')
-            instances.masks = masks[:, 0] > 0.5
+            if len(masks):  # torch enlarges no empty batch, and the visualizer checks its size
+                masks = torch.nn.functional.interpolate(masks, (height, width), mode='bilinear')
+            instances.masks = masks.reshape(-1, height, width) > 0.5
 
 
 class Classifier:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
 from mmunorm.cli.arguments import load_config
@@ -94,6 +95,13 @@ def test_objects_are_drawn_on_an_enlarged_picture(tmp_path):
         shrunk = [cv2.resize(each, (48, 36), interpolation=cv2.INTER_AREA).astype(int) for each in (none, plain)]
         assert np.abs(shrunk[0] - shrunk[1]).mean() < 5  # JPEG
         assert np.abs(some.astype(int) - none).max() > 100
+
+
+@pytest.mark.parametrize('number', [0, 2])
+def test_boxes_and_masks_are_enlarged_with_their_picture(number):
+    instances = InstanceData(bboxes=torch.ones(number, 4), masks=torch.ones(number, 6, 5, dtype=torch.bool))
+    INFER.Detector._enlarge(instances, 24, 20, 4)
+    assert instances.masks.shape == (number, 24, 20) and instances.masks.all() and (instances.bboxes == 4).all()
 
 
 def test_how_much_a_picture_is_enlarged():
