@@ -67,12 +67,12 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
     """The test metrics of a model on the test data of `cfg`; `title` stands beside the progress bar.
 
     Raises:
-        PreflightError: the model is an exported file that tells another number of classes apart.
+        PreflightError: the model is an exported classifier that tells another number of classes apart.
     """
     loader = _loader(cfg, 'test')
-    classes, own = loader.dataset.metainfo.get('classes'), getattr(model, 'classes', None)
-    if classes and isinstance(own, list) and len(own) != len(classes):
-        raise PreflightError(f'the file tells {len(own)} classes apart, and the test data have {len(classes)}.')
+    classes = loader.dataset.metainfo.get('classes')
+    if classes and getattr(model, 'is_detector', True) is False and len(model.classes) != len(classes):
+        raise PreflightError(f'the file tells {len(model.classes)} classes apart, and the data have {len(classes)}.')
     evaluator = cfg.test_evaluator
     if isinstance(evaluator, dict) and 'metrics' in evaluator:
         evaluator = EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
