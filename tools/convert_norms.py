@@ -5,9 +5,6 @@ import json
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-
 from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
@@ -69,7 +66,7 @@ def main(argv=None):
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}
     try:
         report = convert_norms(model, batches, norm_cfg, args.keep, progress=True)
-    except (ConversionError, KeyError, TypeError) as error:
+    except ConversionError as error:  # of the norm, parse_goal has told
         raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
     print(report)
     if teacher is not None:

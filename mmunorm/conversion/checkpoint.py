@@ -52,6 +52,8 @@ def parse_goal(text: str) -> tuple[str, dict]:
     norm_cfg = with_means_kept(norm_cfg)
     try:
         check_goal(norm_cfg)
+    except KeyError:
+        raise PreflightError(f'--to {text}: there is no norm of type {norm_cfg["type"]!r}.') from None
     except ConversionError as error:
         raise PreflightError(f'--to {text}: {error}.') from error
     return name, norm_cfg

@@ -118,6 +118,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert "there is no norm 'XN'" in error_of(config, checkpoint, '--to', 'XN')
     for wrong in ('DyT', 'LN', 'X=UN,window=0'):  # before the checkpoint is looked for
         assert f"--to {wrong}: norm_cfg={{'type': " in error_of(config, 'gone.pth', '--to', wrong)
+    assert "--to X=Foo: there is no norm of type 'Foo'" in error_of(config, 'gone.pth', '--to', 'X=Foo')
     assert "keep: no LayerNorm has a name that 'x'" in error_of(config, checkpoint, '--keep', 'x')
     assert "keep: '(' is no regular expression" in error_of(config, checkpoint, '--keep', '(')
     other, _ = write(with_backbone(arch=dict(embed_dims=6, depths=[1, 1], num_heads=[1, 2])), config,
