@@ -175,7 +175,7 @@ def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _key_and_value(text: str) -> str:
     """An argument that mmengine's DictAction can split, for argparse's `type`."""
-    if not text.partition('=')[0] or '=' not in text:
+    if text.find('=') < 1:
         raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
     return text
 

@@ -69,8 +69,8 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
             root = part.get('data_root') or ''
             ann_file = os.path.join(root, part.get('ann_file') or '')
             if class_name(part) in ('CocoDataset', 'CocoMetric') and _is_local(ann_file, part):
-                classes = (part.get('metainfo') or {}).get('classes')
-                annotations[os.path.normpath(ann_file)] = classes or annotations.get(os.path.normpath(ann_file))
+                path, classes = os.path.normpath(ann_file), (part.get('metainfo') or {}).get('classes')
+                annotations[path] = classes or annotations.get(path)
             if class_name(part) == 'TranslationDataset':
                 subwords.add(os.path.join(root, part.subwords))
     if problems:
@@ -216,9 +216,10 @@ def _annotation_problem(path: str, classes: Sequence[str] | None) -> str | None:
             content = json.load(file)
         except ValueError as error:
             return describe(error)
-    if missing := [key for key in ('images', 'annotations', 'categories') if not isinstance(content.get(key), list)]:
+    keys = 'images', 'annotations', 'categories'
+    if missing := [key for key in keys if not isinstance(content.get(key), list)]:
         return f'it has no list of {missing[0]}'
-    if not all(isinstance(entry, dict) for key in ('images', 'annotations', 'categories') for entry in content[key]):
+    if not all(isinstance(entry, dict) for key in keys for entry in content[key]):
         return 'its images, annotations and categories must be objects'
     names = [category.get('name') for category in content['categories']]
     if classes and not isinstance(classes, str) and not {*classes} & {*names}:  # text names a file

@@ -21,8 +21,8 @@ def clear_build_errors():
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, KeyError) and 'registry' not in str(error):
             raise
-        raise PreflightError(f'cannot build what the config describes: {describe(error)} (--verbose shows where)'
-                             ) from error
+        message = f'cannot build what the config describes: {describe(error)} (--verbose shows where)'
+        raise PreflightError(message) from error
 
 
 def build_model(cfg: Config) -> nn.Module:

@@ -67,8 +67,7 @@ def parse_args(argv=None):
     stress.add_argument('--stress-lr', type=positive_number, default=1.5,
                         help='factor for the learning rate (default 1.5)')
     add_comparison_arguments(parser)
-    args = parser.parse_args(argv)
-    return args
+    return parser.parse_args(argv)
 
 
 def plan(args):

@@ -3,9 +3,6 @@ import argparse
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-
 from mmunorm.benchmark import Settings, chart, markdown, run_benchmark, write_results
 from mmunorm.cli.arguments import (
     add_config_arguments,
