@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..fusion.padding import Fill, fill_up
 from ..fusion.rules import Emits, Reads, Stays, Stream, fold_rule
-from ..fusion.streams import residual_layer, stations_of
+from ..residuals.fold_rules import residual_layer, stations_of
 from ..stock_rules.mmpretrain import ENCODER, emits_norms, transformer_layer, vision_transformer
 from .performer import PerformerAttention, PerformerLayer
 from .swin import ResidualSwinBlock, UNSwinTransformer
@@ -40,7 +40,8 @@ def un_swin(backbone):
     yield from emits_norms(backbone)
     for i, stage in enumerate(backbone.stages):
         padding = getattr(stage.downsample, 'adaptive_padding', None)
-        if not stations_of(stage.blocks, '') or padding is not None and padding.padding != 'corner':
+        stations = stations_of(stage.blocks, f'stages.{i}.blocks')
+        if not stations or padding is not None and padding.padding != 'corner':
             continue
         ends, pads = [], []
         if stage.downsample is not None:
@@ -48,7 +49,7 @@ def un_swin(backbone):
             pads.append((f'stages.{i}.downsample', _pad_merging))
         if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
             ends.append(f'norm{i}')
-        yield Stream(f'stages.{i}.blocks', tuple(ends), tuple(pads))
+        yield Stream(stations, tuple(ends), tuple(pads))
 
 
 def encoder(backbone, name, final):
@@ -60,7 +61,7 @@ def encoder(backbone, name, final):
     stations = stations_of(layers, name)
     is_only_output = list(backbone.out_indices) == [last]
     if stations and is_only_output:
-        yield Stream(name, (final, ) if final else ())
+        yield Stream(stations, (final, ) if final else ())
     for station in stations if not is_only_output else ():
         yield Stays(station.norm, 'the stream it stands in is an output in its middle, too')
     if final:

@@ -20,15 +20,16 @@ from torch import nn
 
 from ..config.plain import is_known_scope, read_config_text, registered_types_only
 from ..config.unpickling import is_trusted, restricted
-from ..init import undo_ntk
 from ..norms import replace_norms
-from ..residuals import Residual
 from ..utils import PreflightError, whole_file
-from .find import find
+from .check import layer_channels
+from .examples import with_plain_weights
+from .find import by_rules
 from .padding import Fill
+from .plan import FoldPlan
 from .report import FusionReport, streams_of
-from .rewrite import FoldedNorm, add_to_state, layer_channels, leave, rewrite
-from .streams import leave_residual, stations_of
+from .rewrite import FoldedNorm, add_to_state, leave, rewrite
+from .streams import leave_residual
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
@@ -62,12 +63,12 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str
         ValueError: the model has no such norms, or no fold rule covers the place of one.
     """
     model = MODELS.build(dict(type=of, **cfg))
-    folds = {fold.norm: fold for fold in find(model)}
-    modules = dict(model.named_modules())
-    undo_ntk(model)
+    plan = FoldPlan(model)
+    folds = by_rules(plan)
+    with_plain_weights(model)
     for name in folded:
         fold = folds.get(name)
-        if isinstance(modules.get(name), Residual):
+        if hasattr(plan.modules.get(name), 'without_factors'):
             leave_residual(model, name)
         elif fold is not None and made and name in made:
             for tensor in made[name]:
@@ -77,13 +78,12 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
                              'folded: it is of another architecture')
         else:
-            channels = layer_channels(modules[fold.sites[0].layer], fold.sites[0].after) if fold.sites else 0
-            ones = torch.ones(channels, dtype=torch.float64)
+            site = fold.sites[0] if fold.sites else None
+            ones = torch.ones(layer_channels(plan.modules[site.layer], site.after) if site else 0, dtype=torch.float64)
             rewrite(model, fold, ones, torch.zeros_like(ones))
     for stream in streams_of(folds[name] for name in folded if name in folds):
         for name, pad in stream.pads:
-            last = stations_of(modules[stream.layers], stream.layers)[0].last
-            channels = layer_channels(modules[last], after=True)
+            channels = layer_channels(plan.modules[stream.stations[0].last], after=True)
             pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))
     return model
 

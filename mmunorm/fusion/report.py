@@ -37,6 +37,7 @@ class Fold:
     sites: list[Site] = field(default_factory=list)
     through: list[str] = field(default_factory=list)  # modules that pass its output on to these layers
     pads: list[tuple[str, Pad]] = field(default_factory=list)  # modules that pad its output with zeros
+    unpadded: list[str] = field(default_factory=list)  # layers that read it past these
     stream: Stream | None = None  # that it stands in
     untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
     obstacle: str = ''
@@ -68,14 +69,19 @@ class FusionReport:
     Attributes:
         folded: the norms that are gone; `norm` is a name, `where` tells where it went.
         kept: the norms that are left; `where` tells why.
+        difference: the largest between the model's outputs and those of its folded copy on the example, over the
+            largest value of an output. None where nothing could be compared, as without an example.
     """
     folded: tuple[Fold, ...]
     kept: tuple[Fold, ...]
+    difference: float | None = None
 
     def __str__(self) -> str:
         lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
         if beyond := sum(fold.beyond_float16 for fold in self.folded):
             lines[0] += f', {beyond} of them with padding too large for float16: there, call half() before fuse_norms()'
+        if self.difference is not None:
+            lines[0] += f'; largest difference on the example {self.difference:.0e}'
         for title, folds in (('folded', self.folded), ('kept', self.kept)):
             if folds:
                 width = max(len(fold.norm) for fold in folds)
@@ -87,6 +93,10 @@ class FusionReport:
 
 class NotFoldedError(ValueError):
     """Norms cannot be folded, and all had to be."""
+
+
+class NotExactError(RuntimeError):
+    """The folded copy of a model computes something else than the model."""
 
 
 def streams_of(folds: Iterable[Fold]) -> Sequence[Stream]:

@@ -1,4 +1,4 @@
-"""Step 3 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and takes the norm away."""
+"""Step 3 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and removes the norm."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import Norm
-from ..norms.layers import has_affine
+from ..norms.replace import put
+from .affine import has_act
 from .padding import Fill, zero_token
 from .report import Fold, Site
 from .rules import join
@@ -16,18 +17,24 @@ from .rules import join
 class FoldedNorm(nn.Identity):
     """Stands where a norm stood that has been folded away.
 
-    Its buffer marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
-    model unseen.
+    Its buffer `folded` marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
+    model unseen. Its `weight` and `bias` are empty: models ask a norm's for dtype and device.
 
     Args:
         made: for a norm that was folded by the model's graph, the tensors that came into the model's state by that.
             Defaults to None, for one that a rule knows.
+        like: a tensor of the dtype and device that the norm had. Defaults to None, for torch's defaults.
     """
 
-    def __init__(self, made: Sequence[str] | None = None):
+    def __init__(self, made: Sequence[str] | None = None, like: Tensor | None = None):
         super().__init__()
         self.made = made
         self.register_buffer('folded', torch.tensor(True))
+        self.register_buffer('weight', torch.empty(0) if like is None else like.new_empty(0), persistent=False)
+
+    @property
+    def bias(self) -> Tensor:
+        return self.weight
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
         """Returns `x`; the other arguments are taken because the norms take them."""
@@ -50,37 +57,11 @@ class FoldedNormAct(FoldedNorm):
     """Stands where a norm of timm stood that has an activation in it: that is left."""
 
     def __init__(self, made: Sequence[str] | None, norm: nn.Module):
-        super().__init__(made)
+        super().__init__(made, norm.running_var)
         self.drop, self.act = norm.drop, norm.act
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.drop(x))
-
-
-def has_act(norm: nn.Module) -> bool:
-    """Whether `norm` is timm's BatchNorm with an activation after it."""
-    return f'{type(norm).__module__}.{type(norm).__qualname__}' == 'timm.layers.norm_act.BatchNormAct2d'
-
-
-def affine_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift of an offline norm at inference, `(C,)` float64: ours or torch's BatchNorm.
-
-    The scale of a norm that mixes channels is a matrix `(C, C)`.
-    """
-    if has_affine(norm):
-        return norm.affine()
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach().double()
-    shift = -scale * norm.running_mean.double()
-    if norm.bias is not None:
-        shift = shift + norm.bias.detach().double()
-    return scale, shift
-
-
-def layer_channels(layer: nn.Module, after: bool = False) -> int:
-    """How many channels a linear layer or convolution reads, or with `after` gives."""
-    return layer.weight.shape[0] if after else layer.weight.shape[1] * getattr(layer, 'groups', 1)
 
 
 @torch.no_grad()
@@ -100,7 +81,8 @@ def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
 def leave(model: nn.Module, name: str, made: Sequence[str] | None = None) -> None:
     """Puts a :class:`FoldedNorm` where the norm `name` stands."""
     norm = model.get_submodule(name)
-    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made)
+    like = next((tensor for tensor in (*norm.parameters(), *norm.buffers()) if tensor.is_floating_point()), None)
+    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made, like)
     exchange(model, name, folded)
     norm.forward = folded.forward  # a plain list, or what torch.compile made of the norm, may still call it
 
@@ -109,8 +91,7 @@ def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
     """Puts `module` in the place of the part `name`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
-    parent, _, child = name.rpartition('.')
-    setattr(model.get_submodule(parent), child, module.eval().to(device))
+    put(model, {name: module.eval().to(device)})
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pydoc import ErrorDuringImport, locate
+from typing import NamedTuple
 
 from torch import nn
 
@@ -32,8 +33,8 @@ class Into:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """`norm` reads `source`, a linear layer or convolution whose output nothing else reads: it goes back there."""
+class After:
+    """`norm` goes back into `source`, the linear layer or convolution before it, whose output nothing else reads."""
     norm: str
     source: str
 
@@ -78,23 +79,50 @@ class Stays:
     why: str
 
 
+class Station(NamedTuple):
+    """A sublayer F of a post-norm stream, `x' = norm(a x + b F(x))`, by the names of its parts.
+
+    `residual` is the module that adds, with `scales() -> (a, b)` and `without_factors()`, what is left of it once
+    they are folded. `part` is F, and `last` the linear layer in it that gives its output.
+    """
+    residual: str
+    part: str
+    last: str
+    norm: str
+
+    def within(self, prefix: str) -> Station:
+        """The same with full names, for a module with the name `prefix`."""
+        return Station(*(join(prefix, name) for name in self))
+
+
 @dataclass(frozen=True)
 class Stream:
-    """The residual stream of post-norm `layers`, whose norms stand in it, after the sums.
+    """The residual stream of post-norm layers, whose norms stand in it, after the sums.
 
-    `layers` names a list of :class:`mmunorm.residuals.ResidualLayer`. What reads the stream at its end are the norms
-    `ends`, over its channels or over several copies of each in a row; without any, the rule says by `Emits` that the
-    last norm is an output. `pads` are for ends in modules that pad the stream with zeros: pairs of a module and a
-    function, as in `Into`.
+    `stations` are its sublayers in order. What reads the stream at its end are the norms `ends`, over its channels or
+    over several copies of each in a row; without any, the rule says by `Emits` that the last norm is an output. `pads`
+    are for ends in modules that pad the stream with zeros: pairs of a module and a function, as in `Into`.
     """
-    layers: str
+    stations: tuple[Station, ...]
     ends: tuple[str, ...] = ()
     pads: tuple[tuple[str, Pad], ...] = ()
 
     def within(self, prefix: str) -> Stream:
         """The same with full names, for a module with the name `prefix`."""
-        return Stream(join(prefix, self.layers), tuple(join(prefix, end) for end in self.ends),
+        return Stream(tuple(station.within(prefix) for station in self.stations),
+                      tuple(join(prefix, end) for end in self.ends),
                       tuple((join(prefix, name), pad) for name, pad in self.pads))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Module `residual`, one of :class:`Station`, multiplies the output of layer `last` by b, which can go in there.
+
+    So it is where the modules `between` the two do nothing, for example since the norms there are folded.
+    """
+    residual: str
+    last: str
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +131,7 @@ class Unties:
     layer: str
 
 
-Fact = Into | Behind | Emits | Reads | Averages | Chain | Stays | Stream | Unties
+Fact = Into | After | Emits | Reads | Averages | Chain | Stays | Stream | Factor | Unties
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
@@ -152,16 +180,16 @@ def check_names() -> None:
                                     'no such class')
 
 
-def facts(module: nn.Module) -> list[Fact]:
-    """What the rule for `module`'s class says about it; nothing where there is none."""
+def facts(module: nn.Module) -> list[Fact] | None:
+    """What the rule for `module`'s class says about it; None where there is none, or it is for another `forward`."""
     for cls in type(module).__mro__:
         rule, methods = _RULES.get(cls) or _RULES.get(f'{cls.__module__}.{cls.__qualname__}') or (None, ())
         if rule is not None:
             # A method of the instance alone hides that of its class.
             is_as_described = all(getattr(type(module), method) is getattr(cls, method) and method not in vars(module)
                                   for method in methods)
-            return list(rule(module)) if is_as_described else []
-    return []
+            return list(rule(module)) if is_as_described else None
+    return None
 
 
 def join(prefix: str, name: str) -> str:

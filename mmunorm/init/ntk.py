@@ -7,6 +7,7 @@ from torch.nn.utils import parametrize
 
 class NTKScale(nn.Module):
     """`W / sqrt(fan_in)`, as a parametrization of torch: from W, which an optimizer sees, to the layer's weight."""
+    is_factor = True  # of the weight, for `fuse_norms`, which takes it in
 
     def __init__(self, fan_in: int):
         super().__init__()

@@ -90,6 +90,10 @@ class Residual(nn.Module):
         """a and b: numbers or tensors that broadcast to `(C,)`; None is 1."""
         return None, None
 
+    def without_factors(self) -> Residual:
+        """What is left of the connection once :func:`mmunorm.fuse_norms` has folded its factors."""
+        return FoldedResidual(self)
+
     def initialize(self, sublayer: Sublayer, norm: nn.Module) -> None:
         """Draws the initial weights of F, and sets those of the layer's norm, as the scheme has them."""
         if self.gains is None:
@@ -101,6 +105,25 @@ class Residual(nn.Module):
 
     def initialize_embedding(self, embedding: nn.Module) -> None:
         """Draws the weights of the linear layer, convolution or embedding that the stream begins with."""
+
+
+class FoldedResidual(Residual):
+    """What is left of a connection whose factors are folded away: the sum, and norms that stay.
+
+    Its buffer marks a folded checkpoint, as that of :class:`mmunorm.fusion.FoldedNorm` does.
+    """
+
+    def __init__(self, residual: Residual):
+        nn.Module.__init__(self)
+        self.norm_at = residual.norm_at
+        self.norm = residual.norm
+        self.drop = residual.drop
+        # Before a norm it is folded away with that; ScaledResidual's stays.
+        self.stream_scale = None if self.norm_at == 'post' else residual.scales()[0]
+        self.register_buffer('folded', torch.tensor(True))
+
+    def scales(self) -> tuple[Scale, None]:
+        return self.stream_scale, None
 
 
 def _add(x: Tensor, y: Tensor, scale: Scale) -> Tensor:

@@ -63,7 +63,7 @@ class Sublayer:
         return self.reader.linear if isinstance(self.reader, Entrance) else self.reader
 
     @property
-    def is_plain_behind_last(self) -> bool:
+    def is_plain_after_last(self) -> bool:
         """Whether that layer's output is F's, except for dropout: mmpretrain's own LayerScale is not in between."""
         return all(isinstance(getattr(self.module, name, None), (nn.Identity, type(None)))
                    for name in ('gamma1', 'gamma2'))

@@ -1,6 +1,6 @@
 """The fold rules of mmdet's Swin, FPN and detectors; mmdet itself is imported only with a model of it."""
 from ..fusion.padding import become
-from ..fusion.rules import Behind, Chain, Into, Reads, fold_rule
+from ..fusion.rules import After, Chain, Into, Reads, fold_rule
 from .mmpretrain import emits_norms
 
 SWIN = 'mmdet.models.backbones.swin'
@@ -11,7 +11,7 @@ def _pad(attn, fill):
     become(attn, FilledShiftWindowMSA, fill)
 
 
-fold_rule('mmdet.models.layers.transformer.utils.PatchEmbed')(lambda module: [Behind('norm', 'projection')])
+fold_rule('mmdet.models.layers.transformer.utils.PatchEmbed')(lambda module: [After('norm', 'projection')])
 fold_rule('mmdet.models.layers.transformer.utils.PatchMerging')(lambda module: [Into('norm', 'reduction')])
 fold_rule(f'{SWIN}.SwinBlock')(lambda block: [Into('norm1', 'attn'), Into('norm2', 'ffn', identity=True)])
 fold_rule(f'{SWIN}.WindowMSA')(lambda module: [Reads('qkv')])

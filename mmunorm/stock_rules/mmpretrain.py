@@ -10,13 +10,13 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, WindowMSA
 
 from ..fusion.padding import become
-from ..fusion.rules import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule
+from ..fusion.rules import After, Averages, Chain, Emits, Into, Reads, Stays, fold_rule
 from .windows import FilledShiftWindowMSA
 
 HEAD = ('forward', 'pre_logits', 'loss', 'predict')
 ENCODER = ('forward', '_format_output')
 
-fold_rule(PatchEmbed)(lambda module: [Behind('norm', 'projection')])
+fold_rule(PatchEmbed)(lambda module: [After('norm', 'projection')])
 fold_rule(PatchMerging)(lambda module: [Into('norm', 'reduction')])
 fold_rule(FFN)(lambda module: [Reads('layers.0.0', adds_input=module.add_identity)])
 fold_rule(SwinBlock)(lambda block: [Into('norm1', 'attn'), Into('norm2', 'ffn', identity=True)])

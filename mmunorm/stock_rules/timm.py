@@ -5,7 +5,7 @@ timm itself is imported only with a model of it.
 from __future__ import annotations
 
 from ..fusion.padding import become
-from ..fusion.rules import Behind, Into, Reads, Stays, fold_rule
+from ..fusion.rules import After, Into, Reads, Stays, fold_rule
 from ..norms.layers import is_norm
 
 SWIN, VIT = 'timm.models.swin_transformer', 'timm.models.vision_transformer'
@@ -18,7 +18,7 @@ def _pad(block, fill):
     become(block, FilledSwinTransformerBlock, fill)
 
 
-fold_rule('timm.layers.patch_embed.PatchEmbed')(lambda module: [Behind('norm', 'proj')])
+fold_rule('timm.layers.patch_embed.PatchEmbed')(lambda module: [After('norm', 'proj')])
 fold_rule('timm.layers.mlp.Mlp')(lambda module: [Reads('fc1'), Into('norm', 'fc2')])
 fold_rule(f'{SWIN}.PatchMerging')(lambda module: [Into('norm', 'reduction')])
 fold_rule(f'{SWIN}.WindowAttention')(lambda module: [Reads('qkv')])

@@ -1,6 +1,6 @@
 """Where the norms of the translator go when it is folded."""
 from ..fusion.rules import Into, Reads, Stream, Unties, fold_rule
-from ..fusion.streams import residual_layer, stations_of
+from ..residuals.fold_rules import residual_layer, stations_of
 from .transformer import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, SelfAttention, UNTransformer
 
 fold_rule(SelfAttention)(lambda module: [Reads('qkv')])
@@ -15,7 +15,7 @@ def un_transformer(model):
     for stack, readers in (('encoder', memory), ('decoder', ['output'])):
         final = f'{stack}_norm'
         if stations := stations_of(getattr(model, stack), stack):
-            yield Stream(stack)
+            yield Stream(stations)
             final = stations[-1].norm
         yield Into(final, *readers)
     yield Unties('output')

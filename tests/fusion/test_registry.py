@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmunorm import UN, fuse_norms
-from mmunorm.fusion import Averages, Behind, Chain, Emits, Into, Reads, Stays, fold_rule, rules
+from mmunorm.fusion import After, Averages, Chain, Emits, Into, Reads, Stays, fold_rule, rules
 
 from . import models
 from .blocks import Block
@@ -49,7 +49,7 @@ MyBlock = kind('MyBlock', lambda self, x: x + self.attn(self.norm(x)), norm=norm
 
 @pytest.mark.parametrize('name', [MyBlock, f'{__name__}.MyBlock'])
 def test_the_documented_example(name):
-    assert places(MyBlock())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(MyBlock())[1]['norm'].startswith('no fold rule knows MyBlock, which may use it in another way; give')
 
     @fold_rule(name)
     def my_block(block):
@@ -70,7 +70,7 @@ def test_a_rule_may_leave_the_readers_to_the_parts_own_rule():
     ([Stays('norm', 'it is dear to me')], 'it is dear to me'),
     ([Into('norm', 'attn.query'), Into('norm', 'attn.key')], 'several fold rules cover its place'),
     ([Into('norm', 'attn.query', 'attn.nothing')], 'its neighbour attn.nothing does not exist'),
-    ([Into('norm', *READERS), Into('no_norm', 'attn.query'), Behind('none', 'attn.query')], None)])
+    ([Into('norm', *READERS), Into('no_norm', 'attn.query'), After('none', 'attn.query')], None)])
 def test_what_a_rule_says_is_checked(facts, why):
     fold_rule(MyBlock)(lambda block: facts)
     assert places(MyBlock())[1] == ({} if why is None else {'norm': why})
@@ -87,7 +87,7 @@ def stem(project, last, first=nn.Identity):
     """A norm after a layer, and if it is asked for one before it."""
     cls = kind('Stem', lambda self, x: self.norm(self.project(self.first(x))).sin(), first=first, project=project,
                norm=last)
-    fold_rule(cls)(lambda module: [Behind('norm', 'project'), Into('first', 'project')])
+    fold_rule(cls)(lambda module: [After('norm', 'project'), Into('first', 'project')])
     return cls()
 
 
@@ -153,7 +153,7 @@ class Other(MyBlock):
 
 def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyBlock)(lambda block: [Into('norm', *READERS)])
-    assert places(Child())[0] and places(Other())[1] == {'norm': 'no fold rule covers its place'}
+    assert places(Child())[0] and places(Other())[1]['norm'].startswith('no fold rule knows Other')
     fold_rule(Child)(lambda block: [Stays('norm', 'of another rule')])
     assert places(Child())[1] == {'norm': 'of another rule'} and places(MyBlock())[0]
 

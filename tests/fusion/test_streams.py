@@ -9,8 +9,8 @@ from mmengine.registry import MODELS
 
 from mmunorm import fuse_norms
 from mmunorm.fusion import NotFoldedError, folded_config, folded_norms
-from mmunorm.fusion.streams import FoldedResidual
 from mmunorm.residuals import RESIDUALS
+from mmunorm.residuals.base import FoldedResidual
 
 from . import models
 from .models import UN, assert_equal, assert_folds, norms, outputs, randomize

@@ -42,6 +42,10 @@ class Unclear(Exception):
     """Labels cannot be carried through an operator; the message says why, after 'its output'."""
 
 
+class UnclearPadding(Exception):
+    """Labels are carried through a padding by nothing, which may pad at another input size."""
+
+
 def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
           of: Callable[[Tensor], Labels | None]) -> list[Labels] | None:
     """The labels of an operator's outputs, or None for an operator that does more than move and average.
@@ -76,7 +80,7 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
         carried = of(args[0]).to(outputs[0].device)
     elif name in ('pad', 'constant_pad_nd'):
         if not any(args[1]):
-            raise Unclear('is padded by nothing at this input size, and may be at another')
+            raise UnclearPadding
         mode = argument('mode') or 'constant'
         carried = (F.pad(of(args[0]), args[1], value=NOTHING) if mode == 'constant' else
                    F.pad(of(args[0]).double(), args[1], mode=mode).long())
@@ -113,12 +117,13 @@ def _mean(labels: Labels, dims: int | list[int] | None, output: Tensor) -> Label
 
 
 def by_channel(labels: Labels, axis: int) -> Labels | None:
-    """The one label of each channel, `(C,)`, or None where a channel has several or a mixture with `NOTHING`."""
+    """The one label of each channel, `(C,)`, or None where a channel has several; `NOTHING` beside one is padding."""
     labels = shrink(labels, keep=axis).movedim(axis, -1)
     labels = labels.reshape(-1, labels.shape[-1])
-    if not len(labels) or not torch.equal(labels[:1].expand(labels.shape), labels):
+    if not len(labels):
         return None
-    return labels[0]
+    channels = labels.amax(0)
+    return channels if ((labels == channels) | (labels == NOTHING)).all() else None
 
 
 def shrink(labels: Labels, keep: int | None = None) -> Labels:

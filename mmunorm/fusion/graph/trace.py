@@ -5,22 +5,20 @@ whole. What the trace proves holds for the way that the example takes through th
 """
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...norms.layers import input_of, is_channels_first, is_norm
-from ..check import norm_obstacle
-from ..rewrite import affine_of, has_act
-from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
+from ...norms.layers import input_of, is_channels_first
+from ..affine import has_act
+from ..examples import Run
+from ..plan import FoldPlan
+from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, UnclearPadding, by_channel, carry, tensors_in
 from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
@@ -29,47 +27,25 @@ _HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 
 
-def trace(model: nn.Module, example) -> TracedModel:
-    """Runs a copy of `model` on an example, and where that is a tensor of pictures or tokens on other sizes it takes.
+@torch.inference_mode()
+def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run]) -> TracedModel:
+    """Runs a model, a copy of the plan's, in each of the ways that it takes.
 
-    To be called in inference mode. `example` and errors are those of :func:`mmunorm.fuse_norms`.
+    A RuntimeError if it does not take one that it has to.
     """
-    examples = example if isinstance(example, list) else [example]
-    if not examples:
-        raise TypeError('example: the list is empty')
-    for one in examples:
-        if not isinstance(one, (Tensor, tuple, dict)):
-            raise TypeError('example: must be a tensor, a tuple of arguments, a dict of keyword arguments, or a list '
-                            f'of such, got {type(one).__name__}')
-    tracer = _Tracer(copy.deepcopy(model))
-    for one in examples:
+    tracer = _Tracer(model, plan)
+    for run in runs:
         try:
-            tracer.run(one)
-        except Exception as error:
-            raise RuntimeError(f'example: the model does not run on it: {type(error).__name__}: {error}') from error
-        for other in _other_sizes(one):
-            with suppress(Exception):  # what has been seen until then is true
-                tracer.run(other)
+            tracer.run(run)
+        except Exception as error:  # what has been seen until then is true
+            if run.is_required:
+                raise RuntimeError(f'example: the model does not run on it: {type(error).__name__}: {error}') from error
     return tracer.traced
-
-
-def _other_sizes(example) -> Iterator[Tensor]:
-    """Pictures and sequences of other sizes: what pads by nothing at one size may pad at another."""
-    if not isinstance(example, Tensor) or not example.is_floating_point() or not example.numel():
-        return
-    if example.dim() == 4:
-        height, width = example.shape[2:]
-        for size in ((height + 5, width + 3), (height + 32, width + 64)):
-            yield F.interpolate(example, size, mode='nearest')
-    elif example.dim() == 3:
-        length = example.shape[1]
-        for other in (1, length + 1, 2 * length + 3):
-            yield example[:, torch.arange(other, device=example.device) % length]
 
 
 class _Tracer(TorchDispatchMode):
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, plan: FoldPlan):
         super().__init__()
         self.traced = TracedModel()
         self._model = model
@@ -82,11 +58,11 @@ class _Tracer(TorchDispatchMode):
                 numbers = self.traced.add(name, 'vector', len(tensor)).channels
                 self._vectors[tensor] = torch.tensor(numbers, dtype=torch.long, device=tensor.device)
         for name, module in model.named_modules():
-            if is_norm(module):
-                if not norm_obstacle(module, allow_act=True):
-                    self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', affine_of(module)[1].numel()))
-                    module.forward = self._norm_forward(name, module, module.forward)
-            elif any(True for _ in module.parameters(recurse=False)):
+            if name in plan.affines:
+                scale, shift = plan.affines[name]
+                self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', shift.numel()), scale.dim() > 1)
+                module.forward = self._norm_forward(name, module, module.forward, scale, shift)
+            elif any(True for _ in module.parameters(recurse=False)) and name not in plan.norms:
                 module.forward = self._module_forward(name, module.forward)
         self._start()
 
@@ -98,14 +74,11 @@ class _Tracer(TorchDispatchMode):
         self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms that have read it
         self._changed: set[str] = set()  # norms whose input has been written to since
 
-    def run(self, example) -> None:
+    def run(self, run: Run) -> None:
         """One forward pass. What still lives after it is in its output, or the model has kept it."""
-        args, kwargs = (), example
-        if not isinstance(example, dict):
-            args, kwargs = example if isinstance(example, tuple) else (example, ), {}
         try:
             with self, _Exits(self):
-                output = self._model(*args, **kwargs)
+                output = run(self._model)
             self._norm_inputs.clear()
             gc.collect()
             for tensor, labels in list(self._labels.items()):
@@ -115,9 +88,8 @@ class _Tracer(TorchDispatchMode):
         finally:
             self._start()
 
-    def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
+    def _norm_forward(self, name: str, norm: nn.Module, forward: Callable, scale: Tensor, shift: Tensor) -> Callable:
         call = self.traced.norms[name]
-        scale, shift = affine_of(norm)
         has_another_output = has_act(norm) and not isinstance(norm.act, nn.Identity)
 
         def wrapped(*args, **kwargs):
@@ -126,12 +98,11 @@ class _Tracer(TorchDispatchMode):
             x, _ = input_of(args, kwargs)
             self._is_suspended = True
             y = forward(*args, **kwargs)
-            axis = None if scale.dim() > 1 else 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+            axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
             self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             self._is_suspended = False
             if axis is None:
-                call.why_not = ('it mixes channels, which only rules fold' if scale.dim() > 1 else
-                                'its output is not its scale times its input plus its shift')
+                call.why_not = 'its output is not its scale times its input plus its shift'
                 self.traced.block(self._labels.get(x), f'is read by {name}')
                 return y
             self.traced.note_norm(call, self._labels.get(x), axis)
@@ -191,6 +162,11 @@ class _Tracer(TorchDispatchMode):
                         return parts
             except Unclear as unclear:
                 why = str(unclear)
+            except UnclearPadding:
+                labels = self._labels.get(args[0])
+                self.traced.block(labels, 'is padded by nothing at this input size, and may be at another', True)
+                self._labels[outputs] = labels
+                return outputs
         for tensor in tensors if name not in _HARMLESS else ():
             self.note_read(tensor, why)
         return outputs
@@ -246,10 +222,10 @@ class _Tracer(TorchDispatchMode):
             kernel = 'x'.join(map(str, weight.shape[2:]))
             self.traced.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
             columns = None
-        elif labels is not None and columns is None:
-            how = ('together with other values, such as padding' if bool((labels == NOTHING).any())
-                   else 'along another dimension than its channels')
-            self.traced.block(labels, f'is read by {owner} {how}')
+        elif labels is not None and (columns is None or bool((labels.movedim(axis, -1) != columns).any())):
+            how = ('together with other values, such as padding' if bool((labels == NOTHING).any()) else
+                   'along another dimension than its channels')
+            self.traced.block(labels, f'is read by {owner} {how}', is_padding=columns is not None)
         layer = self._note_layer(part, owner, [NOTHING] * x.shape[axis] if columns is None else columns.tolist(), bias)
         self._labels[y] = _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
         return y
@@ -324,10 +300,12 @@ def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: T
     if not isinstance(y, Tensor) or y is x or y.shape != x.shape or y.numel() and y.data_ptr() == x.data_ptr():
         return None
     tolerance = min(64 * torch.finfo(y.dtype).eps, 0.02)
+    matrix = scale if scale.dim() > 1 else None
     for axis in dict.fromkeys((1 if is_channels_first(norm) else x.dim() - 1, x.dim() - 1, 1)):
         if axis < x.dim() and x.shape[axis] == len(scale):
-            s, t = (value.view(-1, *[1] * (x.dim() - 1 - axis)) for value in (scale, shift))
-            error = (y.double() - s * x.double() - t).abs().amax()
-            if error <= tolerance * (s.abs() * x.double().abs() + t.abs()).amax():
+            values, result = x.double().movedim(axis, -1), y.double().movedim(axis, -1)
+            product = values * scale if matrix is None else values @ matrix.mT
+            size = values.abs() * scale.abs() if matrix is None else values.abs() @ matrix.abs().mT
+            if (result - product - shift).abs().amax() <= tolerance * (size + shift.abs()).amax():
                 return axis
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -35,9 +36,16 @@ class TracedLayer:
 class TracedNorm:
     """What a norm has read, over all its calls."""
     gives: Origin
-    from_layers: bool = True  # whether all of it is the output of layers
+    mixes: bool = False  # whether its scale is a matrix
+    from_layers: bool = True  # whether all that it reads is the output of layers
     runs: int = 0
     why_not: str = ''
+
+
+class Obstacle(NamedTuple):
+    """Why the norm of a channel cannot go into what reads it, half a sentence after 'its output'."""
+    why: str
+    is_padding: bool = False  # whether it could if something else than zeros were padded
 
 
 @dataclass
@@ -47,7 +55,7 @@ class TracedModel:
     layers: dict[tuple[str, int, int], TracedLayer] = field(default_factory=dict)  # by weight and rows
     norms: dict[str, TracedNorm] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
-    blocked: dict[int, str] = field(default_factory=dict)  # channels that no norm can take, and why
+    blocked: dict[int, list[Obstacle]] = field(default_factory=dict)  # channels that no norm can take, and why
     readers: dict[int, tuple[Origin, int]] = field(default_factory=dict)  # of layers' channels: norm and channel there
 
     @property
@@ -70,15 +78,24 @@ class TracedModel:
         seen[shrink(labels).flatten().cpu()] = True  # NOTHING is the last
         return seen[:-1].nonzero().flatten().tolist()
 
-    def block(self, labels: Labels | None, why: str) -> None:
+    def block(self, labels: Labels | None, why: str, is_padding: bool = False) -> None:
         """Something reads these channels that no norm can go into, or something other than the one norm after them."""
         for number in () if labels is None else self.numbers(labels):
-            self.blocked.setdefault(number, why)
+            self._block(number, Obstacle(why, is_padding))
+
+    def _block(self, number: int, obstacle: Obstacle) -> None:
+        known = self.blocked.setdefault(number, [])
+        if obstacle not in known:
+            known.append(obstacle)
 
     def why_blocked(self, numbers: Iterable[int]) -> str:
         """Why one of these channels is blocked, by what was seen first, or ''."""
         numbers = set(numbers)
-        return next((why for number, why in self.blocked.items() if number in numbers), '')
+        return next((obstacles[0].why for number, obstacles in self.blocked.items() if number in numbers), '')
+
+    def obstacles(self, numbers: Iterable[int]) -> set[Obstacle]:
+        """All that blocks these channels."""
+        return {obstacle for number in numbers for obstacle in self.blocked.get(number, ())}
 
     def note_norm(self, norm: TracedNorm, labels: Labels | None, axis: int) -> None:
         """A norm has read a tensor of these labels, whose dimension `axis` is its channels."""
@@ -93,4 +110,4 @@ class TracedModel:
         for pair in (labels * size + torch.arange(size)).unique().tolist():
             number, channel = divmod(pair, size)
             if self.readers.setdefault(number, (norm.gives, channel)) != (norm.gives, channel):
-                self.blocked.setdefault(number, f'{why} and by another, or as several channels')
+                self._block(number, Obstacle(f'{why} and by another, or as several channels'))

@@ -1,0 +1,41 @@
+"""Step 4 of folding: rewrites the layers beside the norms of a plan, and removes the norms."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .check import layer_obstacle
+from .examples import with_plain_weights
+from .plan import FoldPlan, call_obstacle
+from .report import Site, streams_of
+from .rewrite import absorb, rewrite
+from .streams import factor, fold_stream, leave_residual
+
+
+@torch.no_grad()
+def apply(plan: FoldPlan, model: nn.Module) -> None:
+    """Folds all that a plan folds, in place; `model` is the plan's or a copy of it."""
+    with_plain_weights(model)
+    folds = [fold for fold in plan.folds if not fold.obstacle]
+    carried = {}
+    for stream in streams_of(folds):
+        carried.update(fold_stream(model, plan, stream))
+    for fold in folds:
+        rewrite(model, fold, *carried.get(fold.norm) or plan.affines[fold.norm])
+    _fold_factors(model, plan)
+
+
+def _fold_factors(model: nn.Module, plan: FoldPlan) -> None:
+    """Takes b of each connection, such as LayerScale's, into the last layer of F, wherever the sum reads that layer.
+
+    Where a norm between the two has stayed, so does b.
+    """
+    for residual, last, between in plan.factors:
+        layer, b = model.get_submodule(last), plan.modules[residual].scales()[1]
+        is_next = all(isinstance(model.get_submodule(name), nn.Identity) for name in between)
+        if not is_next or call_obstacle(plan.modules[residual]) or layer_obstacle(
+                layer, layer.out_features, after=True) or plan.owners.others(last, plan.modules[last]):
+            continue
+        like = torch.ones(layer.out_features, dtype=torch.float64, device=layer.weight.device)
+        absorb(model, Site(last, after=True), factor(b, like), torch.zeros_like(like))
+        leave_residual(model, residual)

@@ -1,0 +1,104 @@
+"""Runs of a model on examples: what goes in, other sizes of it, and a copy of the model that may be changed."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_KINDS = 'a tensor, a tuple of arguments, a dict of keyword arguments, a function that runs the model it is given'
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of a model."""
+    example: Tensor | tuple | dict | Callable
+    is_required: bool = True  # whether the model has to take it
+
+    def __call__(self, model: nn.Module, dtype: torch.dtype | None = None):
+        """What the model returns, for tensors of `dtype` in place of their own."""
+        if callable(self.example):
+            return self.example(model)
+        example = self.example if dtype is None else _cast(self.example, dtype)
+        if isinstance(example, dict):
+            return model(**example)
+        return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def runs_of(example) -> list[Run]:
+    """The runs that an example of :func:`mmunorm.fuse_norms` asks for, with other sizes of images and sequences.
+
+    A TypeError if it is of another kind.
+    """
+    examples = example if isinstance(example, list) else [example]
+    if not examples:
+        raise TypeError('example: the list is empty')
+    runs = []
+    for one in examples:
+        if not isinstance(one, (Tensor, tuple, dict)) and (not callable(one) or isinstance(one, (nn.Module, type))):
+            raise TypeError(f'example: must be {_KINDS}, or a list of such, got {type(one).__name__}')
+        runs += [Run(one), *(Run(other, is_required=False) for other in _other_sizes(one))]
+    return runs
+
+
+def _other_sizes(example) -> Iterator[Tensor]:
+    """Images and sequences of other sizes: what pads by nothing at one size may pad at another."""
+    if not isinstance(example, Tensor) or not example.is_floating_point() or not example.numel():
+        return
+    if example.dim() == 4:
+        height, width = example.shape[2:]
+        for size in ((height + 5, width + 3), (height + 32, width + 64)):
+            yield F.interpolate(example, size, mode='nearest')
+    elif example.dim() == 3:
+        length = example.shape[1]
+        for other in (1, length + 1, 2 * length + 3):
+            yield example[:, torch.arange(other, device=example.device) % length]
+
+
+def _cast(value, dtype: torch.dtype):
+    """The same with all tensors of floating-point numbers in another dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _cast(each, dtype) for key, each in value.items()}
+    return type(value)(_cast(each, dtype) for each in value) if type(value) in (tuple, list) else value
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of a model in eval mode. A RuntimeError if it holds something that cannot be copied.
+
+    Tensors that were computed, such as a pruned weight, are copied without the graph that computed them.
+    """
+    memo = {id(tensor): tensor.detach().clone() for module in model.modules() for tensor in _computed(vars(module))}
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise RuntimeError(f'model: an example runs on a copy of it, and it cannot be copied: '
+                           f'{type(error).__name__}: {error}') from error
+    return twin.eval()  # a copy of a torch.fx module is in training mode
+
+
+def _computed(value, depth: int = 3) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if not value.is_leaf:
+            yield value
+    elif depth and isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _computed(each, depth - 1)
+
+
+def is_removable(layer: nn.Module) -> bool:
+    """Whether a layer's only parametrizations are factors of its weight, which can go into the weight itself."""
+    return parametrize.is_parametrized(layer) and list(layer.parametrizations) == ['weight'] and all(
+        getattr(part, 'is_factor', False) for part in layer.parametrizations.weight)
+
+
+def with_plain_weights(model: nn.Module) -> nn.Module:
+    """Takes such factors into the weights, in place; returns the model."""
+    for layer in list(filter(is_removable, model.modules())):
+        parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
+    return model

@@ -1,0 +1,152 @@
+"""Step 3 of folding: a folded copy runs beside the model as it was, before that is changed."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .apply import apply
+from .examples import Run, copy_of
+from .plan import FoldPlan
+from .report import Fold, NotExactError, streams_of
+
+# Of the largest value: in float64 only wrong algebra differs by more, in other types rounding does not reach it.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_OF_HALF = 0.1
+_LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
+_SAMPLE = 2**18  # values that are compared of each output of a layer
+
+
+class _Outputs(NamedTuple):
+    """What one run of a model has computed."""
+    model: list[Tensor]
+    layers: dict[str, list[Tensor]]  # by name, of each call
+
+
+def verify(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
+    """The largest difference between a model and its folded copy on examples, over the largest value of an output.
+
+    Compared are the outputs of the model, of the layers that norms go into, and in float64 where the model runs in
+    that. None where the runs have returned no tensor, and no such layer has run.
+
+    Raises:
+        NotExactError: they differ by more than rounding; names the norms.
+    """
+    folds = [fold for fold in plan.folds if not fold.obstacle]
+    # The output of a layer stays what it was, except where something goes back into it: there that of the norm does.
+    changed = {site.layer for fold in folds for site in fold.sites if site.after}
+    changed |= {station.last for stream in streams_of(folds) for station in stream.stations}
+    changed |= {last for _, last, _ in plan.factors}
+    watched: dict[str, list[Fold]] = defaultdict(list)
+    for fold in folds:
+        for site in fold.sites:
+            watched[fold.norm if site.after else site.layer].append(fold)
+    watched = {name: beside for name, beside in watched.items() if name not in changed}
+    size = sum(parameter.numel() for parameter in plan.model.parameters())
+    dtype = torch.float64 if size <= _LARGEST_MODEL else None
+    try:
+        before = _run(_copy(plan.model, dtype), runs, watched, dtype)
+    except Exception:  # some of its tensors cannot be float64
+        dtype = None
+        before = _run(_copy(plan.model), runs, watched)
+    twin = _copy(plan.model, dtype)
+    apply(plan, twin)
+    after = _run(twin, [run for run, outputs in zip(runs, before, strict=True) if outputs], watched, dtype)
+    return _compare([outputs for outputs in before if outputs], after, watched, folds, dtype)
+
+
+def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    twin = copy_of(model)
+    return twin if dtype is None else twin.to(dtype)
+
+
+@torch.no_grad()
+def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]],
+         dtype: torch.dtype | None = None) -> list[_Outputs | None]:
+    """The outputs of each run, None for one that the model need not take and does not."""
+    layers: dict[str, list[Tensor]] = {}
+
+    def keep(name: str):
+        return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, _tensors(output)))
+
+    for name in watched:
+        model.get_submodule(name).register_forward_hook(keep(name))
+    found = []
+    for run in runs:
+        layers.clear()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a dropout that is always on
+            try:
+                found.append(_Outputs(_tensors(run(model, dtype)), dict(layers)))
+            except Exception:
+                if run.is_required:
+                    raise
+                found.append(None)
+    return found
+
+
+def _sample(output: Tensor) -> Tensor:
+    values = output.detach().flatten()
+    return values[::max(len(values) // _SAMPLE, 1)].clone()
+
+
+def _tensors(value, depth: int = 6) -> list[Tensor]:
+    """The tensors in what a model returns: in containers, and in the attributes of other objects."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    else:
+        parts = getattr(value, '__dict__', {}).values()
+    return [tensor for part in parts for tensor in _tensors(part, depth - 1)] if depth else []
+
+
+def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Mapping[str, list[Fold]],
+             folds: Sequence[Fold], dtype: torch.dtype | None) -> float | None:
+    differences = []
+    for one, other in zip(before, after, strict=True):
+        for name, outputs in one.layers.items():  # in the order in which they ran
+            for difference in _differences(outputs, other.layers.get(name, []), dtype):
+                differences.append(difference)
+                if not difference <= _tolerance(outputs):
+                    raise _error(watched[name], difference, f'the output of {name}')
+        for difference in _differences(one.model, other.model, dtype):
+            differences.append(difference)
+            if not difference <= _tolerance(one.model):
+                raise _error(folds, difference, 'its output')
+    return max(differences, default=None)
+
+
+def _tolerance(outputs: Sequence[Tensor]) -> float:
+    return max(_TOLERANCE.get(output.dtype, _OF_HALF) for output in outputs)
+
+
+def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch.dtype | None) -> list[float]:
+    """The largest difference of each pair of outputs, over the largest value before; inf where they have no such."""
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        return [float('inf')]
+    found = []
+    for a, b in zip(before, after, strict=True):
+        if not a.is_floating_point():
+            if dtype is not None and not torch.equal(a, b):  # numbers of classes may change by rounding
+                found.append(float('inf'))
+            continue
+        is_finite = a.isfinite()
+        if not torch.equal(is_finite, b.isfinite()):
+            found.append(float('inf'))
+        elif is_finite.any():
+            a, b = a[is_finite].double(), b[is_finite].double()
+            found.append(((a - b).abs().max() / (a.abs().max() if a.any() else 1.)).item())
+    return found
+
+
+def _error(folds: Sequence[Fold], difference: float, where: str) -> NotExactError:
+    names = ', '.join(f'{fold.norm} ({fold.where})' for fold in folds)
+    return NotExactError(f'the folded copy computes something else on the example: {where} differs by {difference:.1e} '
+                         f'of its largest value, after folding {names}. The model is unchanged. If a fold rule of '
+                         'yours says where these norms go, it is wrong; else please report it.')

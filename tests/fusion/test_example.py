@@ -1,0 +1,330 @@
+"""With an example, what ran decides: wrappers that use a known model in another way, wrong rules, copies."""
+import copy
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+from mmpretrain.models import ImageClassifier
+from timm.layers import DropPath
+from torch import nn
+from torch.nn.utils import prune
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from mmunorm import UN, UN2d, convert_norms, fuse_norms, replace_norms
+from mmunorm.fusion import Into, NotExactError, fold_rule, rules
+
+from . import models
+from .blocks import DIM, Block
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+TOKENS = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(12), dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _rules(monkeypatch):
+    monkeypatch.setattr(rules, '_RULES', dict(rules._RULES))
+
+
+class Wrapper(Block):
+    """A model that a user puts around another one."""
+
+    def __init__(self, compute, inner, channels=16):
+        super().__init__(compute, dict(inner=inner, fc=nn.Linear(channels, 3)))
+
+
+def mean(x):
+    return x.flatten(1, -2).mean(1) if x.dim() > 2 else x
+
+
+def features(self, x):
+    return self.fc(self.inner.extract_feat(x)[-1])
+
+
+def backbone_alone(self, x):
+    return self.fc(self.inner.backbone(x)[-1].mean((2, 3)))
+
+
+def two_heads(self, x):
+    return self.inner(x), self.fc(self.inner.extract_feat(x)[-1])
+
+
+def timm_features(self, x):
+    return self.fc(mean(self.inner.forward_features(x)))
+
+
+def timm_blocks(self, x):
+    """One by one, and the last norm by hand."""
+    x = self.inner.patch_embed(x) + self.inner.pos_embed[:, 1:]
+    for block in self.inner.blocks:
+        x = block(x)
+    return self.fc(self.inner.norm(x).mean(1))
+
+
+def timm_norm_read_twice(self, x):
+    """A norm in the middle of a block is read by something else, too."""
+    return self.inner(x), self.fc(self.inner.blocks[0].norm1(x.flatten(1)[:, :16 * 5].unflatten(1, (5, 16))))
+
+
+def timm_intermediates(self, x):
+    y, maps = self.inner.forward_intermediates(x, norm=True)
+    return (self.fc(mean(y)), *(each.amax((2, 3)) for each in maps))
+
+
+def swin_stages(self, x):
+    x = self.inner.patch_embed(x)
+    for layer in self.inner.layers:
+        x = layer(x)
+    return self.fc(self.inner.norm(x).amax((1, 2)))
+
+
+# What makes the model that is wrapped, how it is used, and which of its norms stay; 'fc' takes the last one of others.
+WRAPPERS = {
+    'extract_feat': (models.swin_classifier, features, []),
+    'extract_feat_vit': (models.vit_classifier, features, []),
+    'extract_feat_t2t': (models.t2t_classifier, features, []),
+    'backbone': (models.swin_classifier, backbone_alone, []),
+    'two_heads': (models.swin_classifier, two_heads, []),
+    'stock_swin': (models.stock_swin_classifier, features, []),
+    'timm_features': (models.timm_vit, timm_features, []),
+    'timm_swin_features': (models.timm_swin, timm_features, []),
+    'timm_blocks': (models.timm_vit, timm_blocks, []),
+    'timm_norm_read_twice': (models.timm_vit, timm_norm_read_twice, []),
+    'timm_intermediates': (models.timm_vit, timm_intermediates, ['inner.norm']),
+    'timm_swin_stages': (models.timm_swin, swin_stages, ['inner.norm']),
+}
+
+
+@pytest.mark.parametrize('name', WRAPPERS)
+def test_a_wrapper_that_uses_a_known_model_in_another_way(name):
+    make, compute, kept = WRAPPERS[name]
+    model = Wrapper(compute, make())
+    report = models.fold(copy.deepcopy(model), IMAGES)
+    assert not report.folded and all('give fuse_norms an example=' in fold.where for fold in report.kept)
+    report = models.fold(model, IMAGES, example=IMAGES)
+    assert [fold.norm for fold in report.kept] == kept == models.norms(model) and report.difference < 1e-12
+
+
+class Auxiliary(ImageClassifier):
+    """Reads features elsewhere."""
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return self.head(self.extract_feat(inputs)), self.backbone(inputs)[-1].amax((2, 3))
+
+
+def test_a_subclass_that_reads_features_elsewhere():
+    model = models.swin_classifier()
+    model.__class__ = Auxiliary
+    assert len(models.fold(copy.deepcopy(model), IMAGES).kept) == 11
+    assert [fold.norm for fold in models.fold(model, IMAGES, example=IMAGES).kept] == ['backbone.norm1']
+
+
+def branching(self, x):
+    """Another way for long sequences."""
+    y = self.norm(x)
+    return self.fc(y) if x.shape[1] < 9 else self.fc(y.tanh())
+
+
+def read_norm(self, x):
+    return self.fc(self.norm(x)) * self.norm.weight.exp().sum()
+
+
+def borrowed_bias(self, x):
+    return self.fc(self.norm(x)) + nn.functional.linear(x, self.other.weight, self.norm.bias)
+
+
+@pytest.mark.parametrize('compute, why', [
+    (branching, 'its output is read by tanh'),
+    (read_norm, 'its weight or bias is read by exp, too'),
+    (borrowed_bias, 'its weight or bias is the bias of a layer, too')])
+def test_what_else_happens_to_a_norm(compute, why):
+    model = Block(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM), other=nn.Linear(DIM, DIM)))
+    kept, = models.fold(model, TOKENS, example=TOKENS).kept
+    assert kept.where.startswith(why)
+
+
+def test_a_dropout_that_is_always_on_keeps_the_norm_before_it():
+    model = Block(lambda self, x: self.fc(nn.functional.dropout(self.norm(x), 0.5, training=True)),
+                  dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM)))
+    kept, = fuse_norms(models.randomize(model), example=TOKENS.float()).kept
+    assert re.match('its output is read by (native_)?dropout', kept.where)
+
+
+def test_a_rule_that_is_wrong_and_cannot_be_seen_is_refused_and_names_the_norm():
+    """A trace sees padding, and that the rule fills it; what with, only a run tells."""
+    cls = type('Padded', (Block, ), {})
+
+    def compute(self, x):
+        return self.fc(nn.functional.pad(self.norm(x), (0, 0, 0, 3)))
+
+    model = models.randomize(cls(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3))), gamma='none')
+    fold_rule(cls)(lambda module: [Into('norm', 'fc', pad=lambda module, fill: None)])
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(NotExactError, match=r'the output of fc differs by .* after folding norm \(fc \(padding filled'):
+        fuse_norms(model, example=TOKENS.float())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert isinstance(model.norm, UN)
+
+
+@pytest.mark.parametrize('facts', [[Into('norm', 'other')], [Into('norm', 'fc', 'other')], [Into('idle', 'fc')]])
+def test_a_rule_that_names_other_readers_gives_way_to_what_ran(facts):
+    cls = type('Wrong', (Block, ), {})
+    fold_rule(cls)(lambda module: facts)
+    model = cls(lambda self, x: self.fc(self.norm(x)) + self.other(x),
+                dict(norm=UN(DIM), idle=UN(DIM), fc=nn.Linear(DIM, 3), other=nn.Linear(DIM, 3)))
+    report = models.fold(model, TOKENS, example=TOKENS)
+    assert {fold.norm: fold.where for fold in (*report.folded, *report.kept)} == {
+        'norm': 'fc', 'idle': 'did not run on the example'}
+
+
+def prune_half(model):
+    prune.l1_unstructured(model[1], 'weight', .5)
+
+
+def weight_norm(model):
+    nn.utils.weight_norm(model[1])
+
+
+def keep_activation(model):
+    model.features = model(TOKENS)
+
+
+def keep_activations(model):
+    model.features = [{'last': model(TOKENS)}]
+
+
+@pytest.mark.parametrize('change, folded', [(prune_half, ['2']), (weight_norm, ['2']), (keep_activation, ['0', '2']),
+                                            (keep_activations, ['0', '2'])])
+@pytest.mark.filterwarnings('ignore:.*weight_norm.*')
+def test_a_model_with_tensors_that_were_computed(change, folded):
+    model = models.randomize(nn.Sequential(UN(DIM), nn.Linear(DIM, DIM), UN(DIM), nn.Linear(DIM, 2)).double())
+    change(model)
+    assert [fold.norm for fold in models.fold(model, TOKENS, example=TOKENS).folded] == folded
+
+
+def test_a_model_that_cannot_be_copied():
+    model = nn.Sequential(UN(DIM), nn.Linear(DIM, 2)).eval()
+    model.stream = (value for value in range(3))
+    with pytest.raises(RuntimeError, match='model: an example runs on a copy of it, .* cannot be copied: TypeError'):
+        fuse_norms(model, example=TOKENS.float())
+
+
+def test_the_feature_extractor_of_torchvision():
+    vit = torchvision.models.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5).eval()
+    nn.init.normal_(vit.heads.head.weight)
+    model = create_feature_extractor(vit, ['heads.head']).eval()
+    convert_norms(model, [IMAGES.float()])
+    assert len(fuse_norms(model, strict=True, example=IMAGES.float()).folded) == 5
+
+
+class ReadsTheDtype(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = UN(DIM), nn.Linear(DIM, 3)
+
+    def forward(self, x):
+        return self.linear(self.norm(x.to(self.norm.weight.dtype).to(self.norm.bias.device)))
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_a_model_that_asks_a_norm_for_dtype_and_device(dtype):
+    model = ReadsTheDtype().to(dtype).eval()
+    fuse_norms(model, strict=True, example=TOKENS)
+    assert model(TOKENS).dtype == dtype and model.float()(TOKENS).dtype == torch.float32
+
+
+@pytest.mark.parametrize('name', ['swin_tiny_patch4_window7_224', 'swinv2_tiny_window8_256', 'swinv2_cr_tiny_ns_224'])
+def test_timms_swins_of_another_input_size(name):
+    model = timm.create_model(name, img_size=32, window_size=4, num_classes=3, embed_dim=8, depths=(1, 2),
+                              num_heads=(1, 2))
+    model = models.randomize(replace_norms(model, models.UN).double(), gamma='none')
+    twin = copy.deepcopy(model)
+    fuse_norms(model, example=IMAGES)
+    x = torch.randn(1, 3, 48, 48, dtype=torch.float64)
+    for each in (model, twin):
+        each.set_input_size(48)
+    models.assert_equal(models.outputs(model, x), models.outputs(twin, x))
+
+
+def test_an_adapter_that_is_merged_later_keeps_the_norm():
+    class Adapter(nn.Module):
+        """As LoRA of peft."""
+
+        def __init__(self):
+            super().__init__()
+            self.base, self.a, self.b = nn.Linear(DIM, 3), nn.Linear(DIM, 2, bias=False), nn.Linear(2, 3, bias=False)
+
+        def forward(self, x):
+            return self.base(x) + self.b(self.a(x))
+
+        def merge(self):
+            self.base.weight.data += self.b.weight @ self.a.weight
+
+        def unmerge(self):
+            self.base.weight.data -= self.b.weight @ self.a.weight
+
+    model = models.randomize(nn.Sequential(UN(DIM), Adapter()).double())
+    kept, = models.fold(model, TOKENS, example=TOKENS).kept
+    assert 'is part of Adapter, whose merge() would lose' in kept.where
+
+
+def test_a_function_runs_the_model_in_its_own_way():
+    model = models.randomize(models.mmdet_detector())
+
+    def whole(model):  # what it returns is not compared
+        model(IMAGES.to(next(model.parameters()).dtype), mode='tensor')
+
+    def feature_maps(model):
+        return model.extract_feat(IMAGES.to(next(model.parameters()).dtype))
+
+    report = models.fold(model, IMAGES, example=[whole, feature_maps])
+    assert len(report.folded) == 12 and not report.kept and report.difference < 1e-12
+
+
+@pytest.mark.parametrize('wrong', [nn.Linear(2, 2), int, 3])
+def test_examples_of_another_kind(wrong):
+    with pytest.raises(TypeError, match='example: must be a tensor, .* a function that runs the model'):
+        fuse_norms(nn.Sequential(UN(DIM), nn.Linear(DIM, 2)).eval(), example=wrong)
+
+
+def test_an_output_that_is_no_tensor_is_compared_too():
+    class Output:
+        def __init__(self, logits):
+            self.logits = dict(all=[logits])
+
+    model = Block(lambda self, x: Output(self.fc(self.norm(x))), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    assert fuse_norms(models.randomize(model), example=TOKENS.float(), strict=True).difference is not None
+
+
+def test_a_model_that_cannot_run_in_float64_is_compared_in_its_own_type():
+    model = Block(lambda self, x: self.fc(self.norm(x).float()), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    report = fuse_norms(models.randomize(model), example=TOKENS.float(), strict=True)
+    assert 1e-9 < report.difference < 1e-3
+
+
+def test_frozen_batch_norm_folds_into_the_convolution_before_it():
+    """torchvision's, and that of transformers' DETRs, which has no `eps`."""
+    class DetrFrozenBatchNorm2d(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ('weight', 'bias', 'running_mean', 'running_var'):
+                self.register_buffer(name, torch.rand(4) + 0.5)
+
+        def forward(self, x):
+            scale = (self.weight * (self.running_var + 1e-5).rsqrt()).view(1, -1, 1, 1)
+            return x * scale + self.bias.view(1, -1, 1, 1) - self.running_mean.view(1, -1, 1, 1) * scale
+
+    def net(norm):
+        return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), norm, nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+    for norm in (torchvision.ops.FrozenBatchNorm2d(4), DetrFrozenBatchNorm2d()):
+        fold, = models.fold(net(norm), IMAGES, example=IMAGES).folded
+        assert fold.where == 'back into 0'
+
+
+def test_dropout_paths_and_maps_do_not_matter():
+    model = Block(lambda self, x: x + self.drop(self.conv(self.norm(x))),
+                  dict(norm=UN2d(3), conv=nn.Conv2d(3, 3, 1), drop=DropPath(0.5)))
+    assert len(models.fold(model, IMAGES, example=IMAGES, strict=True).folded) == 1
