@@ -35,6 +35,10 @@ if not MISSING:
     with quiet_imports():
         from . import backbones, datasets, engine, enhancement, init, recording, translation  # noqa: F401
 
+if not lacks('mmengine'):
+    from . import hooks  # noqa: F401
+    from .config.folded import load_folded, save_folded
+
 from . import stock_rules  # noqa: F401
 from .conversion import ConversionReport, convert_norms
 from .fusion import FusionReport, fuse_norms
@@ -58,7 +62,8 @@ from .norms import (
 
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'ConversionReport', 'Derf', 'DyT', 'FusionReport', 'NoNorm', 'PRepBN', 'RepBN',
-    'SyncUN', 'TokenBN', 'UN2d', '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'replace_norms',
-    'revert_sync'
+    'SyncUN', 'TokenBN', 'UN2d', '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'load_folded',
+    'replace_norms', 'revert_sync', 'save_folded'
 ]
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'recording', 'translation'))
+__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'load_folded', 'recording',
+                                         'save_folded', 'translation'))

@@ -95,7 +95,7 @@ def test_what_needs_openmmlab_says_so_and_a_wrong_name_does_not():
     done = run('''
 import mmunorm
 
-for code in ('from mmunorm.fusion import save_folded', 'from mmunorm.conversion import converted_model',
+for code in ('from mmunorm import save_folded', 'from mmunorm.conversion import converted_model',
              'from mmunorm.init import SecondMomentInit', 'mmunorm.engine.OfflineNormHook',
              'from mmunorm.cli import training', 'mmunorm.nothing'):
     try:
@@ -105,7 +105,7 @@ for code in ('from mmunorm.fusion import save_folded', 'from mmunorm.conversion 
 ''')
     assert done.returncode == 0, done.stderr
     *missing, wrong = done.stdout.splitlines()
-    whats = ('mmunorm.fusion.save_folded', 'mmunorm.conversion.converted_model', 'mmunorm.init.SecondMomentInit',
+    whats = ('mmunorm.save_folded', 'mmunorm.conversion.converted_model', 'mmunorm.init.SecondMomentInit',
              'mmunorm.engine', 'each tool of mmunorm')
     for line, what in zip(missing, whats, strict=True):
         assert line.startswith(f'{what} needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
@@ -128,7 +128,7 @@ import torch
 import mmunorm
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
-from mmunorm.fusion import load_folded, save_folded
+from mmunorm.config.folded import load_folded, save_folded
 
 print(MODELS.get('UN') is mmunorm.UN, HOOKS.get('FuseNormsHook') is not None, HOOKS.get('OfflineNormHook'))
 cfg = Config(dict(model=dict(type='TimmModel', name='test_vit', norm_cfg=dict(type='UN'))))

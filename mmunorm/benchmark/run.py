@@ -11,7 +11,7 @@ from mmengine.config import Config
 from torch import nn
 
 from ..compat import allow_recompilations
-from ..fusion import save_folded
+from ..config.folded import save_folded
 from ..utils import PreflightError
 from . import measure
 from .environment import device_name, environment
@@ -50,7 +50,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         settings (Settings): how to measure; unchanged.
         checkpoint (str, optional): weights; without it, they are random.
         title (str, optional): title of the report. Defaults to the name of the config file.
-        save (str, optional): write the folded model to this file, see :func:`mmunorm.fusion.save_folded`.
+        save (str, optional): write the folded model to this file, see :func:`mmunorm.save_folded`.
 
     Returns:
         A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),

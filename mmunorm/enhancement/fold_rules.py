@@ -1,9 +1,14 @@
-"""Where the norms of the enhancer go when it is folded."""
-from ..fusion.rules import After, Into, Reads, fold_rule
-from .iat import GlobalBranch, LocalBlock, QueryAttention
+"""How the enhancers are run to see what reads each norm when they are folded."""
+import torch
 
-fold_rule(QueryAttention)(lambda module: [Reads('k', 'v')])
-fold_rule(LocalBlock)(lambda block: [Into('norm1', 'conv1'), After('scale1', 'conv2'),
-                                     Into('norm2', 'fc1'), After('scale2', 'fc2')])
-fold_rule(GlobalBranch)(lambda branch: [After('bn1', 'conv1'), After('bn2', 'conv2'),
-                                        Into('norm1', 'attn'), Into('norm2', 'fc1')])
+from ..fusion.rules import Example, fold_rule
+from .iat import IAT
+from .model import ImageEnhancer
+
+
+def _image(model):
+    return torch.rand(3, 37, 51, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
+
+
+fold_rule(IAT, methods=())(lambda model: [Example(lambda model: model(_image(model)[None]))])
+fold_rule(ImageEnhancer, methods=())(lambda model: [Example(lambda model: model([_image(model)]))])

@@ -33,8 +33,8 @@ def _fold_factors(model: nn.Module, plan: FoldPlan) -> None:
     for residual, last, between in plan.factors:
         layer, b = model.get_submodule(last), plan.modules[residual].scales()[1]
         is_next = all(isinstance(model.get_submodule(name), nn.Identity) for name in between)
-        if not is_next or call_obstacle(plan.modules[residual]) or layer_obstacle(
-                layer, layer.out_features, after=True) or plan.owners.others(last, plan.modules[last]):
+        if not is_next or call_obstacle(plan.modules[residual]) or layer_obstacle(layer) or plan.owners.others(
+                last, plan.modules[last]):
             continue
         like = torch.ones(layer.out_features, dtype=torch.float64, device=layer.weight.device)
         absorb(model, Site(last, after=True), factor(b, like), torch.zeros_like(like))

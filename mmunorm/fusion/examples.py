@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .rules import Example
+
 _KINDS = 'a tensor, a tuple of arguments, a dict of keyword arguments, a function that runs the model it is given'
 
 
@@ -18,6 +20,7 @@ class Run:
     """One call of a model."""
     example: Tensor | tuple | dict | Callable
     is_required: bool = True  # whether the model has to take it
+    is_enough: bool = False  # whether no other is needed once the model has taken it
 
     def __call__(self, model: nn.Module, dtype: torch.dtype | None = None):
         """What the model returns, for tensors of `dtype` in place of their own."""
@@ -32,8 +35,10 @@ class Run:
 def runs_of(example) -> list[Run]:
     """The runs that an example of :func:`mmunorm.fuse_norms` asks for, with other sizes of images and sequences.
 
-    A TypeError if it is of another kind.
+    A TypeError if it is of another kind. An :class:`Example` of a rule has runs that need not all succeed.
     """
+    if isinstance(example, Example):
+        return [Run(call, is_required=False, is_enough=True) for call in example.runs]
     examples = example if isinstance(example, list) else [example]
     if not examples:
         raise TypeError('example: the list is empty')
@@ -68,8 +73,8 @@ def _cast(value, dtype: torch.dtype):
     return type(value)(_cast(each, dtype) for each in value) if type(value) in (tuple, list) else value
 
 
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of a model in eval mode. A RuntimeError if it holds something that cannot be copied.
+def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy of a model in eval mode, of `dtype` or its own. A RuntimeError if it holds what cannot be copied.
 
     Tensors that were computed, such as a pruned weight, are copied without the graph that computed them.
     """
@@ -79,7 +84,8 @@ def copy_of(model: nn.Module) -> nn.Module:
     except Exception as error:
         raise RuntimeError(f'model: an example runs on a copy of it, and it cannot be copied: '
                            f'{type(error).__name__}: {error}') from error
-    return twin.eval()  # a copy of a torch.fx module is in training mode
+    # A copy of a torch.fx module is in training mode.
+    return with_plain_weights(twin.eval() if dtype is None else twin.eval().to(dtype))
 
 
 def _computed(value, depth: int = 3) -> Iterator[Tensor]:
@@ -100,5 +106,7 @@ def is_removable(layer: nn.Module) -> bool:
 def with_plain_weights(model: nn.Module) -> nn.Module:
     """Takes such factors into the weights, in place; returns the model."""
     for layer in list(filter(is_removable, model.modules())):
+        # The class is that of its copies, too, and loses its property.
+        layer.__class__ = type(type(layer).__name__, type(layer).__bases__, dict(vars(type(layer))))
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model

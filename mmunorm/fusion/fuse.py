@@ -1,33 +1,37 @@
 """The one verb: fold every norm of a model away that can be, and say where each went (Algorithm 1).
 
-A :class:`FoldPlan` goes through four steps, in a file each: `find` says where each norm goes, `check` what forbids it,
-`verify` runs a folded copy, and `apply` folds the model.
+A :class:`FoldPlan` goes through four steps: `graph` finds where each norm goes by a run of the model, `check` what
+forbids it, `verify` runs a folded copy, and `apply` folds the model.
 """
 from __future__ import annotations
 
+from contextlib import suppress
+
+import torch
 from torch import nn
 
 from .apply import apply
 from .check import check
-from .examples import copy_of, runs_of, with_plain_weights
-from .find import find
+from .examples import Run, copy_of, runs_of
 from .graph.place import Places
 from .graph.trace import trace
-from .plan import FoldPlan
-from .report import FusionReport, NotFoldedError
+from .graph.traced import TracedModel
+from .plan import FoldPlan, unwrapped
+from .report import Fold, FusionReport, NotFoldedError
 from .rules import check_names
 from .verify import verify
+
+_LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 
 
 def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
     """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
     The folded model computes the same function without any normalization. Offline norms are mmunorm's and all others
-    with `affine()`, torch's BatchNorm and frozen ones. With an `example`, what ran decides where they go, and a folded
-    copy has to compute on it what the model computes. Without one, the rules of :func:`mmunorm.fusion.fold_rule` say
-    it, for models whose classes they know. What cannot be folded exactly is left as it is. Folding a folded model
-    changes nothing. Linear layers in the NTK parametrization become plain ones, and the factors of residual schemes
-    go into the layers beside them.
+    with `affine()`, torch's BatchNorm and frozen ones. A run of the model shows what reads each norm. Then a folded
+    copy has to compute what the model computes. What cannot be folded exactly is left as it is. Folding a folded
+    model changes nothing. Linear layers in the NTK parametrization become plain ones, and the factors of residual
+    schemes go into the layers beside them.
 
     What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
     the norm that has gone into the next layer.
@@ -39,7 +43,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
             runs the model it is given and returns what is to be compared, or a list of such. Copies of the model run
             on each, and on a tensor of images `(N, C, H, W)` or tokens `(N, L, C)` also in other sizes if it takes
             these. What is folded is right for the ways that they take through the model: give one for each. Defaults
-            to None: rules alone, and nothing is compared.
+            to None: whole models of mmdet, mmpretrain, timm and mmunorm know how to run. Norms of others stay.
 
     Returns:
         FusionReport: each norm, where it went, or why it stays, and the largest difference on the example.
@@ -57,17 +61,32 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         if module.training and '_orig_mod' not in module._modules:
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
+    plan = FoldPlan(unwrapped(model))
+    example = plan.example if example is None else example
     runs = [] if example is None else runs_of(example)
-    plan = FoldPlan(model)
-    if not (plan.affines or plan.factors):
+    if runs and (plan.affines or plan.factors):
+        traced, runs, dtype = _traced(plan, runs)
+        places = Places(plan, traced)
+        plan.folds = [places.fold(name) for name in plan.norms]
+    else:
+        why = ('' if runs else f'no example= says how to run {type(plan.model).__name__}, and no fold rule does; '
+               'such as fuse_norms(model, example=torch.randn(1, 3, 224, 224))')
+        plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
+                      for name, norm in plan.norms.items()]
         runs = []
-    places = Places(plan, trace(with_plain_weights(copy_of(model)), plan, runs)) if runs else None
-    plan.folds = find(plan, places)
     check(plan)
     kept = tuple(fold for fold in plan.folds if fold.obstacle)
     if strict and kept:
         listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in kept)
         raise NotFoldedError(f'strict=True, and {len(kept)} norms cannot be folded:\n{listed}')
-    difference = verify(plan, runs) if runs else None
-    apply(plan, model)
+    difference = verify(plan, runs, dtype) if runs else None
+    apply(plan, plan.model)
     return FusionReport(tuple(fold for fold in plan.folds if not fold.obstacle), kept, difference)
+
+
+def _traced(plan: FoldPlan, runs: list[Run]) -> tuple[TracedModel, list[Run], torch.dtype | None]:
+    """What a run of a copy shows, the runs that the model takes, and their type: float64, or None for the model's."""
+    if sum(parameter.numel() for parameter in plan.model.parameters()) <= _LARGEST_MODEL:
+        with suppress(RuntimeError):  # some of its tensors cannot be float64
+            return *trace(copy_of(plan.model, torch.float64), plan, runs, torch.float64), torch.float64
+    return *trace(copy_of(plan.model), plan, runs), None

@@ -21,7 +21,7 @@ LARGEST_FILL = 1e28
 
 class Fill(NamedTuple):
     """The token to pad with, instead of a zero token after a norm."""
-    value: Tensor  # (C,) float64
+    value: Tensor  # (C,) float64; in the type of the weights where a module gets it
     marker: int = -1  # the channel that tells padded tokens (1) from real ones (0); -1 where none is needed
     undone: Tensor | None = None  # (C,) bool: the channels whose shift the marker undoes
 
@@ -86,5 +86,5 @@ class NeutralPadding(nn.Module):
 def become(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
     """Makes `module` an instance of `cls`, a subclass of its class: names in its `state_dict` stay."""
     module.__class__ = cls
-    module.register_buffer('pad_value', fill.value.to(next(module.parameters())))
+    module.register_buffer('pad_value', fill.value)
     module.marker = fill.marker  # a plain int, so that no forward pass waits for a tensor's value

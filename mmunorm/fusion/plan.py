@@ -9,49 +9,72 @@ from torch import nn
 from ..norms.layers import is_norm
 from .affine import Affine, affine_of, class_obstacle
 from .report import Fold
-from .rules import Fact, Factor, facts, join
+from .rules import Example, Factor, Fills, Pad, Station, Stream, Unties, facts, join
 
 
 class FoldPlan:
     """The modules of a model, its norms with what each computes, what rules say, and the folds; all by full name.
 
-    The folds and all that is computed are of names and tensors, so that a plan can be applied to a copy of the model.
+    Folds are names and tensors alone, so that a plan can be applied to a copy of the model.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.owners = Owners(model)
-        self.facts = {name: facts(module) for name, module in self.modules.items()}
         self.norms = {name: module for name, module in self.modules.items() if is_norm(module)}
         self.affines: dict[str, Affine] = {}  # of the norms that have one
         self.obstacles = {name: self._look_at(name, norm) for name, norm in self.norms.items()}
+        self.example: Example | None = None
+        self.fills: dict[str, Pad] = {}
+        self.streams: list[Stream] = []
+        self.factors: list[tuple[str, str, list[str]]] = []  # connection, its last layer, and the modules between
+        self.untied: set[str] = set()
+        for name, module in model.named_modules():
+            self._note_facts(name, module)
+        # Of each norm in a stream: that, and the sublayer that reads it, None for the last one.
+        self.stations: dict[str, tuple[Stream, Station | None]] = {
+            station.norm: (stream, reader) for stream in self.streams
+            for station, reader in zip(stream.stations, (*stream.stations[1:], None), strict=True)}
         self.folds: list[Fold] = []
 
     def _look_at(self, name: str, norm: nn.Module) -> str:
         """Notes what a norm computes; why it cannot be folded into anything, or ''."""
         if obstacle := class_obstacle(norm) or call_obstacle(norm):
             return obstacle
+        if shared := self.owners.others(name, norm):
+            return f'is shared with {shared}'
         affine = affine_of(norm)
         if not all(value.isfinite().all() for value in affine):
             return 'its scale or shift is not finite'
         self.affines[name] = affine
         return ''
 
-    def said(self, kind) -> list[tuple[str, Fact]]:
-        """The facts of a kind with the module that each is about, once for each module."""
-        seen, found = set(), []
-        for name, module in self.modules.items():
-            if id(module) not in seen:
-                seen.add(id(module))
-                found += [(name, fact) for fact in self.facts[name] or () if isinstance(fact, kind)]
-        return found
+    def _note_facts(self, name: str, module: nn.Module) -> None:
+        for fact in facts(module):
+            if isinstance(fact, Example):
+                self.example = self.example if name else fact
+            elif isinstance(fact, Fills):
+                self.fills[name] = fact.pad
+            elif isinstance(fact, Stream):
+                self.streams.append(fact.within(name))
+            elif isinstance(fact, Factor):
+                self.factors.append((join(name, fact.residual), join(name, fact.last),
+                                     [join(name, each) for each in fact.between]))
+            elif isinstance(fact, Unties):
+                self.untied.add(join(name, fact.layer))
 
-    @property
-    def factors(self) -> list[tuple[str, str, list[str]]]:
-        """The connections that a factor can be taken from, the layers for it, and the modules between."""
-        return [(join(name, fact.residual), join(name, fact.last), [join(name, each) for each in fact.between])
-                for name, fact in self.said(Factor)]
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in wrappers that call it and nothing else: of torch.compile, for several processes, of averages."""
+    while True:
+        parts = list(model._modules)
+        if '_orig_mod' in parts:
+            model = model._orig_mod
+        elif parts == ['module'] and type(model).__module__.partition('.')[0] in ('torch', 'mmengine'):
+            model = model.module
+        else:
+            return model
 
 
 def call_obstacle(module: nn.Module) -> str:

@@ -9,10 +9,7 @@ from .rules import Pad, Stream
 
 @dataclass(frozen=True)
 class Site:
-    """A layer that takes a norm up: one that reads the norm, or with `after` one whose output the norm reads.
-
-    A rule names whole layers. The graph knows which rows of a weight and which channels there are the norm's.
-    """
+    """A layer that takes a norm up: one that reads the norm, or with `after` one whose output the norm reads."""
     layer: str  # full name of the module that holds the weight
     after: bool = False
     weight: str = 'weight'  # its name in that module
@@ -33,21 +30,13 @@ class Site:
 class Fold:
     """One norm: where it goes, or why it stays. Every name is the full one."""
     norm: str
-    kind: str = ''  # class of the norm
+    kind: str  # class of the norm
     sites: list[Site] = field(default_factory=list)
-    through: list[str] = field(default_factory=list)  # modules that pass its output on to these layers
     pads: list[tuple[str, Pad]] = field(default_factory=list)  # modules that pad its output with zeros
-    unpadded: list[str] = field(default_factory=list)  # layers that read it past these
     stream: Stream | None = None  # that it stands in
     untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
     obstacle: str = ''
-    claims: int = 1  # how many rules say where it goes
     beyond_float16: bool = False  # whether its padding token is too large for float16
-
-    @property
-    def by_graph(self) -> bool:
-        """Whether the model's graph has found the layers, and no rule."""
-        return any(site.channels is not None for site in self.sites)
 
     @property
     def where(self) -> str:
@@ -69,8 +58,8 @@ class FusionReport:
     Attributes:
         folded: the norms that are gone; `norm` is a name, `where` tells where it went.
         kept: the norms that are left; `where` tells why.
-        difference: the largest between the model's outputs and those of its folded copy on the example, over the
-            largest value of an output. None where nothing could be compared, as without an example.
+        difference: the largest between the model's outputs and those of its folded copy, over the largest value of an
+            output. None where nothing was folded or could be compared.
     """
     folded: tuple[Fold, ...]
     kept: tuple[Fold, ...]
@@ -78,10 +67,10 @@ class FusionReport:
 
     def __str__(self) -> str:
         lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
-        if beyond := sum(fold.beyond_float16 for fold in self.folded):
-            lines[0] += f', {beyond} of them with padding too large for float16: there, call half() before fuse_norms()'
         if self.difference is not None:
-            lines[0] += f'; largest difference on the example {self.difference:.0e}'
+            lines.append(f'in an example, outputs change by {self.difference:.0e} of their largest value')
+        if beyond := sum(fold.beyond_float16 for fold in self.folded):
+            lines.append(f'{beyond} of them with padding too large for float16: there, call half() before fuse_norms()')
         for title, folds in (('folded', self.folded), ('kept', self.kept)):
             if folds:
                 width = max(len(fold.norm) for fold in folds)

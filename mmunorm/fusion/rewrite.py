@@ -21,14 +21,13 @@ class FoldedNorm(nn.Identity):
     model unseen. Its `weight` and `bias` are empty: models ask a norm's for dtype and device.
 
     Args:
-        made: for a norm that was folded by the model's graph, the tensors that came into the model's state by that.
-            Defaults to None, for one that a rule knows.
+        made: the tensors that came into the model's state when the norm was folded. Defaults to none.
         like: a tensor of the dtype and device that the norm had. Defaults to None, for torch's defaults.
     """
 
-    def __init__(self, made: Sequence[str] | None = None, like: Tensor | None = None):
+    def __init__(self, made: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
-        self.made = made
+        self.made = tuple(made)
         self.register_buffer('folded', torch.tensor(True))
         self.register_buffer('weight', torch.empty(0) if like is None else like.new_empty(0), persistent=False)
 
@@ -50,13 +49,13 @@ class FoldedNorm(nn.Identity):
 
 Norm.refused_state['folded'] = (
     'this checkpoint is of a folded model, and this one has norms. Fold it first with '
-    "mmunorm.fuse_norms(model.eval()), or let mmunorm.fusion.load_folded build the model of this checkpoint.")
+    "mmunorm.fuse_norms(model.eval()), or let mmunorm.load_folded build the model of this checkpoint.")
 
 
 class FoldedNormAct(FoldedNorm):
     """Stands where a norm of timm stood that has an activation in it: that is left."""
 
-    def __init__(self, made: Sequence[str] | None, norm: nn.Module):
+    def __init__(self, made: Sequence[str], norm: nn.Module):
         super().__init__(made, norm.running_var)
         self.drop, self.act = norm.drop, norm.act
 
@@ -74,11 +73,12 @@ def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
     made = [name for site in fold.sites for name in absorb(model, site, scale, shift, fill)]
     for name, pad in fold.pads:
-        pad(model.get_submodule(name), fill)
-    leave(model, fold.norm, made if fold.by_graph else None)
+        layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
+        pad(model.get_submodule(name), fill._replace(value=fill.value.to(next(layer.parameters()))))
+    leave(model, fold.norm, made)
 
 
-def leave(model: nn.Module, name: str, made: Sequence[str] | None = None) -> None:
+def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
     """Puts a :class:`FoldedNorm` where the norm `name` stands."""
     norm = model.get_submodule(name)
     like = next((tensor for tensor in (*norm.parameters(), *norm.buffers()) if tensor.is_floating_point()), None)
@@ -107,11 +107,12 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
     """
     weight = getattr(model.get_submodule(site.layer), site.weight)[site.part]
     scale, shift = scale.to(weight.device), shift.to(weight.device)
-    if site.channels is not None:
+    if site.channels is not None and scale.dim() == 1:
         channels = torch.tensor(site.channels, device=weight.device)
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
-    made = [name for name in vectors if add_to_state(model, name)]
+    # A factor alone needs no bias.
+    made = [name for name in vectors if not site.after or shift.any() if add_to_state(model, name)]
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
     if site.after:

@@ -1,7 +1,7 @@
 """What a fold rule says, and the one registry of them.
 
-A rule looks at one module and yields facts about its norms or its inputs and outputs, by the names of its parts.
-`find` joins the facts.
+Where a norm goes is found out by a run of the model. A rule says of a class what a run cannot show, by the names of its
+parts: how the model is run, how zero padding is filled, where norms stand in a residual stream.
 """
 from __future__ import annotations
 
@@ -19,71 +19,31 @@ from .padding import Fill
 Pad = Callable[[nn.Module, Fill], None]
 
 
-class Into:
-    """`norm` is read by `readers` and by nothing else: it goes into their weights.
+class Example:
+    """Ways to run the whole model, for which :func:`mmunorm.fuse_norms` needs no example.
 
-    A reader is a linear layer, an unpadded convolution, or a module whose own rule tells by `Reads` what reads its
-    input. `pad(module, fill)` is for a module that pads with zeros between the norm and its one reader: it makes the
-    module put `fill` (:class:`mmunorm.fusion.padding.Fill`) in their place. `identity` says that the readers are
-    called with an `identity` of their own, as mmcv's FFN can be.
+    Each of `runs` is a function that runs the model that it is given and returns what is to be compared. The first
+    that runs counts: they may be images of sizes of which the model takes some.
     """
 
-    def __init__(self, norm: str, *readers: str, pad: Pad | None = None, identity: bool = False):
-        self.norm, self.readers, self.pad, self.identity = norm, readers, pad, identity
+    def __init__(self, *runs: Callable[[nn.Module], object]):
+        self.runs = runs
 
 
 @dataclass(frozen=True)
-class After:
-    """`norm` goes back into `source`, the linear layer or convolution before it, whose output nothing else reads."""
-    norm: str
-    source: str
+class Fills:
+    """The module pads its input with zeros; `pad(module, fill)` makes it put another token in their place.
 
-
-@dataclass(frozen=True)
-class Emits:
-    """Output `level` of the module, -1 for the last, is the output of `norm`, which nothing inside it reads.
-
-    The rule of the model that holds the module says by `Chain` who reads it.
+    `fill` is a :class:`mmunorm.fusion.padding.Fill`.
     """
-    norm: str
-    level: int = -1
-
-
-class Reads:
-    """Input `level` of the module, -1 for the last, is read by `readers` and by nothing else.
-
-    `pad` is for a module that pads its input with zeros before it is read, as in `Into`. `adds_input` is for one that
-    also adds its input to its output, unless it is called with another `identity`.
-    """
-
-    def __init__(self, *readers: str, level: int = -1, pad: Pad | None = None, adds_input: bool = False):
-        self.readers, self.level, self.pad, self.adds_input = readers, level, pad, adds_input
-
-
-@dataclass(frozen=True)
-class Averages:
-    """Each output of the module is a mean over positions of one input: scale and shift pass through it."""
-
-
-class Chain:
-    """The outputs of each of `parts` are the inputs of the next, and are read nowhere else."""
-
-    def __init__(self, *parts: str):
-        self.parts = parts
-
-
-@dataclass(frozen=True)
-class Stays:
-    """`norm` cannot be folded, because of `why`, half a sentence."""
-    norm: str
-    why: str
+    pad: Pad
 
 
 class Station(NamedTuple):
     """A sublayer F of a post-norm stream, `x' = norm(a x + b F(x))`, by the names of its parts.
 
-    `residual` is the module that adds, with `scales() -> (a, b)` and `without_factors()`, what is left of it once
-    they are folded. `part` is F, and `last` the linear layer in it that gives its output.
+    `residual` is the module that adds, with `scales() -> (a, b)` and `without_factors()`, what is left of it once they
+    are folded. `part` is F, and `last` the linear layer in it that gives its output.
     """
     residual: str
     part: str
@@ -99,19 +59,16 @@ class Station(NamedTuple):
 class Stream:
     """The residual stream of post-norm layers, whose norms stand in it, after the sums.
 
-    `stations` are its sublayers in order. What reads the stream at its end are the norms `ends`, over its channels or
-    over several copies of each in a row; without any, the rule says by `Emits` that the last norm is an output. `pads`
-    are for ends in modules that pad the stream with zeros: pairs of a module and a function, as in `Into`.
+    `stations` are its sublayers in order. `ends` are norms that read the stream at its end, over its channels or over
+    several copies of each in a row.
     """
     stations: tuple[Station, ...]
     ends: tuple[str, ...] = ()
-    pads: tuple[tuple[str, Pad], ...] = ()
 
     def within(self, prefix: str) -> Stream:
         """The same with full names, for a module with the name `prefix`."""
         return Stream(tuple(station.within(prefix) for station in self.stations),
-                      tuple(join(prefix, end) for end in self.ends),
-                      tuple((join(prefix, name), pad) for name, pad in self.pads))
+                      tuple(join(prefix, end) for end in self.ends))
 
 
 @dataclass(frozen=True)
@@ -131,7 +88,7 @@ class Unties:
     layer: str
 
 
-Fact = Into | After | Emits | Reads | Averages | Chain | Stays | Stream | Factor | Unties
+Fact = Example | Fills | Stream | Factor | Unties
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
@@ -141,17 +98,17 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
     """Registers a function as the fold rule of one or several classes of modules.
 
     The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of the nearest
-    class wins. An instance whose `methods` have been replaced has no rule. For a block of one's own::
+    class wins. An instance whose `methods` have been replaced has no rule. For a model of one's own::
 
-        from mmunorm.fusion import Into, fold_rule
+        from mmunorm.fusion import Example, fold_rule
 
-        @fold_rule(MyBlock)
-        def my_block(block):
-            yield Into('norm', 'attn.query', 'attn.key', 'attn.value')
+        @fold_rule(MyDetector)
+        def my_detector(model):
+            yield Example(lambda model: model.extract_feat(torch.randn(1, 3, 64, 64)))
 
     Args:
         *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that
-            a rule need not import the library it is for.
+            a rule need not import the library it is for. The name of a package stands for all classes in it.
         methods: the methods that the rule describes. Defaults to `('forward', )`.
 
     Raises:
@@ -180,16 +137,18 @@ def check_names() -> None:
                                     'no such class')
 
 
-def facts(module: nn.Module) -> list[Fact] | None:
-    """What the rule for `module`'s class says about it; None where there is none, or it is for another `forward`."""
+def facts(module: nn.Module) -> list[Fact]:
+    """What the rule for `module`'s class says about it; nothing where there is none."""
     for cls in type(module).__mro__:
-        rule, methods = _RULES.get(cls) or _RULES.get(f'{cls.__module__}.{cls.__qualname__}') or (None, ())
+        package = cls.__module__.rpartition('.')[0]
+        found = (_RULES.get(key) for key in (cls, f'{cls.__module__}.{cls.__qualname__}', package))
+        rule, methods = next(filter(None, found), (None, ()))
         if rule is not None:
             # A method of the instance alone hides that of its class.
             is_as_described = all(getattr(type(module), method) is getattr(cls, method) and method not in vars(module)
                                   for method in methods)
-            return list(rule(module)) if is_as_described else None
-    return None
+            return list(rule(module)) if is_as_described else []
+    return []
 
 
 def join(prefix: str, name: str) -> str:

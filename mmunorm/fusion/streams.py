@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .affine import Affine
-from .padding import Fill, largest_value
+from .padding import largest_value
 from .plan import FoldPlan
 from .report import Site
 from .rewrite import absorb, exchange
@@ -35,8 +35,6 @@ def fold_stream(model: nn.Module, plan: FoldPlan, stream: Stream) -> dict[str, A
         scale, shift = plan.affines[end]
         copies = scale.numel() // p.numel()
         folded[end] = scale * p.repeat_interleave(copies), scale * c.repeat_interleave(copies) + shift
-    for name, pad in stream.pads:
-        pad(model.get_submodule(name), Fill(-c / p))
     for station, (p, _) in zip(stream.stations, carried[:-1], strict=True):
         a, b = plan.modules[station.residual].scales()
         absorb(model, Site(station.last, after=True), factor(b, p) / (factor(a, p) * p), torch.zeros_like(p))

@@ -16,7 +16,6 @@ from .report import Fold, NotExactError, streams_of
 # Of the largest value: in float64 only wrong algebra differs by more, in other types rounding does not reach it.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _OF_HALF = 0.1
-_LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 _SAMPLE = 2**18  # values that are compared of each output of a layer
 
 
@@ -26,11 +25,11 @@ class _Outputs(NamedTuple):
     layers: dict[str, list[Tensor]]  # by name, of each call
 
 
-def verify(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
-    """The largest difference between a model and its folded copy on examples, over the largest value of an output.
+def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
+    """The largest difference between a model and its folded copy, over the largest value of an output.
 
-    Compared are the outputs of the model, of the layers that norms go into, and in float64 where the model runs in
-    that. None where the runs have returned no tensor, and no such layer has run.
+    Compared are the outputs of the model and of the layers that norms go into, on runs that it takes in `dtype`, None
+    for its own. None where the runs have returned no tensor, and no such layer has run.
 
     Raises:
         NotExactError: they differ by more than rounding; names the norms.
@@ -45,28 +44,16 @@ def verify(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
         for site in fold.sites:
             watched[fold.norm if site.after else site.layer].append(fold)
     watched = {name: beside for name, beside in watched.items() if name not in changed}
-    size = sum(parameter.numel() for parameter in plan.model.parameters())
-    dtype = torch.float64 if size <= _LARGEST_MODEL else None
-    try:
-        before = _run(_copy(plan.model, dtype), runs, watched, dtype)
-    except Exception:  # some of its tensors cannot be float64
-        dtype = None
-        before = _run(_copy(plan.model), runs, watched)
-    twin = _copy(plan.model, dtype)
+    before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
+    twin = copy_of(plan.model, dtype)
     apply(plan, twin)
-    after = _run(twin, [run for run, outputs in zip(runs, before, strict=True) if outputs], watched, dtype)
-    return _compare([outputs for outputs in before if outputs], after, watched, folds, dtype)
-
-
-def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    twin = copy_of(model)
-    return twin if dtype is None else twin.to(dtype)
+    return _compare(before, _run(twin, runs, watched, dtype), watched, folds, dtype)
 
 
 @torch.no_grad()
 def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]],
-         dtype: torch.dtype | None = None) -> list[_Outputs | None]:
-    """The outputs of each run, None for one that the model need not take and does not."""
+         dtype: torch.dtype | None) -> list[_Outputs]:
+    """What each run of a model computes."""
     layers: dict[str, list[Tensor]] = {}
 
     def keep(name: str):
@@ -79,12 +66,7 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]
         layers.clear()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a dropout that is always on
-            try:
-                found.append(_Outputs(_tensors(run(model, dtype)), dict(layers)))
-            except Exception:
-                if run.is_required:
-                    raise
-                found.append(None)
+            found.append(_Outputs(_tensors(run(model, dtype)), dict(layers)))
     return found
 
 

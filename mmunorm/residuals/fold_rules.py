@@ -5,30 +5,19 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from ..fusion.rules import After, Fact, Factor, Into, Station, Stays, fold_rule
+from ..fusion.rules import Factor, Station
 from .connect import ResidualLayer
-from .sublayer import Entrance, describe
+from .sublayer import describe
 
 
-@fold_rule(Entrance)
-def entrance(module: Entrance) -> Iterator[Fact]:
-    yield Into('norm', 'linear')
-
-
-def residual_layer(layer: ResidualLayer) -> Iterator[Fact]:
-    """The rule of a layer with residual schemes: the norms of its connections, and their factors."""
+def residual_layer(layer: ResidualLayer) -> Iterator[Factor]:
+    """The rule of a layer with residual schemes: the factors of its connections."""
     for name, part, norm in layer.sublayers():
-        residual, own = getattr(layer, name), f'{name}.norm'
-        sublayer = describe(getattr(layer, part))
-        last = _path(layer, sublayer.last) if sublayer.is_plain_after_last else ''
-        between = (norm, own) if residual.norm_at == 'mid' else (own, )
-        if residual.norm_at == 'pre':
-            yield Into(norm, part)
-        for each in between:
-            yield After(each, last) if last else Stays(each, 'its input is scaled in between')
-        if last and residual.norm_at != 'post' and residual.scales()[1] is not None:
-            yield Factor(name, last, between)
-        yield Stays(f'{name}.mix_norm', 'its output is mixed into the streams of all later layers')  # DLCL's
+        residual, sublayer = getattr(layer, name), describe(getattr(layer, part))
+        is_next = residual.norm_at != 'post' and sublayer.is_plain_after_last
+        if is_next and residual.scales()[1] is not None:
+            own = (f'{name}.norm', )
+            yield Factor(name, _path(layer, sublayer.last), (norm, *own) if residual.norm_at == 'mid' else own)
 
 
 def stations_of(layers: Sequence[ResidualLayer], name: str) -> tuple[Station, ...]:

@@ -1,7 +1,11 @@
-"""The fold rules of mmdet's Swin, FPN and detectors; mmdet itself is imported only with a model of it."""
+"""The fold rules of mmdet's models, and of its window attention; mmdet is imported only with a model of it."""
+from __future__ import annotations
+
+from contextlib import suppress
+
 from ..fusion.padding import become
-from ..fusion.rules import After, Chain, Into, Reads, fold_rule
-from .mmpretrain import emits_norms
+from ..fusion.rules import Example, Fills, fold_rule
+from .images import as_it_is, on_images, preprocessed
 
 SWIN = 'mmdet.models.backbones.swin'
 
@@ -11,29 +15,23 @@ def _pad(attn, fill):
     become(attn, FilledShiftWindowMSA, fill)
 
 
-fold_rule('mmdet.models.layers.transformer.utils.PatchEmbed')(lambda module: [After('norm', 'projection')])
-fold_rule('mmdet.models.layers.transformer.utils.PatchMerging')(lambda module: [Into('norm', 'reduction')])
-fold_rule(f'{SWIN}.SwinBlock')(lambda block: [Into('norm1', 'attn'), Into('norm2', 'ffn', identity=True)])
-fold_rule(f'{SWIN}.WindowMSA')(lambda module: [Reads('qkv')])
+fold_rule(f'{SWIN}.SwinTransformer', methods=())(lambda model: [on_images(model, as_it_is)])
 fold_rule(f'{SWIN}.ShiftWindowMSA', methods=('forward', 'window_partition', 'window_reverse'))(
-    lambda module: [Reads('w_msa', pad=_pad)])
-fold_rule(f'{SWIN}.SwinTransformer')(emits_norms)
+    lambda module: [Fills(_pad)])
 
 
-@fold_rule('mmdet.models.necks.fpn.FPN')
-def fpn(neck):
-    for i in range(len(neck.lateral_convs)):
-        level = neck.start_level + i
-        readers = [f'lateral_convs.{i}']
-        is_last = level == neck.backbone_end_level - 1
-        if is_last and neck.add_extra_convs == 'on_input' and len(neck.fpn_convs) > len(neck.lateral_convs):
-            readers.append(f'fpn_convs.{len(neck.lateral_convs)}')
-        yield Reads(*readers, level=level - neck.num_ins)
+@fold_rule('mmdet.models.detectors.base.BaseDetector', methods=())
+def detector(model) -> list[Example]:
+    """Its feature maps are compared; what it finds in noise is a matter of rounding."""
+    from mmdet.structures import DetDataSample
 
+    def call(model, image):
+        size = tuple(image.shape[2:])
+        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size,
+                                             scale_factor=(1., 1.), img_id=0))
+        inputs, samples = preprocessed(model, image, sample)
+        with suppress(Exception):  # a model without a `test_cfg` cannot predict
+            model(inputs, samples, mode='predict')
+        return model.extract_feat(inputs)
 
-@fold_rule('mmdet.models.detectors.single_stage.SingleStageDetector',
-           'mmdet.models.detectors.two_stage.TwoStageDetector',
-           'mmdet.models.detectors.base_detr.DetectionTransformer', methods=('forward', 'extract_feat'))
-def detector(model):
-    if model.with_neck:
-        yield Chain('backbone', 'neck')
+    return [on_images(model, call)]

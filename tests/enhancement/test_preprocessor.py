@@ -8,9 +8,9 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmunorm import fuse_norms
+from mmunorm.config.folded import folded_config, folded_made
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.enhancement import IAT, EnhancingPreprocessor, ImageEnhancer
-from mmunorm.fusion import folded_config
 from mmunorm.norms import Norm
 
 from ..deploy.detectors import rcnn
@@ -155,7 +155,8 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     report = fuse_norms(model, strict=True)
     assert not any(isinstance(module, Norm) for module in model.modules())
     torch.testing.assert_close(model.test_step(copy.deepcopy(data))[0].pred_score, expected, atol=1e-5, rtol=1e-4)
-    again = MODELS.build(folded_config(classifier_cfg(), [fold.norm for fold in report.folded])).eval()
+    names = [fold.norm for fold in report.folded]
+    again = MODELS.build(folded_config(classifier_cfg(), names, folded_made(model))).eval()
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
 

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from mmdet.models import RetinaNet
 from mmpretrain.models import ImageClassifier
 from timm.layers import DropPath
 from torch import nn
@@ -13,7 +14,7 @@ from torch.nn.utils import prune
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from mmunorm import UN, UN2d, convert_norms, fuse_norms, replace_norms
-from mmunorm.fusion import Into, NotExactError, fold_rule, rules
+from mmunorm.fusion import Fills, NotExactError, fold_rule, rules
 
 from . import models
 from .blocks import DIM, Block
@@ -101,7 +102,7 @@ def test_a_wrapper_that_uses_a_known_model_in_another_way(name):
     make, compute, kept = WRAPPERS[name]
     model = Wrapper(compute, make())
     report = models.fold(copy.deepcopy(model), IMAGES)
-    assert not report.folded and all('give fuse_norms an example=' in fold.where for fold in report.kept)
+    assert not report.folded and all('no example= says how to run Wrapper' in fold.where for fold in report.kept)
     report = models.fold(model, IMAGES, example=IMAGES)
     assert [fold.norm for fold in report.kept] == kept == models.norms(model) and report.difference < 1e-12
 
@@ -113,11 +114,20 @@ class Auxiliary(ImageClassifier):
         return self.head(self.extract_feat(inputs)), self.backbone(inputs)[-1].amax((2, 3))
 
 
-def test_a_subclass_that_reads_features_elsewhere():
-    model = models.swin_classifier()
-    model.__class__ = Auxiliary
-    assert len(models.fold(copy.deepcopy(model), IMAGES).kept) == 11
-    assert [fold.norm for fold in models.fold(model, IMAGES, example=IMAGES).kept] == ['backbone.norm1']
+class Probe(RetinaNet):
+    """Reads features of the backbone elsewhere when it is tested."""
+
+    def predict(self, inputs, data_samples, rescale=True):
+        self.backbone(inputs)[0].exp()
+        return super().predict(inputs, data_samples, rescale)
+
+
+@pytest.mark.parametrize('make, cls, norm', [(models.swin_classifier, Auxiliary, 'backbone.norm1'),
+                                             (models.detector, Probe, 'backbone.norm0')])
+def test_a_subclass_of_a_known_model_that_reads_features_elsewhere(make, cls, norm):
+    model = make()
+    model.__class__ = cls
+    assert [fold.norm for fold in models.fold(model, IMAGES).kept] == [norm]
 
 
 def branching(self, x):
@@ -151,31 +161,41 @@ def test_a_dropout_that_is_always_on_keeps_the_norm_before_it():
     assert re.match('its output is read by (native_)?dropout', kept.where)
 
 
-def test_a_rule_that_is_wrong_and_cannot_be_seen_is_refused_and_names_the_norm():
-    """A trace sees padding, and that the rule fills it; what with, only a run tells."""
-    cls = type('Padded', (Block, ), {})
+def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named():
+    """A trace sees that a module pads, and a rule says that it can fill; what with, only a run tells."""
+    class Padding(nn.Module):
+        def forward(self, x):
+            return nn.functional.pad(x, (0, 0, 0, 3))
 
-    def compute(self, x):
-        return self.fc(nn.functional.pad(self.norm(x), (0, 0, 0, 3)))
+    class Padded(Block):
+        def forward(self, x):
+            return self.fc(self.pad(self.norm(x)))
 
-    model = models.randomize(cls(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3))), gamma='none')
-    fold_rule(cls)(lambda module: [Into('norm', 'fc', pad=lambda module, fill: None)])
-    state = copy.deepcopy(model.state_dict())
+    fold_rule(Padded)(lambda module: [Fills(lambda module, fill: None)])
+    model = Padded(None, dict(norm=UN(DIM), pad=Padding(), fc=nn.Linear(DIM, 3)))
+    state = copy.deepcopy(models.randomize(model, gamma='none').state_dict())
     with pytest.raises(NotExactError, match=r'the output of fc differs by .* after folding norm \(fc \(padding filled'):
         fuse_norms(model, example=TOKENS.float())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert isinstance(model.norm, UN)
 
 
-@pytest.mark.parametrize('facts', [[Into('norm', 'other')], [Into('norm', 'fc', 'other')], [Into('idle', 'fc')]])
-def test_a_rule_that_names_other_readers_gives_way_to_what_ran(facts):
-    cls = type('Wrong', (Block, ), {})
-    fold_rule(cls)(lambda module: facts)
-    model = cls(lambda self, x: self.fc(self.norm(x)) + self.other(x),
-                dict(norm=UN(DIM), idle=UN(DIM), fc=nn.Linear(DIM, 3), other=nn.Linear(DIM, 3)))
-    report = models.fold(model, TOKENS, example=TOKENS)
-    assert {fold.norm: fold.where for fold in (*report.folded, *report.kept)} == {
-        'norm': 'fc', 'idle': 'did not run on the example'}
+@pytest.mark.parametrize('also', [lambda self, y: self.other(y), lambda self, y: y.mean(1)])
+def test_padding_that_some_readers_do_not_see_keeps_the_norm(also):
+    """The marker of padded tokens would mean something to them."""
+    class Padded(Block):
+        def forward(self, x):
+            return self.fc(nn.functional.pad(x, (0, 0, 0, 3)))
+
+    def compute(self, x):
+        y = self.norm(x)
+        return self.padded(y).sum(1) + also(self, y).sum()
+
+    fold_rule(Padded)(lambda module: [Fills(lambda module, fill: None)])
+    padded = Padded(None, dict(fc=nn.Linear(DIM, 3)))
+    model = Block(compute, dict(norm=UN(DIM), padded=padded, other=nn.Linear(DIM, 3)))
+    kept, = models.fold(model, TOKENS, example=TOKENS).kept
+    assert re.search('together with other values, such as padding|is read by sum', kept.where)
 
 
 def prune_half(model):

@@ -1,24 +1,25 @@
-"""Every rule for a block of OpenMMLab, timm and ours: the folded model is the unfolded one, in float64."""
+"""Models of OpenMMLab, timm and ours fold without an example; the folded model is the unfolded one, in float64."""
+import re
+
 import pytest
 import timm
 import torch
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.config import ConfigDict
+from timm.models.vision_transformer import Block, ParallelScalingBlock, ResPostBlock
 from torch import nn
 
 from mmunorm import UN, fuse_norms, replace_norms
-from mmunorm.fusion import Into, fold_rule
 
-from . import models
-from .blocks import Block
+from . import blocks, models
 from .models import t2t_classifier as t2t
 from .models import timm_swin, timm_vit
 from .models import vit_classifier as vit
 
 EVEN, ODD = (32, 32), (37, 45)
 LN = dict(type='LN')
-UNREAD, MAXIMUM = 'nothing in this model reads it', 'its output goes through a maximum'
-PADS = 'its neighbour neck.fpn_convs.2.conv is a 3x3 convolution that pads with zeros, which are not normalized'
+UNREAD, MAXIMUM = 'its output is read by nothing', 'its output is read by (amax|adaptive_max_pool2d)'
+PADS = 'its output is read by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros'
 
 
 def swin(channels=16, head='LinearClsHead', **kwargs):
@@ -68,20 +69,17 @@ def test_every_norm_folds(make, kwargs, sizes, count):
     (models.detector, dict(end_level=0, num_outs=1), {'backbone.norm1': UNREAD}),
     (models.detector, dict(start_level=1, add_extra_convs='on_input', num_outs=1), {'backbone.norm0': UNREAD}),
     (vit, dict(with_cls_token=False, out_type='avg_featmap'),
-     {'backbone.ln1': 'its output is averaged and normalized again'}),
-    (vit, dict(pre_norm=True), {'backbone.pre_norm': 'no fold rule covers its place'}),
-    (vit, dict(out_indices=[0]), {'backbone.ln1': 'no fold rule covers its place'}),
+     {'backbone.ln1': 'its output is read by the norm backbone.ln2'}),
+    (vit, dict(pre_norm=True), {'backbone.pre_norm': 'its output is read by (add|the norm)'}),
+    (vit, dict(out_indices=[0]), {'backbone.ln1': UNREAD}),
     (timm_swin, dict(global_pool='catavgmax'), {'norm': MAXIMUM}),
-    (timm_swin, dict(num_classes=0), {'norm': 'its neighbour head.fc is a Identity, not a linear layer '
-                                              'or convolution'}),
+    (timm_swin, dict(num_classes=0), {'norm': 'its output is an output of the model, or kept by it'}),
     (timm_vit, dict(global_pool='avgmax', fc_norm=False), {'norm': MAXIMUM}),
-    (timm_vit, dict(global_pool='map', class_token=False),
-     {'norm': 'it is read by attention pooling', 'attn_pool.norm': 'no fold rule covers its place'}),
-    (timm_vit, dict(pre_norm=True), {'norm_pre': 'no fold rule covers its place'}),
+    (timm_vit, dict(pre_norm=True), {'norm_pre': 'its output is read by (add|the norm)'}),
 ])
 def test_what_stays_and_why(make, kwargs, kept):
     report = models.assert_folds(make(**kwargs), (64, 64) if make is models.detector else EVEN, kept=list(kept))
-    assert {fold.norm: fold.where for fold in report.kept} == kept
+    assert all(re.match(kept[fold.norm], fold.where) for fold in report.kept), report
 
 
 def test_layer_norms_that_a_stock_norm_cfg_does_not_reach_stay():
@@ -148,22 +146,18 @@ def test_every_online_norm_stays_for_its_own_reason(norm_cfg):
         f'{norm_cfg["type"]} {model.get_submodule(fold.norm).fold_obstacle}' for fold in report.kept}
 
 
-class FFNBlock(Block):
-    """A block whose FFN is left to add its own input."""
-
-
 @pytest.mark.parametrize('add_identity', [False, True])
 def test_an_ffn_that_adds_its_input_reads_it_twice(add_identity):
-    fold_rule(FFNBlock)(lambda block: [Into('norm', 'ffn')])
     ffn = FFN(embed_dims=8, feedforward_channels=12, add_identity=add_identity)
-    model = FFNBlock(lambda self, x: x + self.ffn(self.norm(x)), dict(norm=UN(8), ffn=ffn))
-    report = models.fold(model, torch.randn(3, 5, 8, dtype=torch.float64))
-    assert len(report.kept) == add_identity
+    model = blocks.Block(lambda self, x: x + self.ffn(self.norm(x)), dict(norm=UN(8), ffn=ffn))
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    assert len(models.fold(model, x, example=x).kept) == add_identity
 
 
 def other_head():
     """With the names of timm's head."""
-    return Block(lambda self, x: self.fc(x.amax((1, 2)).relu()), dict(global_pool=nn.Identity(), fc=nn.Linear(16, 5)))
+    parts = dict(global_pool=nn.Identity(), fc=nn.Linear(16, 5))
+    return blocks.Block(lambda self, x: self.fc(x.amax((1, 2)).relu()), parts)
 
 
 @pytest.mark.parametrize('make, head', [
@@ -184,14 +178,10 @@ def test_timms_swin_of_another_input_size_after_folding():
     models.assert_equal(models.outputs(model, x), models.outputs(twin, x))
 
 
-def test_timms_vit_with_other_blocks():
-    from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
-
-    for block in (ResPostBlock, ParallelScalingBlock):
-        model = timm_vit(block_fn=block)
-        models.assert_folds(model, EVEN, count=1, kept=[name for name in models.norms(model) if 'blocks' in name])
-    kept = [f'blocks.{i}.attn.{part}_norm' for i in (0, 1) for part in 'qk']
-    models.assert_folds(timm_vit(qk_norm=True), EVEN, count=5, kept=kept)
+@pytest.mark.parametrize('block, kwargs, count', [(ResPostBlock, {}, 5), (ParallelScalingBlock, {}, 3),
+                                                  (Block, dict(qk_norm=True), 9)])
+def test_timms_vit_with_other_blocks(block, kwargs, count):
+    models.assert_folds(timm_vit(block_fn=block, **kwargs), EVEN, count=count)
 
 
 def test_timms_gated_attention_keeps_its_own_norm():
@@ -201,4 +191,4 @@ def test_timms_gated_attention_keeps_its_own_norm():
                               patch_size=8)
     model.blocks[0].attn = Attention(16, gated=True, scale_norm=True, norm_layer=nn.LayerNorm, num_heads=2)
     report = models.assert_folds(replace_norms(model, models.UN), EVEN, count=3, kept=['blocks.0.attn.norm'])
-    assert 'blocks.0.attn.qkv, blocks.0.attn.gate' in [fold.where for fold in report.folded]
+    assert 'blocks.0.attn.gate, blocks.0.attn.qkv' in [fold.where for fold in report.folded]

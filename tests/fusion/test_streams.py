@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from mmengine.registry import MODELS
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import NotFoldedError, folded_config, folded_norms
+from mmunorm.config.folded import folded_config, folded_made, folded_norms
+from mmunorm.fusion import NotFoldedError
 from mmunorm.residuals import RESIDUALS
 from mmunorm.residuals.base import FoldedResidual
 
@@ -151,8 +152,8 @@ def test_refused_where_the_range_would_be_left():
     (lambda: vit('PostNorm'), 'some', 'the scale of backbone.layers.0.ln1 is 0 in some channel'),
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
      'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
-    (lambda: vit('PostNorm').backbone, 'none', 'nothing in this model reads it'),
-    (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'is an output in its middle, too')])
+    (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
+    (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is read by add')])
 def test_refused_with_the_reason(make, gamma, why):
     with pytest.raises(NotFoldedError, match=why):
         fuse_norms(randomize(make(), gamma=gamma), strict=True)
@@ -167,7 +168,7 @@ def test_a_folded_checkpoint_builds_its_own_structure(cfg):
     folded = folded_norms(model.state_dict())
     if cfg.backbone.residual_cfg.type == 'PostNorm':
         cfg.backbone.norm_cfg = dict(type='LN')  # without its norms the architecture is the same
-    loaded = MODELS.build(folded_config(cfg, folded))
+    loaded = MODELS.build(folded_config(cfg, folded, folded_made(model)))
     loaded.load_state_dict(model.state_dict())
     images = torch.randn(2, 3, *((37, 51) if 'Swin' in cfg.backbone.type else (32, 32)))
     assert_equal(outputs(loaded.eval(), images), outputs(model, images), 0)
@@ -178,7 +179,7 @@ def test_what_dlcl_mixes_stays():
     kept = ['backbone.layers.0.residual1.mix_norm', 'backbone.layers.1.residual1.mix_norm',
             'backbone.layers.1.residual2.mix_norm']
     report = assert_folds(prepared(vit('DLCL')), (32, 32), count=5, kept=kept)
-    assert all('mixed into the streams of all later layers' in fold.where for fold in report.kept)
+    assert all('its output is read by' in fold.where for fold in report.kept)
 
 
 @pytest.mark.parametrize('scheme', ['LayerScale', 'ReZero'])

@@ -11,8 +11,9 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.cli.arguments import load_config
+from mmunorm.config.folded import save_folded
 from mmunorm.config.models import load_model
-from mmunorm.fusion import fuse_norms, save_folded
+from mmunorm.fusion import fuse_norms
 from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs

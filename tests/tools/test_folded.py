@@ -7,9 +7,9 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms
+from mmunorm.config.folded import folded_config, folded_made, folded_norms, load_folded, save_folded
 from mmunorm.config.models import build_model
 from mmunorm.config.unpickling import restricted
-from mmunorm.fusion import folded_config, folded_norms, load_folded, save_folded
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
@@ -178,7 +178,8 @@ def test_a_file_with_its_config_as_text(rewrite, tmp_path):
 
 
 @pytest.mark.parametrize('config, error, message', [
-    (dict(model=dict(type='FoldedModel', of='os.mkdir', folded=[], path='marker')), KeyError, 'os.mkdir is not in'),
+    (dict(model=dict(type='FoldedModel', of='os.mkdir', folded=[], made={}, path='marker')), KeyError,
+     'os.mkdir is not in'),
     (dict(model=dict(type='ImageClassifier', backbone=dict(type='os.mkdir', path='marker'))), KeyError,
      'os.mkdir is not in'),
     (dict(custom_imports=dict(imports=['makes_a_marker'])), None, ''),
@@ -212,7 +213,8 @@ def test_a_norm_that_folds_only_after_training(classifier):
         model.get_submodule(name).num_batches_tracked.fill_(3)
     save_folded(model, fuse_norms(model, strict=True), cfg, 'folded.pth')
     x = torch.randn(2, 3, 32, 32)
-    cfg.model = folded_config(cfg.model, folded_norms(torch.load('folded.pth', weights_only=True)))
+    checkpoint = torch.load('folded.pth', weights_only=True)
+    cfg.model = folded_config(cfg.model, folded_norms(checkpoint), folded_made(checkpoint))
     loaded = build_model(cfg).eval()
     load_checkpoint(loaded, 'folded.pth', strict=True)
     torch.testing.assert_close(loaded(x), model(x))

@@ -7,8 +7,8 @@ from mmengine.config import Config
 
 from mmunorm import fuse_norms
 from mmunorm.cli.preflight import check_data
+from mmunorm.config.folded import save_folded
 from mmunorm.config.models import build_model
-from mmunorm.fusion import save_folded
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs

@@ -42,10 +42,6 @@ class Unclear(Exception):
     """Labels cannot be carried through an operator; the message says why, after 'its output'."""
 
 
-class UnclearPadding(Exception):
-    """Labels are carried through a padding by nothing, which may pad at another input size."""
-
-
 def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
           of: Callable[[Tensor], Labels | None]) -> list[Labels] | None:
     """The labels of an operator's outputs, or None for an operator that does more than move and average.
@@ -79,8 +75,6 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
             return None
         carried = of(args[0]).to(outputs[0].device)
     elif name in ('pad', 'constant_pad_nd'):
-        if not any(args[1]):
-            raise UnclearPadding
         mode = argument('mode') or 'constant'
         carried = (F.pad(of(args[0]), args[1], value=NOTHING) if mode == 'constant' else
                    F.pad(of(args[0]).double(), args[1], mode=mode).long())

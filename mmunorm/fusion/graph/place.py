@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -11,12 +12,12 @@ from ..plan import FoldPlan, call_obstacle
 from ..report import Fold, Site
 from .traced import TracedLayer, TracedModel, TracedNorm
 
-# A norm in a residual stream is also read by the sum, and by norms after it.
+# A norm in a residual stream is also read by the sum, and at the end of the stream by norms.
 _OF_STREAMS = re.compile('is read by (add|addcmul|mul|im2col|the norm )')
 
 
 class Places:
-    """Where the offline norms of a model can go by what ran on an example."""
+    """Where the norms of a plan can go by what ran on an example."""
 
     def __init__(self, plan: FoldPlan, traced: TracedModel):
         self._plan, self._traced = plan, traced
@@ -29,46 +30,36 @@ class Places:
                 self._own.setdefault(origin.name.rpartition('.')[0], []).extend(origin.channels)
         self._read_as_bias = set(uses)
 
-    def of(self, name: str) -> tuple[list[Site], str]:
-        """The layers that a norm can go into, or why it stays."""
+    def fold(self, name: str) -> Fold:
+        """The layers that a norm goes into, or why it stays."""
+        fold = Fold(name, type(self._plan.norms[name]).__name__, obstacle=self._plan.obstacles[name])
         norm = self._traced.norms.get(name)
-        if norm is None or norm.why_not or not norm.runs:
-            return [], norm.why_not if norm is not None and norm.why_not else 'did not run on the example'
-        if why := self._traced.why_blocked(self._own.get(name, ())):
-            return [], f'its weight or bias {why}, too'
-        if not self._read_as_bias.isdisjoint(self._own.get(name, ())):
-            return [], 'its weight or bias is the bias of a layer, too'
-        if norm.mixes:
-            return [], 'it mixes channels, which only rules fold'
-        return self._place(norm)
+        if fold.obstacle:
+            return fold
+        if norm is None or not norm.runs:
+            fold.obstacle = norm.why_not if norm is not None and norm.why_not else 'did not run on the example'
+        elif why := norm.why_not or self._why_own(name):
+            fold.obstacle = why
+        elif name in self._plan.stations:
+            self._place_in_stream(fold, norm)
+        else:
+            self._place(fold, norm)
+        return fold
 
-    def confirm(self, fold: Fold, plan: FoldPlan) -> bool:
-        """Whether what a rule says is what ran: the layers that it names, and nothing else, have read the norm."""
-        norm = self._traced.norms.get(fold.norm)
-        if fold.obstacle or fold.claims != 1 or norm is None or norm.why_not or not norm.runs:
-            return False
-        claimed = {(site.layer, site.after) for site in fold.sites}
-        sites, _ = self.of(fold.norm)
-        if sites:
-            return claimed == {(site.layer, site.after) for site in sites}
-        obstacles = self._traced.obstacles(norm.gives.channels)
-        return claimed == {(layer.owner, False) for layer in self._readers(norm)} and all(
-            (fold.pads or fold.stream) if each.is_padding else fold.stream and _OF_STREAMS.match(each.why)
-            for each in obstacles) and bool(fold.pads or fold.stream or fold.untied or norm.mixes)
-
-    def _readers(self, norm: TracedNorm) -> dict[TracedLayer, list[int]]:
-        """The layers that read a norm alone, with its channel at each of theirs, or -1."""
-        channels = norm.gives.channels
-        return {layer: [number - channels.start if number in channels else -1 for number in layer.reads]
-                for layer in self._traced.layers.values() if any(number in channels for number in layer.reads)}
+    def _why_own(self, name: str) -> str:
+        """Why the norm's own parameters keep it, or ''."""
+        own = self._own.get(name, ())
+        if why := self._traced.why_blocked(own):
+            return f'its weight or bias {why}, too'
+        return '' if self._read_as_bias.isdisjoint(own) else 'its weight or bias is the bias of a layer, too'
 
     def _problem(self, layer: TracedLayer, uses: Counter) -> str:
         """Why a layer can take no norm up at all, half a sentence, or ''."""
         traced, owner = self._traced, self._plan.modules[layer.owner]
-        if layer.weight in traced.foreign:
-            return f'has a weight that {traced.foreign[layer.weight]}, too'
+        if layer.owner not in self._plan.untied and layer.tensor in traced.foreign:
+            return f'has a weight that {traced.foreign[layer.tensor]}, too'
         (first, end), others = layer.rows, (other for other in traced.layers.values() if other is not layer)
-        if any(other.weight == layer.weight and other.rows[0] < end and first < other.rows[1] for other in others):
+        if any(other.tensor == layer.tensor and other.rows[0] < end and first < other.rows[1] for other in others):
             return 'has a weight of which another layer uses some rows, too'
         if obstacle := call_obstacle(owner):
             return obstacle
@@ -81,26 +72,69 @@ class Places:
             return f'is called without a bias, and it is not known whether {type(owner).__name__} would use one'
         return ''
 
-    def _place(self, norm: TracedNorm) -> tuple[list[Site], str]:
-        traced, layers = self._traced, self._traced.layers.values()
-        readers = self._readers(norm)
-        why = traced.why_blocked(norm.gives.channels) or next(
-            (f'is read by {layer.owner}, which {layer.problem}' for layer in readers if layer.problem), '')
+    def _readers(self, norm: TracedNorm) -> dict[TracedLayer, list[int]]:
+        """The layers that read a norm alone, with its channel at each of theirs, or -1."""
+        channels = norm.gives.channels
+        return {layer: [number - channels.start if number in channels else -1 for number in layer.reads]
+                for layer in self._traced.layers.values() if any(number in channels for number in layer.reads)}
+
+    def _into(self, fold: Fold, readers: dict[TracedLayer, list[int]]) -> None:
+        fold.sites = [self._site(layer, False, channels) for layer, channels in readers.items()]
+        fold.untied = [layer.owner for layer in readers if layer.owner in self._plan.untied
+                       and self._plan.owners.others(layer.owner, self._plan.modules[layer.owner])]
+
+    def _padding(self, norm: TracedNorm) -> set[str | None]:
+        """The modules that pad the output of a norm with zeros; None for one that cannot fill it."""
+        return {name for number in norm.gives.channels for name in self._traced.padded.get(number, ())}
+
+    def _place(self, fold: Fold, norm: TracedNorm) -> None:
+        traced, layers, readers = self._traced, self._traced.layers.values(), self._readers(norm)
+        padding = self._padding(norm)
+        obstacles = sorted(traced.obstacles(norm.gives.channels), key=lambda each: each.is_padding)
+        why = obstacles[0].why if obstacles else ''
+        if why and obstacles[0].is_padding and len(padding) == 1 and None not in padding and all(
+                padding <= layer.within for layer in readers):
+            fold.pads, why = [(name, self._plan.fills[name]) for name in padding], ''
+        why = why or self._problem_of(readers)
         if readers and not why:
-            return [self._site(layer, False, places) for layer, places in readers.items()], ''
+            return self._into(fold, readers)
+        fold.pads = []
         why = f"its output {why or 'is read by nothing'}; "
-        if not norm.from_layers:
-            return [], f'{why}its input is not that of linear layers alone'
         read = {number: channel for number, (reader, channel) in traced.readers.items() if reader is norm.gives}
         sources = list(dict.fromkeys(layer for layer in layers for number in read if number in layer.gives.channels))
-        if why_not := traced.why_blocked(read):
+        if not norm.from_layers:
+            fold.obstacle = f'{why}its input is not that of linear layers alone'
+        elif why_not := traced.why_blocked(read):
             names = ', '.join(layer.owner for layer in sources)
-            return [], f'{why}the output of {names} before it {why_not}, too'
-        for layer in sources:
-            if layer.problem:
-                return [], f'{why}{layer.owner} before it {layer.problem}'
-        return [self._site(layer, True, [read.get(number, -1) for number in layer.gives.channels])
-                for layer in sources], ''
+            fold.obstacle = f'{why}the output of {names} before it {why_not}, too'
+        elif problem := next((f'{layer.owner} before it {layer.problem}' for layer in sources if layer.problem), ''):
+            fold.obstacle = why + problem
+        else:
+            fold.sites = [self._site(layer, True, [read.get(number, -1) for number in layer.gives.channels])
+                          for layer in sources]
+
+    def _place_in_stream(self, fold: Fold, norm: TracedNorm) -> None:
+        """A norm that the sum after it reads, and the first layers of the next sublayer, or what is at the end."""
+        (stream, reader), readers = self._plan.stations[fold.norm], self._readers(norm)
+        why = next((each.why for each in self._traced.obstacles(norm.gives.channels)
+                    if not each.is_padding and not _OF_STREAMS.match(each.why)), '')
+        others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
+        why = why or (f'is read by {others[0]}, which is not the next sublayer' if others else '')
+        padding = self._padding(norm)
+        if not why and None in padding:
+            why = 'is padded with zeros that cannot be filled'
+        if why := why or self._problem_of(readers):
+            fold.obstacle = f'its output {why}'
+        elif not readers and not (stream.ends and reader is None):
+            fold.obstacle = 'its output is read by nothing in this model'
+        else:
+            fold.stream = stream
+            fold.pads = [(name, self._plan.fills[name]) for name in sorted(padding)]
+            self._into(fold, readers)
+
+    @staticmethod
+    def _problem_of(readers: Iterable[TracedLayer]) -> str:
+        return next((f'is read by {layer.owner}, which {layer.problem}' for layer in readers if layer.problem), '')
 
     def _site(self, layer: TracedLayer, after: bool, channels: list[int]) -> Site:
         vectors = [(self._traced.origin_of(number), number) for number in layer.bias or ()]

@@ -18,7 +18,7 @@ from ...norms.layers import input_of, is_channels_first
 from ..affine import has_act
 from ..examples import Run
 from ..plan import FoldPlan
-from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, UnclearPadding, by_channel, carry, tensors_in
+from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
 from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
@@ -28,19 +28,27 @@ _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 's
 
 
 @torch.inference_mode()
-def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run]) -> TracedModel:
-    """Runs a model, a copy of the plan's, in each of the ways that it takes.
+def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None = None
+          ) -> tuple[TracedModel, list[Run]]:
+    """Runs a model, a copy of the plan's in `dtype`; what was seen, and the runs that it takes.
 
-    A RuntimeError if it does not take one that it has to.
+    A RuntimeError if it does not take one that it has to, or none.
     """
-    tracer = _Tracer(model, plan)
+    tracer, taken, why = _Tracer(model, plan), [], None
     for run in runs:
         try:
-            tracer.run(run)
+            tracer.run(run, dtype)
+            taken.append(run)
+            if run.is_enough:
+                break
         except Exception as error:  # what has been seen until then is true
+            why = f'{type(error).__name__}: {error}'
             if run.is_required:
-                raise RuntimeError(f'example: the model does not run on it: {type(error).__name__}: {error}') from error
-    return tracer.traced
+                raise RuntimeError(f'example: the model does not run on it: {why}') from error
+    if not taken:
+        raise RuntimeError(f'model: it does not run on the example that {type(model).__name__} has: {why}. '
+                           'Give fuse_norms an example=')
+    return tracer.traced, taken
 
 
 class _Tracer(TorchDispatchMode):
@@ -49,6 +57,11 @@ class _Tracer(TorchDispatchMode):
         super().__init__()
         self.traced = TracedModel()
         self._model = model
+        self._fills = plan.fills
+        firsts = {id(tensor): name for name, tensor in model.named_parameters()}
+        self._aliases: dict[str, dict[str, str]] = {}  # of a shared weight by its first name: all, by their modules
+        for name, tensor in model.named_parameters(remove_duplicate=False):
+            self._aliases.setdefault(firsts[id(tensor)], {})[name.rpartition('.')[0]] = name
         self._vectors = WeakTensorKeyDictionary()  # the numbers of each vector of the model
         self._weights = WeakTensorKeyDictionary()  # the name and the rows of each weight
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -62,7 +75,7 @@ class _Tracer(TorchDispatchMode):
                 scale, shift = plan.affines[name]
                 self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', shift.numel()), scale.dim() > 1)
                 module.forward = self._norm_forward(name, module, module.forward, scale, shift)
-            elif any(True for _ in module.parameters(recurse=False)) and name not in plan.norms:
+            elif name in plan.fills or name not in plan.norms and any(True for _ in module.parameters(recurse=False)):
                 module.forward = self._module_forward(name, module.forward)
         self._start()
 
@@ -74,11 +87,12 @@ class _Tracer(TorchDispatchMode):
         self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms that have read it
         self._changed: set[str] = set()  # norms whose input has been written to since
 
-    def run(self, run: Run) -> None:
+    def run(self, run: Run, dtype: torch.dtype | None) -> None:
         """One forward pass. What still lives after it is in its output, or the model has kept it."""
+        gc.freeze()  # the collection looks at what the pass has made alone
         try:
             with self, _Exits(self):
-                output = run(self._model)
+                output = run(self._model, dtype)
             self._norm_inputs.clear()
             gc.collect()
             for tensor, labels in list(self._labels.items()):
@@ -86,6 +100,7 @@ class _Tracer(TorchDispatchMode):
                     self.traced.block(labels, 'is an output of the model, or kept by it')
             del output
         finally:
+            gc.unfreeze()
             self._start()
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable, scale: Tensor, shift: Tensor) -> Callable:
@@ -98,6 +113,7 @@ class _Tracer(TorchDispatchMode):
             x, _ = input_of(args, kwargs)
             self._is_suspended = True
             y = forward(*args, **kwargs)
+            y = x.view_as(x) if y is x else y  # with labels of its own
             axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
             self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             self._is_suspended = False
@@ -162,11 +178,6 @@ class _Tracer(TorchDispatchMode):
                         return parts
             except Unclear as unclear:
                 why = str(unclear)
-            except UnclearPadding:
-                labels = self._labels.get(args[0])
-                self.traced.block(labels, 'is padded by nothing at this input size, and may be at another', True)
-                self._labels[outputs] = labels
-                return outputs
         for tensor in tensors if name not in _HARMLESS else ():
             self.note_read(tensor, why)
         return outputs
@@ -193,9 +204,16 @@ class _Tracer(TorchDispatchMode):
             labels = carry(name, func, args, kwargs, _listed(outputs), self._labels.get)
         except RuntimeError:  # it is not made for whole numbers
             return False
+        if name in ('pad', 'constant_pad_nd') and labels:
+            self._note_padding(args, self._labels.get(args[0]))
         for output, each in zip(_listed(outputs), labels or (), strict=labels is not None):
             self._labels[output] = each
         return labels is not None
+
+    def _note_padding(self, args: tuple, labels: Labels) -> None:
+        self.traced.note_padding(labels, next(filter(self._fills.__contains__, reversed(self._inside)), None))
+        if not any(args[1]):
+            self.traced.block(labels, 'is padded by nothing at this input size, and may be at another', True)
 
     def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
         for i, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
@@ -217,6 +235,8 @@ class _Tracer(TorchDispatchMode):
             labels = None
         axis = x.dim() - 1 - _TRAILING[name]
         owner = part[0].rpartition('.')[0]
+        if self._inside and self._inside[-1] in self._aliases.get(part[0], ()):  # a shared weight
+            owner = self._inside[-1]
         columns = None if labels is None else by_channel(labels, axis)
         if name != 'linear' and _pads(args, kwargs, weight):
             kernel = 'x'.join(map(str, weight.shape[2:]))
@@ -238,13 +258,17 @@ class _Tracer(TorchDispatchMode):
             if not numbers or any(n < 0 or self.traced.origin_of(n).kind != 'vector' for n in numbers):
                 problem = 'has a bias that is not made of parameters alone'
                 self.note_read(bias, 'is read by a bias')
+        part = (*part, owner)
         layer = self.traced.layers.get(part)
         if layer is None:
-            weight, *rows = part
+            tensor, *rows = part[:3]
+            weight = self._aliases.get(tensor, {}).get(owner, tensor)
             gives = self.traced.add(weight, 'layer', rows[1] - rows[0])
-            layer = TracedLayer(owner, weight, tuple(rows), gives, reads, numbers, own, problem)
+            within = set(filter(self._fills.__contains__, self._inside))
+            layer = TracedLayer(owner, weight, tensor, tuple(rows), gives, reads, numbers, own, within, problem)
             self.traced.layers[part] = layer
         layer.own &= own
+        layer.within.intersection_update(self._inside)
         layer.problem = layer.problem or problem or ('has several biases' if numbers != layer.bias else '')
         if reads != layer.reads:
             self.traced.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
@@ -297,7 +321,7 @@ def _pads(args: tuple, kwargs: dict, weight: Tensor) -> bool:
 
 def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> int | None:
     """The dimension of `x` over which `y = scale * x + shift`, by its values; None if there is none."""
-    if not isinstance(y, Tensor) or y is x or y.shape != x.shape or y.numel() and y.data_ptr() == x.data_ptr():
+    if not isinstance(y, Tensor) or y.shape != x.shape:
         return None
     tolerance = min(64 * torch.finfo(y.dtype).eps, 0.02)
     matrix = scale if scale.dim() > 1 else None

@@ -24,11 +24,13 @@ class TracedLayer:
     """A linear operator of the trace, known by its weight, or by some rows of a weight."""
     owner: str  # full name of the module that holds the weight
     weight: str  # full name of the weight
+    tensor: str  # the first name of the same tensor
     rows: tuple[int, int]  # the first of its rows that are the operator's, and the end
     gives: Origin
     reads: list[int]  # number of what is read at each channel of its input, the same in each call
     bias: list[int] | None  # for each row the number of its bias, in the vectors that this is made of
     own: bool  # whether the owner's own forward has called it each time
+    within: set[str]  # modules that fill padding, of those around each call
     problem: str = ''  # why it can take no norm up, half a sentence
 
 
@@ -45,17 +47,18 @@ class TracedNorm:
 class Obstacle(NamedTuple):
     """Why the norm of a channel cannot go into what reads it, half a sentence after 'its output'."""
     why: str
-    is_padding: bool = False  # whether it could if something else than zeros were padded
+    is_padding: bool = False  # whether it could if another token than zeros were padded
 
 
 @dataclass
 class TracedModel:
     """All that a trace knows. Channels are numbers of one row for all norms, layers and vectors."""
     origins: list[Origin] = field(default_factory=list)
-    layers: dict[tuple[str, int, int], TracedLayer] = field(default_factory=dict)  # by weight and rows
+    layers: dict[tuple[str, int, int, str], TracedLayer] = field(default_factory=dict)  # by weight, rows and owner
     norms: dict[str, TracedNorm] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
     blocked: dict[int, list[Obstacle]] = field(default_factory=dict)  # channels that no norm can take, and why
+    padded: dict[int, set[str | None]] = field(default_factory=dict)  # the modules that pad channels
     readers: dict[int, tuple[Origin, int]] = field(default_factory=dict)  # of layers' channels: norm and channel there
 
     @property
@@ -93,9 +96,14 @@ class TracedModel:
         numbers = set(numbers)
         return next((obstacles[0].why for number, obstacles in self.blocked.items() if number in numbers), '')
 
-    def obstacles(self, numbers: Iterable[int]) -> set[Obstacle]:
-        """All that blocks these channels."""
-        return {obstacle for number in numbers for obstacle in self.blocked.get(number, ())}
+    def obstacles(self, numbers: Iterable[int]) -> list[Obstacle]:
+        """All that blocks these channels, in the order of the run."""
+        return list(dict.fromkeys(obstacle for number in numbers for obstacle in self.blocked.get(number, ())))
+
+    def note_padding(self, labels: Labels, module: str | None) -> None:
+        """Channels are padded with zeros in a module; None for one that cannot fill it with something else."""
+        for number in self.numbers(labels):
+            self.padded.setdefault(number, set()).add(module)
 
     def note_norm(self, norm: TracedNorm, labels: Labels | None, axis: int) -> None:
         """A norm has read a tensor of these labels, whose dimension `axis` is its channels."""

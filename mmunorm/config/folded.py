@@ -18,18 +18,16 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
-from ..config.plain import is_known_scope, read_config_text, registered_types_only
-from ..config.unpickling import is_trusted, restricted
+from ..fusion.examples import with_plain_weights
+from ..fusion.padding import Fill
+from ..fusion.plan import FoldPlan
+from ..fusion.report import FusionReport
+from ..fusion.rewrite import FoldedNorm, add_to_state, leave
+from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..utils import PreflightError, whole_file
-from .check import layer_channels
-from .examples import with_plain_weights
-from .find import by_rules
-from .padding import Fill
-from .plan import FoldPlan
-from .report import FusionReport, streams_of
-from .rewrite import FoldedNorm, add_to_state, leave, rewrite
-from .streams import leave_residual
+from .plain import is_known_scope, read_config_text, registered_types_only
+from .unpickling import is_trusted, restricted
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
@@ -48,47 +46,41 @@ def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
 
 
 @MODELS.register_module(name=FOLDED_TYPE)
-def folded_model(of: str, folded: Sequence[str], made: Mapping[str, Sequence[str]] | None = None,
-                 **cfg) -> nn.Module:
+def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg) -> nn.Module:
     """Builds a model without some of its norms, for a folded checkpoint to be loaded into.
 
     Args:
         of (str): the model's own type, such as 'MaskRCNN'.
         folded (Sequence[str]): names of the norms that are folded.
-        made (Mapping[str, Sequence[str]], optional): of those that were folded by the model's graph, the tensors that
-            came into its state by that: no example is needed to load it.
+        made (Mapping[str, int]): names of the tensors that came into its state by that, with their sizes.
         **cfg: its other settings, unchanged.
 
     Raises:
-        ValueError: the model has no such norms, or no fold rule covers the place of one.
+        ValueError: the model has no such norms, or no place for such tensors.
     """
     model = MODELS.build(dict(type=of, **cfg))
     plan = FoldPlan(model)
-    folds = by_rules(plan)
     with_plain_weights(model)
+    new = [name for name in made if not name.endswith('.pad_value')]
     for name in folded:
-        fold = folds.get(name)
         if hasattr(plan.modules.get(name), 'without_factors'):
             leave_residual(model, name)
-        elif fold is not None and made and name in made:
-            for tensor in made[name]:
-                add_to_state(model, tensor)
-            leave(model, name, tuple(made[name]))
-        elif fold is None or not fold.sites and fold.stream is None:
+        elif name in plan.norms:
+            leave(model, name, new)
+        else:
             raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
                              'folded: it is of another architecture')
-        else:
-            site = fold.sites[0] if fold.sites else None
-            ones = torch.ones(layer_channels(plan.modules[site.layer], site.after) if site else 0, dtype=torch.float64)
-            rewrite(model, fold, ones, torch.zeros_like(ones))
-    for stream in streams_of(folds[name] for name in folded if name in folds):
-        for name, pad in stream.pads:
-            channels = layer_channels(plan.modules[stream.stations[0].last], after=True)
-            pad(model.get_submodule(name), Fill(torch.zeros(channels, dtype=torch.float64)))
+    for name in new:
+        add_to_state(model, name)
+    for name in made.keys() - set(new):
+        owner = name.rpartition('.')[0]
+        if owner not in plan.fills:
+            raise ValueError(f'{type(model).__name__}: no fold rule knows how to fill the padding of {owner}')
+        plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
     return model
 
 
-def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, Sequence[str]] | None = None) -> ConfigDict:
+def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]) -> ConfigDict:
     """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
     Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
@@ -101,13 +93,27 @@ def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, Sequ
         if cfg.type == TIMM_TYPE:
             cfg.pop('pretrained', None)
         cfg.update(of=cfg.type, type=FOLDED_TYPE)
-    cfg.update(folded=list(names), **dict(made=dict(made)) if made else {})
+    cfg.update(folded=list(names), made=dict(made))
     return cfg
 
 
-def folded_made(checkpoint: dict) -> dict[str, list[str]]:
-    """Of the norms of a loaded checkpoint that were folded by the model's graph, the tensors that this has made."""
-    return checkpoint.get('meta', {}).get('mmunorm', {}).get('made', {})
+def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
+    """The names and sizes of the tensors that folding has made, of a folded model or its loaded checkpoint.
+
+    Raises:
+        PreflightError: the checkpoint does not tell it.
+    """
+    if isinstance(checkpoint, nn.Module):
+        state = checkpoint.state_dict()
+        names = [name for module in checkpoint.modules() if isinstance(module, FoldedNorm) for name in module.made]
+        names += [name for name in state if name.endswith('.pad_value')]
+        return {name: state[name].numel() for name in dict.fromkeys(names)}
+    made = checkpoint.get('meta', {}).get('mmunorm', {}).get('made')
+    if made is None or any(isinstance(size, list) for size in made.values()):
+        raise PreflightError('this folded checkpoint does not tell what folding has made: it is of an older mmunorm, '
+                             'or was not written by save_folded(). Fold the trained checkpoint again, with '
+                             'tools/test.py --fuse --save')
+    return made
 
 
 def folded_norms(checkpoint: dict) -> list[str]:
@@ -136,8 +142,7 @@ def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str |
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
     cfg = copy.deepcopy(cfg)
-    made = {name: list(norm.made) for name, norm in model.named_modules()
-            if isinstance(norm, FoldedNorm) and norm.made is not None}
+    made = folded_made(model)
     cfg.model = folded_config(cfg.model, names, made)
     if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -169,7 +174,7 @@ def load_folded(path: str | os.PathLike) -> nn.Module:
         checkpoint = torch.load(path, map_location='cpu')
         meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
         if 'mmunorm' not in meta:
-            raise ValueError(f'{path}: is no folded checkpoint; mmunorm.fusion.save_folded writes one')
+            raise ValueError(f'{path}: is no folded checkpoint; mmunorm.save_folded writes one')
         cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
         with nullcontext() if is_trusted() else registered_types_only():
             init_default_scope(cfg.get('default_scope', 'mmengine'))

@@ -1,0 +1,60 @@
+"""How a whole model of images is run to see what reads each norm: on noise, in sizes that it takes."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..fusion.rules import Example
+
+_SIZES = (64, 224, 256, 384)
+
+
+def on_images(model: nn.Module, call: Callable[[nn.Module, Tensor], object]) -> Example:
+    """Runs a model on images of the size that it was built for, or else of the first of `_SIZES` that it takes.
+
+    `call(model, image)` gets noise `(1, C, h, w)` of 0 to 255, in the type of the model's parameters, and returns what
+    is to be compared.
+    """
+    sizes = dict.fromkeys([*_own_sizes(model), *((side, side) for side in _SIZES)])
+    return Example(*(partial(_at, call=call, height=height, width=width) for height, width in sizes))
+
+
+def as_it_is(model: nn.Module, image: Tensor):
+    """The call of a backbone or of a model of timm."""
+    return model(image / 128 - 1)
+
+
+def _at(model: nn.Module, call: Callable, height: int, width: int) -> list:
+    """One size, and an odd one beside it if the model takes that: there windows are padded."""
+    outputs = [call(model, _noise(model, height, width))]
+    with suppress(Exception):
+        outputs.append(call(model, _noise(model, height + 5, width + 3)))
+    return outputs
+
+
+def _noise(model: nn.Module, height: int, width: int) -> Tensor:
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    like = next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (1, channels, height, width), generator=generator).to(like)
+
+
+def _own_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    for module in model.modules():
+        size = getattr(module, 'img_size', None)
+        if isinstance(size, int):
+            yield size, size
+        elif isinstance(size, (tuple, list)) and len(size) == 2:
+            yield tuple(size)
+
+
+def preprocessed(model: nn.Module, image: Tensor, sample) -> tuple[Tensor, list]:
+    """What a model of OpenMMLab is called with in a test: the image after its preprocessor, and the data sample."""
+    data = dict(inputs=[each.byte() for each in image], data_samples=[sample])
+    data = model.data_preprocessor(data, False)
+    inputs = data['inputs']  # a list if the preprocessor is mmengine's own
+    return (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).to(image), data['data_samples']
