@@ -1,6 +1,8 @@
 """convert_norms and convert_loaded on small models: exactness, order, every goal, what stays and is refused."""
 import copy
 import json
+from collections import UserDict
+from collections.abc import Mapping
 
 import pytest
 import timm
@@ -146,6 +148,108 @@ class Masked(nn.LayerNorm):
         return super().forward(x)
 
 
+class ScaleNorm(nn.Module):
+    """A norm that is not known."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x):
+        return self.g * x / x.norm(dim=-1, keepdim=True)
+
+
+class OnePlusGamma(nn.LayerNorm):
+    """As VideoPrism's and Nemotron's."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
+
+
+class Softmaxed(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x).softmax(-1)
+
+
+class ChannelsFirst(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Conditional(nn.LayerNorm):
+
+    def forward(self, x, residual=None):
+        return super().forward(x if residual is None else x + residual)
+
+
+class Halved(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x)[..., ::2]
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_one_plus_gamma(dtype):
+    x = tokens(40, 6).to(dtype)
+    model = nn.Sequential(OnePlusGamma(6), nn.Linear(6, 6)).to(dtype)
+    other = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)).to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(0.25 * torch.arange(6))
+        other[0].weight.copy_(1 + model[0].weight)
+    assert convert_norms(model, [x]).norms == convert_norms(other, [x]).norms
+    assert_same(model[0], other[0])
+
+
+@pytest.mark.parametrize('norm, x, call, reason', [
+    (Softmaxed(6), tokens(5, 7, 6), lambda norm, x: norm(x),
+     'is a Softmaxed whose output is not that of LayerNorm over dimension -1'),
+    (ChannelsFirst(6), tokens(5, 6, 6), lambda norm, x: norm(x),
+     'is a ChannelsFirst whose output is not that of LayerNorm over dimension -1'),
+    (ChannelsFirst(6), tokens(5, 6, 7), lambda norm, x: norm(x),
+     'is a ChannelsFirst whose output is not that of LayerNorm over dimension -1'),
+    (Halved(6), tokens(5, 7, 6), lambda norm, x: norm(x).repeat(1, 1, 2),
+     'is a Halved whose output is not that of LayerNorm over dimension -1'),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, x), 'is called with an argument that is no pad mask'),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x) + norm(x, x[:1] > 0),
+     'is called with an argument that is no pad mask'),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, residual=None),
+     'is called with an argument that is no pad mask'),
+], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None)
+def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
+    def model():
+        last = layer_norm(x.shape[-1])
+        return Block(lambda self, x: self.last(call(self.norm, x).mean(1)), dict(norm=norm, last=last))
+
+    alone = Block(lambda self, x: call(self.norm, x), dict(norm=norm))
+    refused(f'none of its 1 LayerNorms can be converted: norm {reason}', alone, [x])
+    report = convert_norms(changed := model(), [x])
+    assert [(row.norm, row.kept) for row in report.norms] == [('norm', reason), ('last', '')]
+    assert changed.norm is norm and type(changed.last) is UN and report.norms[0].cv is None
+    assert convert_norms(model(), [x], keep=['norm']).norms[0].kept == 'as was asked for'
+
+
+def test_norms_that_are_not_known_are_mentioned():
+    model = nn.Sequential(layer_norm(6), ScaleNorm(6), nn.BatchNorm1d(6), nn.Identity(), nn.GroupNorm(2, 6),
+                          nn.ModuleDict(dict(normal=nn.Linear(6, 6)))['normal'], nn.Linear(6, 6))
+    report = convert_norms(model, [tokens(9, 6)])
+    assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
+    line = '1 of 1 LayerNorms converted, statistics of 9 samples, 2 other norms stay, such as 1 (ScaleNorm)'
+    assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
+    assert json.loads(json.dumps(report.as_dict()))['others'] == list(report.others)
+    assert convert_norms(chain(), [tokens(9, 6)]).others == ()
+
+
+def test_a_norm_that_runs_no_more_after_the_others():
+    """Which way the tokens go depends on how large they are; LayerNorm makes all of these equally large."""
+    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
+    x[0] *= 3
+    model = Block(lambda self, x: self.second(y) if (y := self.first(x)).abs().max() < 1.1 else y,
+                  dict(first=nn.LayerNorm(6), second=nn.LayerNorm(6)))
+    refused('second does not run after the norms that are converted', model, [x])
+
+
 def test_padding_has_no_part():
     x, pad_mask = tokens(4, 9, 6), torch.rand(4, 9) < 0.4
     model = Block(lambda self, x, pad_mask: self.norm(x, pad_mask=pad_mask), dict(norm=Masked(6)))
@@ -188,12 +292,12 @@ def test_the_dtype_of_the_model(dtype):
 def test_kinds_of_batches():
     x = tokens(20, 6)
     states = []
-    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x)):
+    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x), UserDict(input=x)):
         model = chain()
         torch.manual_seed(0)
         for layer in model[1::2]:
             layer.reset_parameters()
-        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, dict) else 20)
+        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, Mapping) else 20)
         states.append(model.state_dict())
     for state in states[1:]:
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())
@@ -212,7 +316,8 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
 
 def test_what_is_refused():
     x = tokens(20, 6)
-    refused('Linear has no LayerNorm to convert', nn.Linear(6, 6), [x])
+    refused('Linear has no LayerNorm to convert$', nn.Linear(6, 6), [x])
+    refused(r'Sequential has no LayerNorm to convert; 0 \(ScaleNorm\) is none', nn.Sequential(ScaleNorm(6)), [x])
     refused('is itself a LayerNorm', nn.LayerNorm(6), [x])
     refused('batches: there is none', chain(), [])
     refused("no LayerNorm has a name that 'norm' matches as a whole; names are such as '0'", chain(), [x],
@@ -222,7 +327,8 @@ def test_what_is_refused():
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
-    refused('none of its 1 LayerNorms ran', Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
+    refused('none of its 1 LayerNorms can be converted: norm did not run on these samples',
+            Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
 
 

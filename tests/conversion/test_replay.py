@@ -36,7 +36,7 @@ in_place = partial(Block, lambda self, x: x.add_(1), {})
 
 def whole_passes(monkeypatch):
     """Without any memory, every pass is a whole one."""
-    monkeypatch.setattr(convert, 'Replay', lambda model, norms: Replay(model, norms, memory=0))
+    monkeypatch.setattr(convert, 'Replay', lambda model, norms, memory: Replay(model, norms, memory=0))
 
 
 def branches():
@@ -54,9 +54,11 @@ def unlike_tokens():
 @pytest.mark.parametrize('make, batches', [
     (lambda: nn.Sequential(Counted(), in_place(), Counted(seed=1), in_place(), Counted(seed=2)), BATCHES),
     (lambda: nn.Sequential(*[nn.Sequential(Counted(), Counted(seed=1))] * 2, Counted(seed=2)), BATCHES),
+    (lambda: Block(lambda self, x: self.b(y := self.a(x)) + self.c(y), dict(a=Counted(), b=Counted(), c=Counted())),
+     BATCHES),
     (branches, unlike_tokens()),
     (lambda: swin_classifier(dict(type='LN')), [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)]),
-], ids=['in_place', 'shared_nested', 'order_of_the_batch', 'swin'])
+], ids=['in_place', 'shared_nested', 'read_twice', 'order_of_the_batch', 'swin'])
 def test_results_are_those_of_whole_passes(make, batches, monkeypatch):
     model = make()
     whole = copy.deepcopy(model)
@@ -66,15 +68,94 @@ def test_results_are_those_of_whole_passes(make, batches, monkeypatch):
     assert_same(model, whole)
 
 
+OUTSIDE = []
+
+
+class Leaky(Counted):
+    """Passes its output on in another way than by returning it."""
+
+    def __init__(self, way, owner=None, **kwargs):
+        super().__init__(**kwargs)
+        self.way, self.owner, self.found = way, owner, {}
+        self.register_buffer('state', torch.zeros(6))
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.way == 'list':
+            OUTSIDE.append(y)
+        elif self.way == 'view':
+            OUTSIDE.append(y[:, :3])
+        elif self.way == 'input':
+            OUTSIDE.append(x)
+        elif self.way == 'attribute':
+            self.found = dict(kept=(y, ))
+        elif self.way == 'other':
+            self.owner[0].kept = 2 * y
+        elif self.way == 'buffer':
+            self.state.copy_(y.mean(0))
+        elif self.way == 'in_place':
+            x.mul_(2).add_(y)
+            return torch.zeros_like(x)
+        elif self.way == 'numbers':
+            OUTSIDE.append(y.tolist())
+        return y
+
+
+WAYS = {
+    'list': lambda block, x: OUTSIDE[-1],
+    'view': lambda block, x: OUTSIDE[-1].repeat(1, 2),
+    'input': lambda block, x: OUTSIDE[-1],
+    'attribute': lambda block, x: block.found['kept'][0],
+    'other': lambda block, x: block.owner[0].kept,
+    'buffer': lambda block, x: x + block.state,
+    'in_place': lambda block, x: x,
+    'numbers': lambda block, x: torch.tensor(OUTSIDE[-1]),
+    'hook': lambda block, x: block.found['kept'],
+    'child_hook': lambda block, x: block.found['kept'],
+}
+
+
+def leaky(way):
+    """Two blocks, of which the first leaks into the last norm, in a part that can be replayed as a whole."""
+    torch.manual_seed(0)
+    block = Leaky(way, owner=[nn.Identity()])
+    first = Block(lambda self, x: self.b(self.a(x)), dict(a=block, b=Counted(seed=1)))
+    if 'hook' in way:
+        read = block.linear if 'child' in way else block
+        read.register_forward_hook(lambda module, args, y: block.found.update(kept=y))
+    return Block(lambda self, x: self.c(self.first(x)) + self.last(WAYS[way](block, x)),
+                 dict(first=first, c=Counted(seed=3), last=layer_norm(6, 2)))
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_what_leaves_a_block_otherwise_is_not_replayed(way, monkeypatch):
+    batches = [scale * batch + shift for batch, scale, shift in zip(BATCHES, (1, 3, 0.3), (0, 2, -4), strict=True)]
+    model, ln, seen = leaky(way).eval(), layer_norm(6, 2), []
+    lines = []
+    monkeypatch.setattr(convert, 'print_log', lambda line, logger: lines.append(line))
+    report = convert_norms(model, batches)
+    assert len(lines) == (way == 'numbers')  # the last pass finds these
+    model.last.register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
+    with torch.no_grad():
+        for batch in batches:
+            model(batch.clone())
+    x, y = map(torch.cat, zip(*seen, strict=True))
+    true = (y - ln(x)).square().sum() / (ln(x) - ln.bias).square().sum()
+    assert report.norms[-1].after == pytest.approx(true.item(), rel=1e-3)
+    whole = leaky(way).eval()
+    whole_passes(monkeypatch)
+    assert report == convert_norms(whole, batches)
+
+
 def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
     model = nn.Sequential(*(Counted(seed=i) for i in range(8)))
     whole = copy.deepcopy(model)
     convert_norms(model, [tokens(20, 6)])
-    # All of the first pass, the pass that stops in the block, and the next, which finishes it.
-    assert [block.calls for block in model] == [3] * 7 + [2]
+    # All of the first and the last pass, the pass that stops in the block, and the next, which finishes it.
+    assert [block.calls for block in model] == [4] * 7 + [3]
     whole_passes(monkeypatch)
     convert_norms(whole, [tokens(20, 6)])
-    assert [block.calls for block in whole] == [9 - i for i in range(8)]
+    assert [block.calls for block in whole] == [10 - i for i in range(8)]
     assert not any('forward' in vars(module) for module in model.modules())
 
 
