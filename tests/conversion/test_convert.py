@@ -289,6 +289,15 @@ def test_the_dtype_of_the_model(dtype):
     assert (y - expected).norm() < (0.05 if dtype is torch.bfloat16 else 1e-9) * expected.norm()
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
+def test_what_varies_by_the_rounding_of_its_dtype_gets_no_scale(dtype):
+    model, x = chain(norms=1).to(dtype), tokens(20, 6).to(dtype)
+    x[:, 1] = 1
+    x[::2, 1] += torch.finfo(torch.bfloat16).eps
+    convert_norms(model, [x])
+    assert (model[0].affine()[0] == 0).tolist() == [False, dtype is torch.bfloat16] + 4 * [False]
+
+
 def test_kinds_of_batches():
     x = tokens(20, 6)
     states = []
