@@ -41,7 +41,7 @@ from .statistics import (
 )
 
 UN_CFG = dict(type='UN')
-TOLERANCE = 0.01  # how far the output of a LayerNorm may be from the formula, in its own norm
+TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
 
 
 class ConversionError(ValueError):
@@ -362,8 +362,7 @@ class _Seen:
             expected = (gamma * (tokens - mean) / sigma + self.beta).to(output.dtype)
             for part in self.norm.children():  # an activation
                 expected = part(expected)
-            tolerance = max(TOLERANCE, 8 * torch.finfo(output.dtype).eps)  # the norm rounds
-            if not (expected - y).norm() > tolerance * expected.double().norm():  # NaN has a message of its own
+            if not (expected - y).norm() > TOLERANCE * expected.norm():  # NaN has a message of its own
                 self.gamma = gamma
                 return True
         return False
@@ -448,10 +447,9 @@ def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, le
 
     with watched(left, hook):
         for batch, inputs in enumerate(batches):
-            if before.calls[batch]:
-                replay.start(batch)
-                with suppress(_Enough):
-                    _run(model, inputs)
+            replay.start(batch)
+            with suppress(_Enough):
+                _run(model, inputs)
             bar.update()
     seen.check('after the norms that are converted')
     return seen
@@ -463,7 +461,7 @@ def _run(model: nn.Module, batch) -> None:
     if not isinstance(batch, Mapping):
         model(batch.to(device, copy=True))
     elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
-        model(**model.data_preprocessor(dict(batch), False), mode='tensor')
+        model(**model.data_preprocessor(batch, False), mode='tensor')
     else:
         model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
                  for key, value in batch.items()})

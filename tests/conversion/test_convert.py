@@ -180,8 +180,8 @@ class ChannelsFirst(nn.LayerNorm):
 
 class Conditional(nn.LayerNorm):
 
-    def forward(self, x, residual=None):
-        return super().forward(x if residual is None else x + residual)
+    def forward(self, x, residual=None, gain=1):
+        return gain * super().forward(x if residual is None else x + residual)
 
 
 class Halved(nn.LayerNorm):
@@ -216,6 +216,9 @@ def test_one_plus_gamma(dtype):
      'is called with an argument that is no pad mask'),
     (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, residual=None),
      'is called with an argument that is no pad mask'),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, None, 1),
+     'is called with an argument that is no pad mask'),
+    (Masked(6), tokens(5, 7, 6), lambda norm, x: norm(x, x[..., 0]), 'is called with an argument that is no pad mask'),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None)
 def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
     def model():

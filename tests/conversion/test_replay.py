@@ -101,6 +101,17 @@ class Leaky(Counted):
         return y
 
 
+def true_error(model, norm, ln, batches):
+    """The error of a converted norm, from its real inputs and outputs."""
+    seen = []
+    norm.register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
+    with torch.no_grad():
+        for batch in batches:
+            model(batch.clone())
+    x, y = map(torch.cat, zip(*seen, strict=True))
+    return ((y - ln(x)).square().sum() / (ln(x) - ln.bias).square().sum()).item()
+
+
 WAYS = {
     'list': lambda block, x: OUTSIDE[-1],
     'view': lambda block, x: OUTSIDE[-1].repeat(1, 2),
@@ -130,21 +141,23 @@ def leaky(way):
 @pytest.mark.parametrize('way', WAYS)
 def test_what_leaves_a_block_otherwise_is_not_replayed(way, monkeypatch):
     batches = [scale * batch + shift for batch, scale, shift in zip(BATCHES, (1, 3, 0.3), (0, 2, -4), strict=True)]
-    model, ln, seen = leaky(way).eval(), layer_norm(6, 2), []
-    lines = []
+    model, whole, lines = leaky(way).eval(), leaky(way).eval(), []
+    given = [batches[0], dict(x=batches[1]), *batches[2:]]
     monkeypatch.setattr(convert, 'print_log', lambda line, logger: lines.append(line))
-    report = convert_norms(model, batches)
+    report = convert_norms(model, given)
     assert len(lines) == (way == 'numbers')  # the last pass finds these
-    model.last.register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
-    with torch.no_grad():
-        for batch in batches:
-            model(batch.clone())
-    x, y = map(torch.cat, zip(*seen, strict=True))
-    true = (y - ln(x)).square().sum() / (ln(x) - ln.bias).square().sum()
-    assert report.norms[-1].after == pytest.approx(true.item(), rel=1e-3)
-    whole = leaky(way).eval()
+    assert report.norms[-1].after == pytest.approx(true_error(model, model.last, layer_norm(6, 2), batches), rel=1e-3)
     whole_passes(monkeypatch)
-    assert report == convert_norms(whole, batches)
+    assert report == convert_norms(whole, given)
+
+
+def test_errors_are_those_of_the_model_that_is_returned():
+    """The second block reads less or more of the first one's error when all norms are converted."""
+    model, batches = branches(), unlike_tokens()
+    norms = {name: copy.deepcopy(model.get_submodule(name)) for name in ('a.norm', 'b.norm')}
+    for row in convert_norms(model.eval(), batches).norms:
+        true = true_error(model, model.get_submodule(row.norm), norms[row.norm], batches)
+        assert row.after == pytest.approx(true, rel=1e-3)
 
 
 def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
