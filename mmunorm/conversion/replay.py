@@ -79,10 +79,13 @@ class Replay(TorchFunctionMode):
         before = _versions(state)
         output = forward(*_alias(args), **{key: _alias(value) for key, value in kwargs.items()})
         self._frames.pop()
-        if not self._keeps or path in self._changing or not _is_plain(output):
+        if not self._keeps or path in self._changing:
             return output
-        # Only aliases go on, so that all tensors of the part are gone now unless something else holds them.
-        end, kept, returned = len(self._made), _alias(output), _alias(output)
+        # Only aliases go on, so that all tensors of the part are gone now unless something else holds them: a list or
+        # a dict that it returned, too, which its caller may change.
+        end, kept = len(self._made), _alias(output)
+        del self._made[end:]  # what is kept is in use here alone
+        returned = _alias(output)
         del output
         left = [tensor for tensor in self._made[start:end] if tensor() is not None]
         self._made[start:end] = left
@@ -118,13 +121,6 @@ def _tensors(value) -> list[Tensor]:
 
 def _versions(value) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in _tensors(value)]
-
-
-def _is_plain(value) -> bool:
-    """Whether a value is tensors, numbers and tuples of them, which nobody can change but through its tensors."""
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return isinstance(value, (Tensor, int, float, str, type(None)))
 
 
 def _alias(value):

@@ -78,6 +78,23 @@ def test_statistics_are_measured_anew_and_maps_stay():
     assert measured == pytest.approx(after, rel=1e-3)
 
 
+def test_the_best_weights_stay_without_gradients_and_in_their_modes():
+    """The loss makes the student a little worse with each step."""
+    student, teacher = pair()
+    student.last.eval()
+    weights = copy.deepcopy(student.last.state_dict())
+
+    def distance(outs, wanted):
+        error = relative_error(outs, wanted)
+        return -error if torch.is_grad_enabled() else 10 + error
+
+    before, after = adapt(student, teacher, torch.randn(20, 32, 16), lambda x: x, distance, 10)
+    assert before == after
+    assert all(torch.equal(value, weights[name]) for name, value in student.last.state_dict().items())
+    assert all(weight.grad is None for weight in student.parameters())
+    assert student.training and student.norm.training and not student.last.training
+
+
 def test_training_goes_on_after_a_step_that_is_not_finite():
     student, teacher = pair()
     steps = []

@@ -96,6 +96,8 @@ class Leaky(Counted):
         elif self.way == 'in_place':
             x.mul_(2).add_(y)
             return torch.zeros_like(x)
+        elif self.way == 'dict':
+            return dict(y=y)
         elif self.way == 'numbers':
             OUTSIDE.append(y.tolist())
         return y
@@ -121,16 +123,25 @@ WAYS = {
     'buffer': lambda block, x: x + block.state,
     'in_place': lambda block, x: x,
     'numbers': lambda block, x: torch.tensor(OUTSIDE[-1]),
+    'dict': lambda block, x: OUTSIDE[-1]['y'],
     'hook': lambda block, x: block.found['kept'],
     'child_hook': lambda block, x: block.found['kept'],
 }
+
+
+def tensor_of(output):
+    """A block's output, or that in its dict, which is kept, and replaced there."""
+    if isinstance(output, torch.Tensor):
+        return output
+    OUTSIDE.append(dict(output))
+    return output.pop('y')
 
 
 def leaky(way):
     """Two blocks, of which the first leaks into the last norm, in a part that can be replayed as a whole."""
     torch.manual_seed(0)
     block = Leaky(way, owner=[nn.Identity()])
-    first = Block(lambda self, x: self.b(self.a(x)), dict(a=block, b=Counted(seed=1)))
+    first = Block(lambda self, x: self.b(tensor_of(self.a(x))), dict(a=block, b=Counted(seed=1)))
     if 'hook' in way:
         read = block.linear if 'child' in way else block
         read.register_forward_hook(lambda module, args, y: block.found.update(kept=y))
@@ -179,6 +190,16 @@ def test_no_more_memory_than_allowed():
             replay.start(0)
             model(x)
     assert [block.calls for block in model] == [1, 1, 3]
+
+
+def test_a_part_takes_the_room_of_those_inside():
+    blocks, x = [Counted(seed=i) for i in range(3)], tokens(20, 6)
+    model = nn.Sequential(nn.Sequential(*blocks[:2]), blocks[2])
+    with Replay(model, [block.norm for block in blocks], memory=2 * x.numel() * 4) as replay, torch.no_grad():
+        for _ in range(3):
+            replay.start(0)
+            model(x)
+    assert [block.calls for block in blocks] == [1, 1, 1]
 
 
 def test_an_error_ends_it():

@@ -79,3 +79,4 @@ def test_no_scale_at_all_is_no_error():
     zero = torch.zeros(3, dtype=torch.float64)
     sums = token_sums(tokens(9, 3).double(), 1e-5)
     assert relative_error(sums, zero, zero, *nearest_affine(sums, zero, zero, EPS32)) == 0
+    assert relative_error(sums, zero, zero, zero + 1, zero) == 0
