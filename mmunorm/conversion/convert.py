@@ -210,8 +210,8 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
                 if memory == 0 or all(math.isclose(errors[norm], fit.after, rel_tol=0.01, abs_tol=1e-5)
                                       for norm, fit in fits.items()):
                     break
-                print_log('The norms of the model have other errors than those that were fitted: its blocks pass on '
-                          'more than they return. They are fitted again, in whole passes.', 'current')
+                print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
+                          'in whole passes', 'current')
                 put(model, names)
             for norm in goals:
                 after[norm].check('after the norms that are converted')

@@ -245,12 +245,10 @@ def test_norms_that_are_not_known_are_mentioned():
 
 
 def test_a_norm_that_runs_no_more_after_the_others():
-    """Which way the tokens go depends on how large they are; LayerNorm makes all of these equally large."""
-    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
-    x[0] *= 3
+    """Which way the tokens go depends on how large they are."""
     model = Block(lambda self, x: self.second(y) if (y := self.first(x)).abs().max() < 1.1 else y,
                   dict(first=nn.LayerNorm(6), second=nn.LayerNorm(6)))
-    refused('second does not run after the norms that are converted', model, [x])
+    refused('second does not run after the norms that are converted', model, [one_large_token()])
 
 
 def test_padding_has_no_part():
@@ -344,6 +342,13 @@ def test_what_is_refused():
     refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
 
 
+def one_large_token():
+    """LayerNorm makes all of these tokens equally large, and a static norm does not."""
+    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
+    x[0] *= 3
+    return x
+
+
 @pytest.mark.parametrize('value', [torch.nan, torch.inf])
 def test_activations_that_are_not_finite(value):
     x = tokens(20, 6)
@@ -352,12 +357,16 @@ def test_activations_that_are_not_finite(value):
 
 
 def test_activations_that_are_not_finite_after_a_static_norm():
-    """LayerNorm makes all of these tokens equally large, and a static norm does not."""
-    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
-    x[0] *= 3
-    infinite_above_2 = Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {})
-    model = nn.Sequential(nn.LayerNorm(6), infinite_above_2, nn.LayerNorm(6))
-    refused('input of 2 is not finite after the norms that are converted', model, [x])
+    message = 'input of 2 is not finite after the norms that are converted'
+    model = nn.Sequential(nn.LayerNorm(6), Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {}),
+                          nn.LayerNorm(6))
+    new = loaded(model)
+    refused(message, model, [one_large_token()])
+    before = copy.deepcopy(new.state_dict())
+    with pytest.raises(ConversionError, match=message):
+        convert_loaded(new, [one_large_token()])
+    torch.testing.assert_close(new.state_dict(), before, rtol=0, atol=0)
+    assert [norm.lacks_statistics for norm in norms_of(new).values()] == [False, True]
 
 
 def test_an_interruption_leaves_the_model(monkeypatch):

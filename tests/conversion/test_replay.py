@@ -51,18 +51,21 @@ def unlike_tokens():
     return list(x)
 
 
-@pytest.mark.parametrize('make, batches', [
-    (lambda: nn.Sequential(Counted(), in_place(), Counted(seed=1), in_place(), Counted(seed=2)), BATCHES),
-    (lambda: nn.Sequential(*[nn.Sequential(Counted(), Counted(seed=1))] * 2, Counted(seed=2)), BATCHES),
+# `repeated`: norms run again after those that are fitted later, which changes their errors.
+@pytest.mark.parametrize('make, batches, repeated', [
+    (lambda: nn.Sequential(Counted(), in_place(), Counted(seed=1), in_place(), Counted(seed=2)), BATCHES, False),
+    (lambda: nn.Sequential(*[nn.Sequential(Counted(), Counted(seed=1))] * 2, Counted(seed=2)), BATCHES, True),
     (lambda: Block(lambda self, x: self.b(y := self.a(x)) + self.c(y), dict(a=Counted(), b=Counted(), c=Counted())),
-     BATCHES),
-    (branches, unlike_tokens()),
-    (lambda: swin_classifier(dict(type='LN')), [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)]),
+     BATCHES, False),
+    (branches, unlike_tokens(), True),
+    (lambda: swin_classifier(dict(type='LN')), [dict(inputs=torch.randn(2, 3, 32, 32)) for _ in range(2)], False),
 ], ids=['in_place', 'shared_nested', 'read_twice', 'order_of_the_batch', 'swin'])
-def test_results_are_those_of_whole_passes(make, batches, monkeypatch):
-    model = make()
+def test_results_are_those_of_whole_passes(make, batches, repeated, monkeypatch):
+    model, lines = make(), []
     whole = copy.deepcopy(model)
+    monkeypatch.setattr(convert, 'print_log', lambda line, logger: lines.append(line))
     report = convert_norms(model, batches)
+    assert len(lines) == repeated
     whole_passes(monkeypatch)
     assert report == convert_norms(whole, batches)
     assert_same(model, whole)
