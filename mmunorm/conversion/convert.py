@@ -194,7 +194,7 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
             before = {norm: _Seen(norm, names_of[0]) for norm, names_of in aliases.items()}
             before = _measure_all(model, batches, before, bar)
             obstacles = {norm: seen.obstacle or 'did not run on these samples' for norm, seen in before.items()
-                         if seen.obstacle or not seen.ran}
+                         if seen.obstacle or not seen.tokens}
             goals = {norm: goal for norm, goal in goals.items() if norm not in obstacles}
             if not goals:
                 why = next(f'{before[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
@@ -327,6 +327,7 @@ class _Seen:
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
         self.largest = self.sums.new_zeros(())
         self.precision = 0.
+        self.tokens = 0
         self.calls: dict[int, int] = defaultdict(int)  # by batch
         self.obstacle = ''  # why no offline norm can take the norm's place
 
@@ -336,11 +337,6 @@ class _Seen:
         new.gamma = self.gamma
         return new
 
-    @property
-    def ran(self) -> bool:
-        """Whether it has read a token."""
-        return bool((self.sums[0] > 0).any())
-
     def examine(self, args: tuple, kwargs: dict, output) -> None:
         """Looks whether an offline norm takes such a call, and whether the output of the first call is LayerNorm's."""
         (x, pad_mask), dim = input_of(args, kwargs), channel_axis(self.norm, kwargs)
@@ -348,7 +344,7 @@ class _Seen:
         is_mask = isinstance(pad_mask, Tensor) and pad_mask.dtype == torch.bool and pad_mask.shape == shape
         if len(args) > 2 or kwargs.keys() - {'x', 'pad_mask', 'data_format'} or not (pad_mask is None or is_mask):
             self.obstacle = 'is called with an argument that is no pad mask'
-        elif not self.ran and not self._computes(output, x, pad_mask, dim):
+        elif not self.tokens and not self._computes(output, x, pad_mask, dim):
             kind = 'RMSNorm' if is_rms(self.norm) else 'LayerNorm'
             self.obstacle = f'is a {type(self.norm).__name__} whose output is not that of {kind} over dimension {dim}'
 
@@ -374,6 +370,7 @@ class _Seen:
         self.precision = torch.finfo(x.dtype).eps
         eps, centered = eps_of(self.norm, x.dtype), not is_rms(self.norm)
         tokens = valid_tokens(x.movedim(channel_axis(self.norm, kwargs), -1), pad_mask)
+        self.tokens += len(tokens)
         if len(tokens):
             self.sums += token_sums(tokens, eps, centered)
             sigma = deviations(tokens, eps, centered)[1]
@@ -381,7 +378,7 @@ class _Seen:
             self.largest = torch.maximum(self.largest, sigma.max())
 
     def check(self, where: str) -> None:
-        if not self.ran:
+        if not self.tokens:
             raise ConversionError(f'{self.name} does not run {where}, or reads padding alone')
         if not self.sums.isfinite().all():
             raise ConversionError(f'the input of {self.name} is not finite {where}: no statistics can be taken')
