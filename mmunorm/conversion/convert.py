@@ -343,7 +343,7 @@ class _Seen:
         shape = x.movedim(dim, -1).shape[:-1]
         is_mask = isinstance(pad_mask, Tensor) and pad_mask.dtype == torch.bool and pad_mask.shape == shape
         if len(args) > 2 or kwargs.keys() - {'x', 'pad_mask', 'data_format'} or not (pad_mask is None or is_mask):
-            self.obstacle = 'is called with an argument that is no pad mask'
+            self.obstacle = 'is called with arguments other than x and pad_mask'
         elif not self.tokens and not self._computes(output, x, pad_mask, dim):
             kind = 'RMSNorm' if is_rms(self.norm) else 'LayerNorm'
             self.obstacle = f'is a {type(self.norm).__name__} whose output is not that of {kind} over dimension {dim}'

@@ -202,25 +202,24 @@ def test_one_plus_gamma(dtype):
     assert_same(model[0], other[0])
 
 
+NOT_LAYER_NORM = 'is a {} whose output is not that of LayerNorm over dimension -1'
+OTHER_ARGUMENTS = 'is called with arguments other than x and pad_mask'
+
+
 @pytest.mark.parametrize('norm, x, call, reason', [
-    (Softmaxed(6), tokens(5, 7, 6), lambda norm, x: norm(x),
-     'is a Softmaxed whose output is not that of LayerNorm over dimension -1'),
-    (ChannelsFirst(6), tokens(5, 6, 6), lambda norm, x: norm(x),
-     'is a ChannelsFirst whose output is not that of LayerNorm over dimension -1'),
-    (ChannelsFirst(6), tokens(5, 6, 7), lambda norm, x: norm(x),
-     'is a ChannelsFirst whose output is not that of LayerNorm over dimension -1'),
-    (Halved(6), tokens(5, 7, 6), lambda norm, x: norm(x).repeat(1, 1, 2),
-     'is a Halved whose output is not that of LayerNorm over dimension -1'),
-    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, x), 'is called with an argument that is no pad mask'),
-    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x) + norm(x, x[:1] > 0),
-     'is called with an argument that is no pad mask'),
-    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, residual=None),
-     'is called with an argument that is no pad mask'),
-    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, None, 1),
-     'is called with an argument that is no pad mask'),
-    (Masked(6), tokens(5, 7, 6), lambda norm, x: norm(x, x[..., 0]), 'is called with an argument that is no pad mask'),
+    (Softmaxed(6), tokens(5, 7, 6), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (ChannelsFirst(6), tokens(5, 6, 6), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (ChannelsFirst(6), tokens(5, 6, 7), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (Halved(6), tokens(5, 7, 6), lambda norm, x: norm(x).repeat(1, 1, 2), NOT_LAYER_NORM),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, x), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x) + norm(x, x[:1] > 0), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, residual=None), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, None, 1), OTHER_ARGUMENTS),
+    (Masked(6), tokens(5, 7, 6), lambda norm, x: norm(x, x[..., 0]), OTHER_ARGUMENTS),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None)
 def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
+    reason = reason.format(type(norm).__name__)
+
     def model():
         last = layer_norm(x.shape[-1])
         return Block(lambda self, x: self.last(call(self.norm, x).mean(1)), dict(norm=norm, last=last))
