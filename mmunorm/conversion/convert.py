@@ -67,11 +67,11 @@ def convert_norms(model: nn.Module,
 
     Norms are converted one after the other, in the order in which they run. Each is measured on the inputs that come
     from the converted layers before it. This takes one forward pass over all batches, then a pass for each norm
-    through its block alone, and a last one over all batches, which measures the errors: about five forward passes in
-    all. Blocks' outputs are kept meanwhile, up to 2 GiB; those that do not fit are computed again for each norm, and so
-    are those of blocks whose tensors leave them in another way. If the errors are not those that were expected, all
-    norms are fitted again in whole passes. A norm that runs several times is measured over all its runs. Only the
-    norms' weights change. The model is in eval mode meanwhile.
+    through its block alone, and a last one over all batches, which measures the errors: the time of five to six forward
+    passes. Blocks' outputs are kept meanwhile, up to 2 GiB; those that do not fit are computed again for each norm, and
+    so are those of blocks whose tensors leave them in another way. If the errors are not those of the fit, all norms
+    are fitted again in whole passes. A norm that runs several times is measured over all its runs. Only the norms'
+    weights change. The model is in eval mode meanwhile.
 
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
