@@ -108,7 +108,7 @@ def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     """Gives offline norms the statistics of what they read now; their maps stay."""
     sums: dict[OfflineNorm, Tensor] = {}
 
-    def add(norm: OfflineNorm, args: tuple, kwargs: dict) -> None:
+    def add(norm: OfflineNorm, args: tuple, kwargs: dict, output: Tensor) -> None:
         x, pad_mask = input_of(args, kwargs)
         tokens = valid_tokens(x.movedim(channel_axis(norm, kwargs), -1), pad_mask)
         new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])

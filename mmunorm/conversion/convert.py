@@ -1,10 +1,13 @@
 """The one verb: turn the LayerNorms of a trained model into offline norms, without training."""
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,7 @@ from tqdm import tqdm
 
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
-from ..norms.layers import channel_axis, input_of, is_channels_first
+from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
 from ..norms.replace import (
     build_like,
     check_replaceable,
@@ -23,7 +26,8 @@ from ..norms.replace import (
     put,
     with_fused_parts,
 )
-from .replay import Replay
+from ..registry import print_log
+from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
@@ -37,6 +41,7 @@ from .statistics import (
 )
 
 UN_CFG = dict(type='UN')
+TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
 
 
 class ConversionError(ValueError):
@@ -61,16 +66,18 @@ def convert_norms(model: nn.Module,
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
     Norms are converted one after the other, in the order in which they run. Each is measured on the inputs that come
-    from the converted layers before it. This takes one forward pass over all batches, and then a pass for each norm
-    through its block alone: about four forward passes in all. Blocks' outputs are kept for that, up to 2 GiB; those
-    that do not fit are computed again for each norm. A norm that runs several times is measured over all its runs. Only
-    the norms' weights change. The model is in eval mode meanwhile.
+    from the converted layers before it. This takes one forward pass over all batches, then a pass for each norm
+    through its block alone, and a last one over all batches, which measures the errors: the time of five to six forward
+    passes. Blocks' outputs are kept meanwhile, up to 2 GiB; those that do not fit are computed again for each norm, and
+    so are those of blocks whose tensors leave them in another way. If the errors are not those of the fit, all norms
+    are fitted again in whole passes. A norm that runs several times is measured over all its runs. Only the norms'
+    weights change. The model is in eval mode meanwhile.
 
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
             mmpretrain, mmdet, timm or any other. RMSNorm has `mu = 0`, and its mean square for the variance.
         batches (Iterable): some hundred training pictures, without augmentation, in batches. All are held in
-            memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a dict,
+            memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a Mapping,
             as the data loaders of OpenMMLab give it, and for other models one of keyword arguments. Tensors are
             moved to the model's device.
         norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` begins
@@ -79,13 +86,16 @@ def convert_norms(model: nn.Module,
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
-        ConversionReport: what each norm loses. A LayerNorm that did not run stays, and the report says so.
+        ConversionReport: what each norm loses. A LayerNorm stays, and the report says why, if it did not run, if its
+            class is derived and computes something else (1 + gamma for gamma is known), or if it is called with more
+            than its input and a pad mask.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ConversionError: a ValueError. `norm_cfg` is no offline norm, `model` has no LayerNorm to convert or one that
-            cannot be replaced, an entry of `keep` matches none, there is no batch, or activations are not finite.
+        ConversionError: a ValueError. `norm_cfg` is no offline norm, `model` has no LayerNorm that can be converted
+            or one that cannot be replaced, an entry of `keep` matches none, there is no batch, or activations are not
+            finite.
             In each case, and after any other error, `model` is as before.
     """
     check_norm_cfg(norm_cfg)
@@ -177,41 +187,91 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
     for name, norm in names.items():
         aliases[norm].append(name)
 
-    with _eval_mode(model), Replay(model, goals) as replay, tqdm(
-            total=len(batches) * (1 + len(goals)), desc='calibrating', unit='batch',
-            disable=None if progress else True) as bar:
+    with _eval_mode(model), tqdm(total=len(batches) * (2 + len(goals)), desc='calibrating', unit='batch',
+                                 disable=None if progress else True) as bar:
         changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
-            before = _measure_all(model, batches, aliases, replay, bar)
-            rows, left = [], set(goals)
+            before = {norm: _Seen(norm, names_of[0]) for norm, names_of in aliases.items()}
+            before = _measure_all(model, batches, before, bar)
+            obstacles = {norm: seen.obstacle or 'did not run on these samples' for norm, seen in before.items()
+                         if seen.obstacle or not seen.tokens}
+            goals = {norm: goal for norm, goal in goals.items() if norm not in obstacles}
+            if not goals:
+                why = next(f'{before[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
+                raise ConversionError(f'model: none of its {len(before)} LayerNorms can be converted: {why}')
             for norm, seen in before.items():
-                nearest, errors = seen.nearest(), {}
-                if norm in goals:
-                    now = _measure(model, batches, norm, seen, left, replay, bar)
-                    a, b = now.nearest()
-                    goals[norm].set_affine(a, b, *mean_and_square(now.sums))
-                    errors = dict(before=now.error(*nearest), after=now.error(a, b))
-                    left.remove(norm)
-                    put(model, dict.fromkeys(aliases[norm], places[norm]))
-                rows.append(ConvertedNorm(seen.name, **seen.spread(), least_affine=seen.error(*nearest), **errors,
-                                          kept=kept.get(norm, '')))
+                if norm not in obstacles:
+                    seen.check('in the model as it is')
+            for memory in (MEMORY, 0):
+                with Replay(model, goals, memory) as replay:
+                    fits = _fit(model, batches, before, goals, places, aliases, replay, bar)
+                after = _measure_all(model, batches, {goal: before[norm].again() for norm, goal in goals.items()}, bar)
+                errors = {norm: after[norm].error(*fit.map) for norm, fit in fits.items()}
+                if memory == 0 or all(math.isclose(errors[norm], fit.after, rel_tol=0.01, abs_tol=1e-5)
+                                      for norm, fit in fits.items()):
+                    break
+                print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
+                          'in whole passes', 'current')
+                put(model, names)
+            for norm in goals:
+                after[norm].check('after the norms that are converted')
         except BaseException:
             put(model, names)
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
-    rows += [ConvertedNorm(names_of[0], kept=kept.get(norm, 'did not run on these samples'))
-             for norm, names_of in aliases.items() if norm not in before]
-    if all(row.kept for row in rows):
-        raise ConversionError(f'model: none of its {len(rows)} LayerNorms ran on these samples')
-    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)))
+    kept = {**obstacles, **kept}
+    rows = []
+    for norm, seen in before.items():
+        measured = {} if norm in obstacles else dict(seen.spread(), least_affine=seen.error(*seen.nearest()))
+        if norm in goals:
+            measured.update(before=fits[norm].before, after=errors[norm])
+        rows.append(ConvertedNorm(seen.name, **measured, kept=kept.get(norm, '')))
+    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names))
+
+
+class _Fit(NamedTuple):
+    """What fitting a norm gave."""
+    map: tuple[Tensor, Tensor]
+    before: float  # the error of the map that is nearest in the LN model, on the inputs of the fit
+    after: float  # that of `map`
+
+
+def _fit(model: nn.Module, batches: list, before: dict[nn.Module, _Seen], goals: dict[nn.Module, OfflineNorm],
+         places: dict[nn.Module, nn.Module], aliases: dict[nn.Module, list[str]], replay: Replay,
+         bar: tqdm) -> dict[nn.Module, _Fit]:
+    """Fits each goal to what its norm reads after the goals before it, and puts it into its place."""
+    fits, left = {}, set(goals)
+    for norm, seen in before.items():
+        if norm in goals:
+            now = _measure(model, batches, norm, seen, left, replay, bar)
+            a, b = now.nearest()
+            goals[norm].set_affine(a, b, *mean_and_square(now.sums))
+            fits[norm] = _Fit((a, b), now.error(*seen.nearest()), now.error(a, b))
+            left.remove(norm)
+            put(model, dict.fromkeys(aliases[norm], places[norm]))
+    return fits
+
+
+def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Names and classes of norms, or what looks like one, that are not in `names` and keep no running statistics."""
+    def looks_like_one(name: str, module: nn.Module) -> bool:
+        is_called_so = 'norm' in f'{name.rpartition(".")[2]} {type(module).__name__}'.lower()
+        return is_norm(module) or is_called_so and not list(module.children()) and (
+            {parameter.dim() for parameter in module.parameters()} == {1})
+
+    known = set(names.values())
+    return tuple(f'{name} ({type(module).__name__})' for name, module in model.named_modules()
+                 if module not in known and looks_like_one(name, module)
+                 and not has_affine(module) and getattr(module, 'running_var', None) is None)
 
 
 def _kept(model: nn.Module, names: dict[str, nn.Module], keep: Sequence[str]) -> dict[nn.Module, str]:
     """The LayerNorms that stay, with the reason."""
     if not names or '' in names:
         what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
-        raise ConversionError(f'model: {type(model).__name__} {what}')
+        others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
+        raise ConversionError(f'model: {type(model).__name__} {what}{others}')
     kept = {}
     for pattern in keep:
         try:
@@ -267,7 +327,41 @@ class _Seen:
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
         self.largest = self.sums.new_zeros(())
         self.precision = 0.
+        self.tokens = 0
         self.calls: dict[int, int] = defaultdict(int)  # by batch
+        self.obstacle = ''  # why no offline norm can take the norm's place
+
+    def again(self) -> _Seen:
+        """An empty one of the same norm."""
+        new = _Seen(self.norm, self.name)
+        new.gamma = self.gamma
+        return new
+
+    def examine(self, args: tuple, kwargs: dict, output) -> None:
+        """Looks whether an offline norm takes such a call, and whether the output of the first call is LayerNorm's."""
+        (x, pad_mask), dim = input_of(args, kwargs), channel_axis(self.norm, kwargs)
+        shape = x.movedim(dim, -1).shape[:-1]
+        is_mask = isinstance(pad_mask, Tensor) and pad_mask.dtype == torch.bool and pad_mask.shape == shape
+        if len(args) > 2 or kwargs.keys() - {'x', 'pad_mask', 'data_format'} or not (pad_mask is None or is_mask):
+            self.obstacle = 'is called with arguments other than x and pad_mask'
+        elif not self.tokens and not self._computes(output, x, pad_mask, dim):
+            kind = 'RMSNorm' if is_rms(self.norm) else 'LayerNorm'
+            self.obstacle = f'is a {type(self.norm).__name__} whose output is not that of {kind} over dimension {dim}'
+
+    def _computes(self, output, x: Tensor, pad_mask: Tensor | None, dim: int) -> bool:
+        """Whether `output` is LayerNorm of `x` over dimension `dim`; gamma becomes 1 + gamma if that is its scale."""
+        if not isinstance(output, Tensor) or output.shape != x.shape or x.shape[dim] != len(self.gamma):
+            return False
+        tokens, y = (valid_tokens(tensor.movedim(dim, -1), pad_mask) for tensor in (x, output))
+        mean, sigma = deviations(tokens, eps_of(self.norm, x.dtype), not is_rms(self.norm))
+        for gamma in (self.gamma, 1 + self.gamma):
+            expected = (gamma * (tokens - mean) / sigma + self.beta).to(output.dtype)
+            for part in self.norm.children():  # an activation
+                expected = part(expected)
+            if not (expected - y).norm() > TOLERANCE * expected.norm():  # NaN has a message of its own
+                self.gamma = gamma
+                return True
+        return False
 
     def add(self, args: tuple, kwargs: dict, batch: int) -> None:
         """Adds a call of the norm."""
@@ -276,6 +370,7 @@ class _Seen:
         self.precision = torch.finfo(x.dtype).eps
         eps, centered = eps_of(self.norm, x.dtype), not is_rms(self.norm)
         tokens = valid_tokens(x.movedim(channel_axis(self.norm, kwargs), -1), pad_mask)
+        self.tokens += len(tokens)
         if len(tokens):
             self.sums += token_sums(tokens, eps, centered)
             sigma = deviations(tokens, eps, centered)[1]
@@ -283,6 +378,8 @@ class _Seen:
             self.largest = torch.maximum(self.largest, sigma.max())
 
     def check(self, where: str) -> None:
+        if not self.tokens:
+            raise ConversionError(f'{self.name} does not run {where}, or reads padding alone')
         if not self.sums.isfinite().all():
             raise ConversionError(f'the input of {self.name} is not finite {where}: no statistics can be taken')
 
@@ -300,9 +397,9 @@ class _Seen:
 
 
 @contextmanager
-def watched(norms: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict], None]) -> Iterator[None]:
-    """Inside, `hook` gets the norm and the arguments of each call."""
-    handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms]
+def watched(norms: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict, object], None]) -> Iterator[None]:
+    """Inside, `hook` gets the norm, the arguments and the output of each call."""
+    handles = [norm.register_forward_hook(hook, with_kwargs=True) for norm in norms]
     try:
         yield
     finally:
@@ -310,31 +407,35 @@ def watched(norms: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict],
             handle.remove()
 
 
-def _measure_all(model: nn.Module, batches: list, aliases: dict[nn.Module, list[str]], replay: Replay,
+def _measure_all(model: nn.Module, batches: list, seen: dict[nn.Module, _Seen],
                  bar: tqdm) -> dict[nn.Module, _Seen]:
-    """What each norm of the LN model reads, in the order in which they run; norms that do not run are left out."""
-    seen: dict[nn.Module, _Seen] = {}
+    """What each norm, or the module in its place, reads; `seen` are empty ones, by these modules.
 
-    def hook(norm, args, kwargs):
-        seen.setdefault(norm, _Seen(norm, aliases[norm][0])).add(args, kwargs, batch)
+    The result is by norm, in the order in which they run; those that do not run come last.
+    """
+    ran: dict[nn.Module, _Seen] = {}
 
-    with watched((norm for norm in aliases if len(norm.normalized_shape) == 1), hook):
-        for batch, inputs in enumerate(batches):
-            replay.start(batch)
-            replay.freeze()
+    def hook(batch, module, args, kwargs, output):
+        one = ran.setdefault(module, seen[module])
+        if module is one.norm:
+            one.examine(args, kwargs, output)
+        if not one.obstacle:
+            one.add(args, kwargs, batch)
+
+    modules = [module for module, one in seen.items() if len(one.norm.normalized_shape) == 1]
+    for batch, inputs in enumerate(batches):
+        with watched(modules, partial(hook, batch)):
             _run(model, inputs)
-            bar.update()
-    for one in seen.values():
-        one.check('in the model as it is')
-    return {norm: one for norm, one in seen.items() if one.sums[0, 0] > 0}
+        bar.update()
+    return {one.norm: one for one in [*ran.values(), *seen.values()]}
 
 
 def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, left: set[nn.Module], replay: Replay,
              bar: tqdm) -> _Seen:
     """What one norm reads after the converted ones; `left` are the others, with this one."""
-    seen = _Seen(norm, before.name)
+    seen = before.again()
 
-    def hook(module, args, kwargs):
+    def hook(module, args, kwargs, output):
         replay.freeze()
         if module is norm:
             seen.add(args, kwargs, batch)
@@ -343,24 +444,24 @@ def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, le
 
     with watched(left, hook):
         for batch, inputs in enumerate(batches):
-            if before.calls[batch]:
-                replay.start(batch)
-                with suppress(_Enough):
-                    _run(model, inputs)
+            replay.start(batch)
+            with suppress(_Enough):
+                _run(model, inputs)
             bar.update()
     seen.check('after the norms that are converted')
     return seen
 
 
 def _run(model: nn.Module, batch) -> None:
-    """One forward pass; its output is not needed."""
+    """One forward pass, on a copy: the model may write to its inputs. Its output is not needed."""
     device, batch = next(model.parameters()).device, _inputs(batch)
-    if not isinstance(batch, dict):
-        model(batch.to(device))
+    if not isinstance(batch, Mapping):
+        model(batch.to(device, copy=True))
     elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
         model(**model.data_preprocessor(batch, False), mode='tensor')
     else:
-        model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()})
+        model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
+                 for key, value in batch.items()})
 
 
 def _inputs(batch):
@@ -371,4 +472,4 @@ def _inputs(batch):
 def _num_samples(batch) -> int:
     """Samples of a batch; 0 if it does not tell."""
     inputs = _inputs(batch)
-    return len(inputs.get('inputs', ()) if isinstance(inputs, dict) else inputs)
+    return len(inputs.get('inputs', ()) if isinstance(inputs, Mapping) else inputs)

@@ -1,26 +1,31 @@
 """Repeats forward passes that begin alike, without computing their beginning again."""
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 # Bytes that a Replay keeps at most.
 MEMORY = 2 * 2**30
 
 
-class Replay:
+class Replay(TorchFunctionMode):
     """In a `with` block, parts of a model that finished in an earlier pass return the output of that pass.
 
     A part is a module that holds one of `norms`. Its output is kept if the part finishes before :meth:`freeze` is
-    called. The output of a larger part replaces those of the parts inside. An output that another module writes to in
-    place is computed again, and so is one for which `memory` bytes have no room. Passes must be repeatable: eval mode,
-    no random numbers, and modules that pass nothing on except what they return. `norms` will change between passes.
+    called, and if no tensor left it in another way: no tensor that it was given, computed or returned is still in use
+    elsewhere (a list, an attribute, a hook's), and neither its inputs nor its buffers were changed in place. Numbers
+    that left it are not noticed. The output of a larger part replaces those of the parts inside. An output that
+    another module writes to in place is computed again, and so is one for which `memory` bytes have no room. Passes
+    must be repeatable: eval mode, no random numbers. `norms` will change between passes.
     """
 
     def __init__(self, model: nn.Module, norms: Collection[nn.Module], memory: int = MEMORY):
+        super().__init__()
         norms = set(norms)
         self._parts = {name: module for name, module in model.named_modules()
                        if name and module not in norms and 'forward' not in vars(module)
@@ -28,16 +33,24 @@ class Replay:
         self._left = memory
         self._kept: dict[int, dict[tuple, tuple]] = {}  # by pass, then by path: output, versions, bytes
         self._changing: set[tuple] = set()  # paths of outputs that are written to
+        self._made: list[weakref.ref] = []  # the tensors of a pass so far
 
     def __enter__(self) -> Replay:
         for name, module in self._parts.items():
-            module.forward = partial(self._call, name, module.forward)
-        return self
+            module.forward = partial(self._call, name, module, module.forward)
+        return super().__enter__()
 
     def __exit__(self, *error) -> None:
+        super().__exit__(*error)
         for module in self._parts.values():
             del module.forward
         self._kept.clear()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        # `contiguous` and the like may return what they were given.
+        self._made += [weakref.ref(tensor) for tensor in _tensors(output) if not any(tensor is arg for arg in args)]
+        return output
 
     def start(self, index: int) -> None:
         """To be called before each pass; passes that are to begin alike have one index."""
@@ -45,27 +58,40 @@ class Replay:
         self._keeps = True
         # Calls that are under way: the path of each, and how often it has called each part.
         self._frames: list[tuple[tuple, Counter]] = [((index, ), Counter())]
+        self._made.clear()
 
     def freeze(self) -> None:
         """From here on, nothing in this pass is kept: it will be different next time."""
         self._keeps = False
 
-    def _call(self, name: str, forward: Callable, *args, **kwargs):
+    def _call(self, name: str, module: nn.Module, forward: Callable, *args, **kwargs):
         caller, calls = self._frames[-1]
         path = (*caller, (name, calls[name]))
         calls[name] += 1
         if path in self._now:
             output, versions, _ = self._now[path]
-            if versions == [tensor._version for tensor in _tensors(output)]:
-                return output
+            if versions == _versions(output):
+                return _alias(output)
             self._forget(path)
             self._changing.add(path)
         self._frames.append((path, Counter()))
-        output = forward(*args, **kwargs)
+        start, state = len(self._made), (args, kwargs, list(module.buffers()))
+        before = _versions(state)
+        output = forward(*_alias(args), **{key: _alias(value) for key, value in kwargs.items()})
         self._frames.pop()
-        if self._keeps and path not in self._changing:
-            self._keep(path, output)
-        return output
+        if not self._keeps or path in self._changing:
+            return output
+        # Only aliases go on, so that all tensors of the part are gone now unless something else holds them: a list or
+        # a dict that it returned, too, which its caller may change.
+        end, kept = len(self._made), _alias(output)
+        del self._made[end:]  # what is kept is in use here alone
+        returned = _alias(output)
+        del output
+        left = [tensor for tensor in self._made[start:end] if tensor() is not None]
+        self._made[start:end] = left
+        if not left and before == _versions(state):
+            self._keep(path, kept)
+        return returned
 
     def _keep(self, path: tuple, output) -> None:
         tensors = _tensors(output)
@@ -76,19 +102,29 @@ class Replay:
             self._forget(inner)
         if size <= self._left:
             self._left -= size
-            self._now[path] = output, [tensor._version for tensor in tensors], size
+            self._now[path] = output, _versions(output), size
 
     def _forget(self, path: tuple) -> None:
         self._left += self._now.pop(path)[-1]
 
 
-def _tensors(output) -> list[Tensor]:
-    """The tensors of an output that nobody can change but through them; none if there may be more to it."""
-    if isinstance(output, Tensor):
-        return [output]
-    if not isinstance(output, tuple):
+def _tensors(value) -> list[Tensor]:
+    """The tensors in a value, also in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
         return []
-    parts = [_tensors(part) if isinstance(part, (Tensor, tuple)) else part for part in output]
-    if any(not isinstance(part, (list, int, float, str, type(None))) for part in parts):
-        return []
-    return [tensor for part in parts if isinstance(part, list) for tensor in part]
+    return [tensor for part in value for tensor in _tensors(part)]
+
+
+def _versions(value) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in _tensors(value)]
+
+
+def _alias(value):
+    """A tensor or a tuple of some with new Tensor objects for the same memory; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return tuple(map(_alias, value)) if type(value) is tuple else value

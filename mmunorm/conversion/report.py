@@ -43,9 +43,11 @@ class ConversionReport:
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: how many samples the statistics are of, as far as the batches tell; 0 if they do not.
+        others: norms of kinds that are not converted, and what looks like one, by name and class; not BatchNorm's.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
+    others: tuple[str, ...] = ()
 
     @property
     def converted(self) -> tuple[ConvertedNorm, ...]:
@@ -58,10 +60,11 @@ class ConversionReport:
         return tuple(norm for norm in self.norms if norm.kept)
 
     def summary(self) -> str:
-        """One line: how many norms, how many samples."""
+        """One line: how many norms, how many samples, and one of the `others`."""
         of = f', statistics of {self.samples} samples' if self.samples else ''
         left = f', {len(self.kept)} stay' if self.kept else ''
-        return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}'
+        others = f', {len(self.others)} other norms stay, such as {self.others[0]}' if self.others else ''
+        return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}{others}'
 
     def stages(self) -> list[str]:
         """A line for each stage, the norms' names up to the first number: how many, and their largest error."""
@@ -85,7 +88,8 @@ class ConversionReport:
 
     def as_dict(self) -> dict:
         """Plain data for a JSON file."""
-        return dict(samples=self.samples, norms=[{**asdict(norm), 'verdict': norm.verdict} for norm in self.norms])
+        norms = [{**asdict(norm), 'verdict': norm.verdict} for norm in self.norms]
+        return dict(samples=self.samples, others=list(self.others), norms=norms)
 
 
 def _cells(norm: ConvertedNorm) -> tuple[str, ...]:

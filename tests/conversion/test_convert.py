@@ -1,6 +1,8 @@
 """convert_norms and convert_loaded on small models: exactness, order, every goal, what stays and is refused."""
 import copy
 import json
+from collections import UserDict
+from collections.abc import Mapping
 
 import pytest
 import timm
@@ -146,6 +148,108 @@ class Masked(nn.LayerNorm):
         return super().forward(x)
 
 
+class ScaleNorm(nn.Module):
+    """A norm that is not known."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x):
+        return self.g * x / x.norm(dim=-1, keepdim=True)
+
+
+class OnePlusGamma(nn.LayerNorm):
+    """As VideoPrism's and Nemotron's."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
+
+
+class Softmaxed(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x).softmax(-1)
+
+
+class ChannelsFirst(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Conditional(nn.LayerNorm):
+
+    def forward(self, x, residual=None, gain=1):
+        return gain * super().forward(x if residual is None else x + residual)
+
+
+class Halved(nn.LayerNorm):
+
+    def forward(self, x):
+        return super().forward(x)[..., ::2]
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_one_plus_gamma(dtype):
+    x = tokens(40, 6).to(dtype)
+    model = nn.Sequential(OnePlusGamma(6), nn.Linear(6, 6)).to(dtype)
+    other = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)).to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(0.25 * torch.arange(6))
+        other[0].weight.copy_(1 + model[0].weight)
+    assert convert_norms(model, [x]).norms == convert_norms(other, [x]).norms
+    assert_same(model[0], other[0])
+
+
+NOT_LAYER_NORM = 'is a {} whose output is not that of LayerNorm over dimension -1'
+OTHER_ARGUMENTS = 'is called with arguments other than x and pad_mask'
+
+
+@pytest.mark.parametrize('norm, x, call, reason', [
+    (Softmaxed(6), tokens(5, 7, 6), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (ChannelsFirst(6), tokens(5, 6, 6), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (ChannelsFirst(6), tokens(5, 6, 7), lambda norm, x: norm(x), NOT_LAYER_NORM),
+    (Halved(6), tokens(5, 7, 6), lambda norm, x: norm(x).repeat(1, 1, 2), NOT_LAYER_NORM),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, x), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x) + norm(x, x[:1] > 0), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, residual=None), OTHER_ARGUMENTS),
+    (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, None, 1), OTHER_ARGUMENTS),
+    (Masked(6), tokens(5, 7, 6), lambda norm, x: norm(x, x[..., 0]), OTHER_ARGUMENTS),
+], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None)
+def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
+    reason = reason.format(type(norm).__name__)
+
+    def model():
+        last = layer_norm(x.shape[-1])
+        return Block(lambda self, x: self.last(call(self.norm, x).mean(1)), dict(norm=norm, last=last))
+
+    alone = Block(lambda self, x: call(self.norm, x), dict(norm=norm))
+    refused(f'none of its 1 LayerNorms can be converted: norm {reason}', alone, [x])
+    report = convert_norms(changed := model(), [x])
+    assert [(row.norm, row.kept) for row in report.norms] == [('norm', reason), ('last', '')]
+    assert changed.norm is norm and type(changed.last) is UN and report.norms[0].cv is None
+    assert convert_norms(model(), [x], keep=['norm']).norms[0].kept == 'as was asked for'
+
+
+def test_norms_that_are_not_known_are_mentioned():
+    model = nn.Sequential(layer_norm(6), ScaleNorm(6), nn.BatchNorm1d(6), nn.Identity(), nn.GroupNorm(2, 6),
+                          nn.ModuleDict(dict(normal=nn.Linear(6, 6)))['normal'], nn.Linear(6, 6))
+    report = convert_norms(model, [tokens(9, 6)])
+    assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
+    line = '1 of 1 LayerNorms converted, statistics of 9 samples, 2 other norms stay, such as 1 (ScaleNorm)'
+    assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
+    assert json.loads(json.dumps(report.as_dict()))['others'] == list(report.others)
+    assert convert_norms(chain(), [tokens(9, 6)]).others == ()
+
+
+def test_a_norm_that_runs_no_more_after_the_others():
+    """Which way the tokens go depends on how large they are."""
+    model = Block(lambda self, x: self.second(y) if (y := self.first(x)).abs().max() < 1.1 else y,
+                  dict(first=nn.LayerNorm(6), second=nn.LayerNorm(6)))
+    refused('second does not run after the norms that are converted', model, [one_large_token()])
+
+
 def test_padding_has_no_part():
     x, pad_mask = tokens(4, 9, 6), torch.rand(4, 9) < 0.4
     model = Block(lambda self, x, pad_mask: self.norm(x, pad_mask=pad_mask), dict(norm=Masked(6)))
@@ -185,15 +289,24 @@ def test_the_dtype_of_the_model(dtype):
     assert (y - expected).norm() < (0.05 if dtype is torch.bfloat16 else 1e-9) * expected.norm()
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
+def test_what_varies_by_the_rounding_of_its_dtype_gets_no_scale(dtype):
+    model, x = chain(norms=1).to(dtype), tokens(20, 6).to(dtype)
+    x[:, 1] = 1
+    x[::2, 1] += torch.finfo(torch.bfloat16).eps
+    convert_norms(model, [x])
+    assert (model[0].affine()[0] == 0).tolist() == [False, dtype is torch.bfloat16] + 4 * [False]
+
+
 def test_kinds_of_batches():
     x = tokens(20, 6)
     states = []
-    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x)):
+    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x), UserDict(input=x)):
         model = chain()
         torch.manual_seed(0)
         for layer in model[1::2]:
             layer.reset_parameters()
-        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, dict) else 20)
+        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, Mapping) else 20)
         states.append(model.state_dict())
     for state in states[1:]:
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())
@@ -212,7 +325,8 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
 
 def test_what_is_refused():
     x = tokens(20, 6)
-    refused('Linear has no LayerNorm to convert', nn.Linear(6, 6), [x])
+    refused('Linear has no LayerNorm to convert$', nn.Linear(6, 6), [x])
+    refused(r'Sequential has no LayerNorm to convert; 0 \(ScaleNorm\) is none', nn.Sequential(ScaleNorm(6)), [x])
     refused('is itself a LayerNorm', nn.LayerNorm(6), [x])
     refused('batches: there is none', chain(), [])
     refused("no LayerNorm has a name that 'norm' matches as a whole; names are such as '0'", chain(), [x],
@@ -222,8 +336,16 @@ def test_what_is_refused():
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
-    refused('none of its 1 LayerNorms ran', Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
+    refused('none of its 1 LayerNorms can be converted: norm did not run on these samples',
+            Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     refused(r'over \(2, 6\); only .*; `keep` lets it stay', nn.Sequential(chain(), nn.LayerNorm((2, 6))), [x])
+
+
+def one_large_token():
+    """LayerNorm makes all of these tokens equally large, and a static norm does not."""
+    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
+    x[0] *= 3
+    return x
 
 
 @pytest.mark.parametrize('value', [torch.nan, torch.inf])
@@ -234,12 +356,16 @@ def test_activations_that_are_not_finite(value):
 
 
 def test_activations_that_are_not_finite_after_a_static_norm():
-    """LayerNorm makes all of these tokens equally large, and a static norm does not."""
-    x = torch.tensor([1., 1, 1, -1, -1, -1])[torch.stack([torch.randperm(6) for _ in range(20)])]
-    x[0] *= 3
-    infinite_above_2 = Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {})
-    model = nn.Sequential(nn.LayerNorm(6), infinite_above_2, nn.LayerNorm(6))
-    refused('input of 2 is not finite after the norms that are converted', model, [x])
+    message = 'input of 2 is not finite after the norms that are converted'
+    model = nn.Sequential(nn.LayerNorm(6), Block(lambda self, x: torch.where(x.abs() > 2, torch.inf, x), {}),
+                          nn.LayerNorm(6))
+    new = loaded(model)
+    refused(message, model, [one_large_token()])
+    before = copy.deepcopy(new.state_dict())
+    with pytest.raises(ConversionError, match=message):
+        convert_loaded(new, [one_large_token()])
+    torch.testing.assert_close(new.state_dict(), before, rtol=0, atol=0)
+    assert [norm.lacks_statistics for norm in norms_of(new).values()] == [False, True]
 
 
 def test_an_interruption_leaves_the_model(monkeypatch):

@@ -1,7 +1,9 @@
 """A run with UN that starts from weights of LayerNorm."""
 import os
+import random
 import re
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
@@ -15,6 +17,7 @@ from mmunorm.config.presets import set_norm
 from mmunorm.conversion import adapt, convert_loaded, with_layer_norms
 from mmunorm.engine.calibration import training_batches
 from mmunorm.engine.distillation import feature_distance
+from mmunorm.engine.offline_norms import OfflineNormHook
 from mmunorm.norms import OfflineNorm
 
 from .. import processes, tiny_runs
@@ -55,6 +58,22 @@ def test_norms_are_fitted_once(started, tmp_path):
     tiny_runs.call(train, path, '--work-dir', work_dir, '--resume', '--cfg-options', 'train_cfg.max_epochs=2')
     logs = ''.join(path.read_text() for path in work_dir.glob('*/*.log'))  # one file, if in the same second
     assert logs.count('fitting its norms') == 1 and (work_dir / 'epoch_2.pth').exists()
+
+
+def test_the_random_numbers_after_a_conversion_are_those_of_the_seed(started, tmp_path, monkeypatch):
+    """Without RepeatableHook, which seeds every step."""
+    path, drawn, convert = started[0], [], OfflineNormHook._convert
+
+    def convert_and_draw(hook, runner):
+        convert(hook, runner)
+        drawn.append((torch.rand(()).item(), random.random(), np.random.rand()))
+
+    monkeypatch.setattr(OfflineNormHook, '_convert', convert_and_draw)
+    for name, seed, samples in (('a', 1, 4), ('b', 1, 2), ('c', 2, 4)):
+        options = f'randomness.seed={seed}', f'custom_hooks.0.num_samples={samples}'
+        tiny_runs.call(tiny_runs.load_tool('train'), path, '--work-dir', tmp_path / name, '--cfg-options', *options)
+    first, same, other = drawn
+    assert first == same and not set(first) & set(other)
 
 
 def test_the_backbone_is_adapted(started, tmp_path):

@@ -183,14 +183,31 @@ def test_a_loss_scale_is_divided_out(tmp_path, monkeypatch):
         np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
+class Shared(BaseModel):
+    """One norm in three blocks, the last of which has fewer tokens; each is a checkpointed segment, if any is."""
+
+    def __init__(self, norm, checkpointed):
+        super().__init__()
+        self.fc, self.norm1, self.checkpointed = nn.Linear(6, 6), norm, checkpointed
+
+    def block(self, x):
+        return x + self.norm1(self.fc(x)).sin()
+
+    def forward(self, x, mode='loss'):
+        for tokens in (5, 5, 2):
+            x = x[:tokens]
+            x = checkpoint(self.block, x.requires_grad_(), use_reentrant=True) if self.checkpointed else self.block(x)
+        return dict(loss=x.cos().mean())
+
+
+@pytest.mark.parametrize('checkpointed', [False, True])
 @pytest.mark.parametrize('norm', [UN, nn.LayerNorm])
-def test_shared_layers_have_all_their_tokens(tmp_path, norm):
-    shared = norm(6)
-    model = Model(shared, shared)
+def test_shared_layers_have_all_their_tokens(tmp_path, norm, checkpointed):
+    model = Shared(norm(6), checkpointed)
     watch = Watch(model)
     record = train(tmp_path / 'w', model, steps=2)
     assert len(record.layers) == 1
-    watch.check(record, forwards=2)
+    watch.check(record, forwards=3)
 
 
 def test_interval_and_layers(tmp_path):
