@@ -66,7 +66,7 @@ def layers(device, out):
 
 def steps(device, out):
     size = ('--batch', 1, '--size', 64, '--rounds', 1) if device == 'cpu' else ('--batch', 64, '--amp', 'none', 'fp16')
-    yield Run('steps', 300, python('benchmarks/train_step.py', '--modes', 'eager', 'compiled', *size,
+    yield Run('steps', 480, python('benchmarks/train_step.py', '--modes', 'eager', 'compiled', *size,
                                    '--device', device, '--out', out / 'report/results'))
 
 
