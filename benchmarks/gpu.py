@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def layers(device, out):
 
 def steps(device, out):
     size = ('--batch', 1, '--size', 64, '--rounds', 1) if device == 'cpu' else ('--batch', 64, '--amp', 'none', 'fp16')
-    yield Run('steps', 300, python('benchmarks/train_step.py', '--modes', 'eager', 'compiled', *size,
+    yield Run('steps', 480, python('benchmarks/train_step.py', '--modes', 'eager', 'compiled', *size,
                                    '--device', device, '--out', out / 'report/results'))
 
 
@@ -141,6 +142,13 @@ def run(command, limit, log, environment):
     return found[0] if found else 'done'
 
 
+def checked_out():
+    """The commit of this checkout; '' of an archive without history, or where git is not installed."""
+    with suppress(FileNotFoundError):
+        return subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return ''
+
+
 def fusion_table(path):
     """Table 8: images/s of each model, with its peak memory in MB."""
     cells = {}
@@ -195,8 +203,7 @@ def main(argv=None):
     out, device = args.out.resolve(), torch.device(args.device)
     (out / 'report/logs').mkdir(parents=True)
     path = result_file(out / 'report/results', 'gpu', device)
-    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    rows, end = [], time.time() + MINUTES * 60
+    rows, commit, end = [], checked_out(), time.time() + MINUTES * 60
     for part in args.parts:
         for name, limit, words, variables in PARTS[part](args.device, out):
             line = shlex.join(words).replace(sys.executable, 'python').replace(f'{ROOT}/', '')

@@ -64,9 +64,9 @@ def classifier(weights):
 
 
 def bytes_of(crops):
-    """Normalized crops as the uint8 pictures that they came from, `(3, 224, 224)`."""
+    """Normalized RGB crops as uint8 images `(3, 224, 224)` in BGR, which the classifier's preprocessor expects."""
     mean, std = (torch.tensor(each).float().view(3, 1, 1) for each in (MEAN, STD))
-    return [((crop[0] * std + mean) * 255).round().clamp(0, 255).byte() for crop in crops]
+    return [((crop[0] * std + mean) * 255).round().clamp(0, 255).byte().flip(0) for crop in crops]
 
 
 @torch.no_grad()

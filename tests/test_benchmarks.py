@@ -3,11 +3,17 @@ import importlib
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
+from mmengine.registry import MODELS
+from mmpretrain.registry import TRANSFORMS
+from PIL import Image
 from torch import nn
+from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm.cli.arguments import load_config
+from mmunorm.deploy.graphs import Pixels
 from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks
@@ -149,3 +155,36 @@ def test_the_table_of_swin_t(row, config, script):
     expected = [norms, 2 * norms, total, round(100 * total / gradients, 2),
                 *(round(sync_cost.sent_a_step(total, ranks)) for ranks in (2, 8, 64))]
     assert [float(re.sub('[,%]', '', cell)) for cell in documented.split('|')] == expected
+
+
+def test_the_vit_receives_what_torchvision_makes_of_a_photograph(script, tmp_path):
+    """The ViT's images are normalized in RGB. OpenMMLab's preprocessors take BGR."""
+    for package in ('onnx', 'timm'):
+        pytest.importorskip(package)
+    photograph = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    Image.fromarray(photograph).save(tmp_path / 'a.png')
+    of_timm, mean, std = (getattr(script('conversion_vit'), name) for name in ('crops_of', 'MEAN', 'STD'))
+    wanted = normalize(to_tensor(photograph), mean.tolist(), std.tolist())[None]
+    crops = list(of_timm(tmp_path, 1, ['a.png']))
+    torch.testing.assert_close(crops[0], wanted)
+    cfg = load_config(str(tiny_runs.ROOT / 'configs/deep/deit_s_un_imagenet.py'))
+    preprocessor = MODELS.build(dict(cfg.data_preprocessor, type='mmpretrain.ClsDataPreprocessor'))
+    image, = script('int8_vit').bytes_of(crops)
+    torch.testing.assert_close(preprocessor(dict(inputs=image[None]), False)['inputs'], wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(Pixels(preprocessor)(image[None].float()), wanted, rtol=0, atol=1e-4)
+
+
+def test_a_network_receives_what_torchvision_makes_of_a_file(tmp_path):
+    """From a config's own pipeline, which reads BGR."""
+    photograph = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(photograph).save(tmp_path / 'a.png')
+    cfg = load_config(str(tiny_runs.ROOT / 'configs/swin_t_un_imagenet.py'))
+    wanted = normalize(to_tensor(photograph), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))[None]
+    data = dict(img_path=str(tmp_path / 'a.png'), gt_label=0)
+    for step in cfg.test_dataloader.dataset.pipeline:
+        if step.type.endswith(('LoadImageFromFile', 'PackInputs')):
+            data = TRANSFORMS.build(step)(data)
+    preprocessor = MODELS.build(dict(cfg.data_preprocessor, type='mmpretrain.ClsDataPreprocessor'))
+    inputs = preprocessor(dict(inputs=data['inputs'][None]), False)['inputs']
+    torch.testing.assert_close(inputs, wanted, rtol=0, atol=1e-3)
+    torch.testing.assert_close(Pixels(preprocessor)(data['inputs'][None].float()), inputs)

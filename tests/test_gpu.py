@@ -50,6 +50,11 @@ def test_what_came_of_a_command(gpu, code, limit, result, tmp_path):
     assert (tmp_path / 'log').exists()
 
 
+def test_the_commit_needs_no_git(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert gpu.checked_out() == ''
+
+
 def test_a_table_of_several_models(gpu, tmp_path):
     path = tmp_path / 'rows.jsonl'
     measured = dict(error=None, throughput=dict(median=2.), peak_memory=3e6)

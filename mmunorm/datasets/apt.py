@@ -4,11 +4,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ..utils import PreflightError
+from .made_folder import is_made, making_folder
 
 HELPER = '/usr/lib/apt/apt-helper'
 # Read after the system's own settings. apt writes nothing outside the folder.
@@ -39,6 +42,26 @@ def fetched_lists(languages: Sequence[str], what: str, instead: str) -> Iterator
         apt.reason = apt.get('update')
         apt.lines('*_Packages*', 'list of packages')  # or there is nothing to fetch from
         yield apt
+
+
+def fetch_packages(folder: Path, packages: Iterable[str], what: str, instead: str) -> None:
+    """Unpacks packages, each in a folder of its name, all or none of them, unless they are there.
+
+    Args:
+        folder: of the packages; it is made.
+        packages: their names.
+        what, instead: as for :func:`fetched_lists`.
+
+    Raises:
+        PreflightError: apt is missing, or does not get a package.
+        FolderError: the folder must not be written.
+    """
+    settings = dict(packages=list(packages))
+    if is_made(folder, settings):
+        return
+    with fetched_lists(('none', ), what, instead) as apt, making_folder(folder, settings) as new:
+        for package in tqdm(settings['packages'], 'packages', disable=None):
+            apt.unpack(package, new / package)
 
 
 class Apt:

@@ -16,7 +16,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..utils import PICTURE_SUFFIXES, PreflightError
-from .apt import fetched_lists
+from .apt import fetch_packages
 from .contact_sheet import draw_contact_sheet
 from .cutouts import Stamp, draw_scene, draw_single, read_background, read_stamp
 from .digits import check_settings
@@ -40,21 +40,6 @@ LICENCES = {
 }
 INSTEAD = ('unpack the packages ' + ', '.join(LICENCES) + ' of Debian elsewhere, and name the folders with --stamps '
            'and --backgrounds')
-
-
-def fetch_sources(folder: Path) -> None:
-    """Unpacks Debian's packages in a folder, whole or not at all, unless they are there.
-
-    Raises:
-        PreflightError: apt is missing, or does not get a package.
-        FolderError: the folder must not be written.
-    """
-    settings = dict(packages=list(LICENCES))
-    if is_made(folder, settings):
-        return
-    with fetched_lists(('none', ), 'the pictures', INSTEAD) as apt, making_folder(folder, settings) as new:
-        for package in tqdm(LICENCES, 'packages', disable=None):
-            apt.unpack(package, new / package)
 
 
 def find_stamps(folder: Path) -> list[list[tuple[str, Path]]]:
@@ -140,7 +125,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
         return None
     if stamps is None:
         sources = Path(out).parent / 'debian_pictures'
-        fetch_sources(sources)
+        fetch_packages(sources, LICENCES, 'the pictures', INSTEAD)
         stamps = sources / STAMP_PACKAGE / 'usr/share/tuxpaint/stamps'
         backgrounds = [sources / package for package in LICENCES if package != STAMP_PACKAGE]
     kinds = [split_sources(kind, seed) for kind in find_stamps(Path(stamps))]

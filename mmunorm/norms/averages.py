@@ -53,7 +53,8 @@ def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
 
 def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
     """`V(sqrt(record))` of Eq. 19, unbiased: `()` over all `M * C` entries, or `(C,)` with `per_channel`."""
-    return record.sqrt().var(dim=0) if per_channel else record.sqrt().var()
+    roots = record.sqrt().double()  # in float32 a GPU or compiled code adds squares up to infinity
+    return (roots.var(dim=0) if per_channel else roots.var()).to(record.dtype)
 
 
 def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,

@@ -1,5 +1,6 @@
 """The theory of the paper as properties: Lemma 3.1, Corollary 3.2 and the AM-GM bound."""
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,14 @@ def test_means_equal_numpy(record):
     np.testing.assert_allclose(root_variance(r), np.sqrt(record).var(ddof=1), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(root_variance(r, per_channel=True), np.sqrt(record).var(axis=0, ddof=1),
                                rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_compiled_variance_of_huge_statistics_is_finite():
+    record = 1e38 * torch.rand(4, 384, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(root_variance)(record), root_variance(record))
+    assert root_variance(record).isfinite()
 
 
 @given(hnp.arrays(np.float64, st.integers(1, 10), elements=positive))
