@@ -50,9 +50,11 @@ def zero_token(scale: Tensor, shift: Tensor) -> Fill:
 
 def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
     """A copy of the map `(B, H, W, C)` with tokens `value` `(C,)` added at the bottom and to the right."""
-    height, width = x.shape[1:3]
-    # Padding by nothing may return its argument.
-    x = F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x.clone()
+    _, height, width, _ = x.shape  # unpacked: in a trace, a slice of it would be constant
+    padding = (0, 0, 0, right, 0, below)
+    if torch.jit.is_tracing():  # where writing to a part is constant in size, too
+        return F.pad(x, padding) + (1 - F.pad(x.new_ones(1, height, width, 1), padding)) * value
+    x = F.pad(x, padding) if below or right else x.clone()  # padding by nothing may return its argument
     x[:, height:] = value
     x[:, :height, width:] = value
     return x
@@ -65,12 +67,15 @@ class NeutralPadding(nn.Module):
     """
 
     def must_fill(self, height: int, width: int, window: tuple[int, int]) -> bool:
-        """Whether a map of this size needs :meth:`fill` before it is cut into windows."""
-        return self.marker >= 0 or height % window[0] > 0 or width % window[1] > 0
+        """Whether a map of this size needs :meth:`fill` before it is cut into windows.
+
+        A trace always fills: it is run at other sizes too, where what it has decided at this one may be wrong.
+        """
+        return torch.jit.is_tracing() or self.marker >= 0 or height % window[0] > 0 or width % window[1] > 0
 
     def fill(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A copy of the map `(B, H, W, C)`, filled up at bottom and right to multiples of `window`."""
-        height, width = x.shape[1:3]
+        _, height, width, _ = x.shape
         x = fill_up(x, -height % window[0], -width % window[1], self.pad_value)
         if self.marker >= 0:
             x[:, :height, :width, self.marker] = 0

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pydoc import ErrorDuringImport, locate
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from torch import nn
@@ -130,11 +130,19 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 def check_names() -> None:
     """A NameError if a class that a rule names does not exist, where its package is imported."""
     for name, (rule, _) in _RULES.items():
-        if isinstance(name, str) and name.partition('.')[0] in sys.modules:
-            with suppress(ErrorDuringImport):  # something that the package needs is missing
-                if locate(name) is None:
-                    raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is '
-                                    'no such class')
+        if isinstance(name, str) and name.partition('.')[0] in sys.modules and not _exists(name):
+            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
+                            'class')
+
+
+def _exists(name: str) -> bool:
+    """Whether there is such a class or package; what is not imported yet is not imported to see."""
+    module, _, last = name.rpartition('.')
+    if hasattr(sys.modules.get(module), last):
+        return True
+    with suppress(ImportError):
+        return find_spec(name if module in sys.modules else module) is not None
+    return False
 
 
 def facts(module: nn.Module) -> list[Fact]:

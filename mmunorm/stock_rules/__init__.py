@@ -1,6 +1,6 @@
-"""The fold rules of the stock blocks of mmpretrain with mmcv, mmdet, and timm."""
+"""The fold rules of models of mmpretrain, mmdet and timm, and of the Swins of these, torchvision and transformers."""
 from ..registry import MISSING
-from . import timm  # noqa: F401  they register themselves
+from . import filled, timm  # noqa: F401  they register themselves
 
 if not MISSING:
     from . import mmdet, mmpretrain  # noqa: F401

@@ -1,23 +1,12 @@
-"""The fold rules of mmdet's models, and of its window attention; mmdet is imported only with a model of it."""
+"""The fold rules of mmdet's models and mmseg's; the packages are imported only with a model of them."""
 from __future__ import annotations
 
 from contextlib import suppress
 
-from ..fusion.padding import become
-from ..fusion.rules import Example, Fills, fold_rule
+from ..fusion.rules import Example, fold_rule
 from .images import as_it_is, on_images, preprocessed
 
-SWIN = 'mmdet.models.backbones.swin'
-
-
-def _pad(attn, fill):
-    from .mmdet_windows import FilledShiftWindowMSA
-    become(attn, FilledShiftWindowMSA, fill)
-
-
-fold_rule(f'{SWIN}.SwinTransformer', methods=())(lambda model: [on_images(model, as_it_is)])
-fold_rule(f'{SWIN}.ShiftWindowMSA', methods=('forward', 'window_partition', 'window_reverse'))(
-    lambda module: [Fills(_pad)])
+fold_rule('mmdet.models.backbones.swin.SwinTransformer', methods=())(lambda model: [on_images(model, as_it_is)])
 
 
 @fold_rule('mmdet.models.detectors.base.BaseDetector', methods=())
@@ -26,12 +15,26 @@ def detector(model) -> list[Example]:
     from mmdet.structures import DetDataSample
 
     def call(model, image):
-        size = tuple(image.shape[2:])
-        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size,
-                                             scale_factor=(1., 1.), img_id=0))
-        inputs, samples = preprocessed(model, image, sample)
+        inputs, samples = preprocessed(model, image, DetDataSample(metainfo=_metainfo(image)))
         with suppress(Exception):  # a model without a `test_cfg` cannot predict
             model(inputs, samples, mode='predict')
         return model.extract_feat(inputs)
 
     return [on_images(model, call)]
+
+
+@fold_rule('mmseg.models.segmentors.base.BaseSegmentor', methods=())
+def segmentor(model) -> list[Example]:
+    """The logits of its pixels are compared."""
+    from mmseg.structures import SegDataSample
+
+    def call(model, image):
+        inputs, samples = preprocessed(model, image, SegDataSample(metainfo=_metainfo(image)))
+        return [sample.seg_logits.data for sample in model(inputs, samples, mode='predict')]
+
+    return [on_images(model, call)]
+
+
+def _metainfo(image) -> dict:
+    size = tuple(image.shape[2:])
+    return dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size, scale_factor=(1., 1.), img_id=0)
