@@ -14,6 +14,7 @@ from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
+from ..config.layouts import find_weights
 from ..config.walk import walk
 from ..norms import Norm
 from ..utils import PreflightError, warn
@@ -103,8 +104,9 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
     Raises:
-        PreflightError: a checkpoint cannot be read, or does not exist. Then the message says how to start without, and
-            how to make it if the config that does so lies beside `config_path`, or in a folder beside its own.
+        PreflightError: a checkpoint cannot be read, has no weights of that part, or does not exist. Then the message
+            says how to start without, and how to make it if the config that does so lies beside `config_path`, or in a
+            folder beside its own.
     """
     for part, without, option in (('backbone', 'pretrained', 'pretrained'),
                                   ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
@@ -112,7 +114,13 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
         if path is None or '://' in path:
             continue
         if os.path.isfile(path):
-            read_checkpoint(path)  # mmengine would fail in the middle of building the model
+            weights = find_weights(read_checkpoint(path))  # mmengine would fail in the middle of building the model
+            prefix = cfg.model[part].init_cfg.get('prefix')
+            if prefix and not any(name.startswith(prefix) for name in weights):
+                raise PreflightError(
+                    f'the {part} cannot start from {path}: no name in it begins with {prefix!r}, the first is '
+                    f'{next(iter(weights), None)!r}. `--cfg-options model.{part}.init_cfg.prefix=PREFIX` says what '
+                    f"comes before the {part}'s own names, or None.")
             continue
         if os.path.isdir(path):
             check_checkpoint(path)  # its error says what to do about a folder
