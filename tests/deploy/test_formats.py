@@ -66,9 +66,9 @@ from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as
 from mmunorm.enhancement import IAT, EnhancingPreprocessor
 
 
-def one_stage():
+def one_stage(**backbone):
     return models.classifier(models.swin_backbone(
-        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, )), 8)
+        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, ), **backbone), 8)
 
 
 def export(exportable, name, folder, stem='m', **how):
@@ -175,6 +175,15 @@ def test_a_swin_for_any_number_and_size(tmp_path):
     with pytest.raises(PreflightError, match='multiples of 4, got 32 x 30'):
         runner(np.zeros((1, 3, 32, 30), np.float32))
     assert runner.classify(np.full((45, 61, 3), 99, np.uint8)).shape == (5, )
+
+
+@pytest.mark.slow
+def test_any_size_where_the_usual_one_is_a_single_step(tmp_path):
+    """torch.export takes a side of one step for fixed, as that of a classifier of 32 pixels with a stride of 32."""
+    model, exportable = folded(lambda: one_stage(pad_small_map=True), size=(4, 4), dynamic=True)
+    path = export(exportable, 'onnx', tmp_path).path
+    for number, size in ((1, (4, 4)), (2, (4, 24)), (3, (32, 4))):
+        assert_runs(model, path, number, size)
 
 
 def test_what_cannot_be_exported(swin):
