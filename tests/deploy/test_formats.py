@@ -313,3 +313,15 @@ def test_only_linear_layers_with_a_shared_input_get_one_of_their_own():
     assert [(node.name, list(node.input)) for node in graph.node] == [
         ('clip', ['x', '', 'm']), ('again', ['c', '', 'm']), ('linear_input', ['y']), ('linear', ['y_of_linear', 'w']),
         ('in_float', ['y', 'v']), ('sum', ['u', 'z']), ('last', ['s', 'w'])]
+
+
+def test_weights_have_seven_of_their_eight_bits(tmp_path):
+    """Without VNNI, a CPU adds two products in 16 bits, where 8 bits of weights and activations can overflow."""
+    rng = np.random.default_rng(0)
+    weights = dict(w=rng.normal(size=(32, 32)), c=rng.normal(size=(8, 32, 1, 1)))
+    for name, nodes, shape in (('w', [helper.make_node('MatMul', ['x', 'w'], ['y'], name='product')], (2, 6, 32)),
+                               ('c', [helper.make_node('Conv', ['x', 'c'], ['y'], name='conv')], (1, 32, 4, 4))):
+        *_, graph = quantized(tmp_path, nodes, {name: weights[name]}, shape)
+        stored, = (numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.dims == [
+            *weights[name].shape])
+        assert stored.dtype == np.int8 and 60 < np.abs(stored.astype(int)).max() <= 64

@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, MODELS
 
 from mmunorm import convert_norms
 from mmunorm.cli import training
@@ -15,6 +16,7 @@ from mmunorm.config.presets import set_norm
 from mmunorm.conversion import adapt, convert_loaded, with_layer_norms
 from mmunorm.engine.calibration import training_batches
 from mmunorm.engine.distillation import feature_distance
+from mmunorm.engine.repeatable import seed_everything
 from mmunorm.norms import OfflineNorm
 
 from .. import processes, tiny_runs
@@ -55,6 +57,25 @@ def test_norms_are_fitted_once(started, tmp_path):
     tiny_runs.call(train, path, '--work-dir', work_dir, '--resume', '--cfg-options', 'train_cfg.max_epochs=2')
     logs = ''.join(path.read_text() for path in work_dir.glob('*/*.log'))  # one file, if in the same second
     assert logs.count('fitting its norms') == 1 and (work_dir / 'epoch_2.pth').exists()
+
+
+def test_the_numbers_of_a_run_do_not_depend_on_the_conversion(started, tmp_path, monkeypatch):
+    """Which draws numbers of its own."""
+    drawn = []
+
+    class DrawHook(Hook):
+        priority = 'LOWEST'
+
+        def before_train(self, runner):
+            drawn.append(torch.rand(3))
+
+    monkeypatch.setitem(HOOKS.module_dict, 'DrawHook', DrawHook)
+    path = started[0]
+    path.write_text(f"{path.read_text()}custom_hooks.append(dict(type='DrawHook'))\n")
+    tiny_runs.call(tiny_runs.load_tool('train'), path, '--work-dir', tmp_path / 'w', '--cfg-options',
+                   'randomness.seed=5')
+    seed_everything([5, 0])
+    assert torch.equal(*drawn, torch.rand(3))
 
 
 def test_the_backbone_is_adapted(started, tmp_path):
