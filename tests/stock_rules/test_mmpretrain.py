@@ -35,8 +35,13 @@ def test_vision_transformer(kwargs, count):
 
 def test_an_average_that_is_normalized_again_keeps_the_first_norm():
     model = models.vit_classifier(with_cls_token=False, out_type='avg_featmap')
-    folded = where(models.assert_folds(model, EVEN, kept=['backbone.ln1'], count=5))
-    assert folded['backbone.ln2'] == 'head.layers.head'
+    report = models.assert_folds(model, EVEN, kept=['backbone.ln1'], count=5)
+    assert where(report)['backbone.ln2'] == 'head.layers.head'
+    assert 'averaged and normalized again' in report.kept[0].where
+
+
+def test_the_last_norm_stays_where_an_earlier_layer_is_the_output():
+    models.assert_folds(models.vit_classifier(out_indices=[0]), EVEN, kept=['backbone.ln1'])
 
 
 def test_distilled_deit_has_two_heads():
@@ -44,9 +49,10 @@ def test_distilled_deit_has_two_heads():
     assert folded['backbone.ln1'] == 'head.layers.head, head.layers.head_dist'
 
 
-def test_t2t_vit():
-    """Its tokens' norms have no `norm_cfg`, and stay LayerNorm."""
-    model = models.t2t_classifier(type='T2T_ViT', tokens=dict(use_performer=False), out_indices=[-1])
+@pytest.mark.parametrize('last', [-1, 0])
+def test_t2t_vit(last):
+    """Its tokens' norms have no `norm_cfg`, and stay LayerNorm. Nothing reads the final norm after an earlier layer."""
+    model = models.t2t_classifier(type='T2T_ViT', tokens=dict(use_performer=False), out_indices=[last])
     kept = [f'backbone.tokens_to_token.attention{i}.ln{j}' for i in (1, 2) for j in (1, 2)]
-    folded = where(models.assert_folds(model, EVEN, ODD, kept=kept, count=5))
-    assert folded['backbone.norm'] == 'head.layers.head'
+    folded = where(models.assert_folds(model, EVEN, ODD, kept=kept if last else [*kept, 'backbone.norm']))
+    assert folded.get('backbone.norm') == ('head.layers.head' if last else None)

@@ -45,9 +45,10 @@ def test_vision_transformers(name, kwargs, last):
     assert (last[0], folded[last[0]]) == last
 
 
-@pytest.mark.parametrize('make, kwargs, kept', [
-    (models.timm_swin, dict(global_pool='catavgmax'), 'norm'),  # a maximum is no linear layer
-    (models.timm_vit, dict(global_pool='avgmax', fc_norm=False), 'norm'),
-    (models.timm_vit, dict(pre_norm=True), 'norm_pre')])
-def test_what_stays(make, kwargs, kept):
-    models.assert_folds(make(**kwargs), EVEN, kept=[kept])
+@pytest.mark.parametrize('make, kwargs, kept, why', [
+    (models.timm_swin, dict(global_pool='catavgmax'), 'norm', 'maximum'),
+    (models.timm_vit, dict(global_pool='avgmax', fc_norm=False), 'norm', 'maximum'),
+    (models.timm_vit, dict(pre_norm=True), 'norm_pre', '')])
+def test_what_stays(make, kwargs, kept, why):
+    report = models.assert_folds(make(**kwargs), EVEN, kept=[kept])
+    assert why in report.kept[0].where
