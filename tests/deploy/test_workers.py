@@ -1,6 +1,7 @@
 """Runners in processes of their own."""
 import os
 import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -64,8 +65,11 @@ def test_ctrl_c_leaves_a_worker_to_the_process_that_started_it(pickled):
     path, images = pickled
     worker = Worker(partial(Torch().open, path, 1))
     try:
-        os.kill(int(worker(images - 5)['scores'][0, 0]), signal.SIGINT)
-        assert [worker(images)['scores'][0, 0] for _ in range(3)] == [48] * 3
+        process = int(worker(images - 5)['scores'][0, 0])
+        for _ in range(3):
+            time.sleep(0.1)  # until it waits
+            os.kill(process, signal.SIGINT)
+            assert worker(images)['scores'][0, 0] == 48
     finally:
         worker.close()
 
