@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -44,6 +45,17 @@ def one_line(error: Exception) -> str:
         # From a DataLoader's worker, with its traceback; the last line has the name and the message.
         return text.splitlines()[-1].removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')
     return ' '.join(text.split())
+
+
+def warn(message: str) -> None:
+    """Prints a warning, once for all processes of a distributed run."""
+    if is_first_process():
+        print(f'warning: {message}', file=sys.stderr)
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of a distributed run."""
+    return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
 
 
 def check_installed(package: str, what: str, extra: str) -> None:

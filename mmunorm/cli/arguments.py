@@ -24,7 +24,17 @@ from ..config.checkpoints import pretrained_path, set_pretrained
 from ..config.presets import HELP, apply_norm, keep_means
 from ..config.unpickling import restricted
 from ..config.walk import walk
-from ..utils import LocalError, PreflightError, RunError, describe, one_line, print_held_back, quiet_console
+from ..utils import (
+    LocalError,
+    PreflightError,
+    RunError,
+    describe,
+    is_first_process,
+    one_line,
+    print_held_back,
+    quiet_console,
+)
+from .annotations import completed_annotations
 from .preflight import check_norms
 
 
@@ -46,6 +56,7 @@ def command(main):
                 # Or each line that a full disk refuses becomes a traceback.
                 stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
                 logging.raiseExceptions = False
+                stack.enter_context(completed_annotations())
                 stack.enter_context(restricted(trusted=_is_given('--trust-checkpoint', argv)))
                 # After a softmax, the -100 between shifted windows is a denormal number. CPUs are slow with those: a
                 # digits Swin in float32 trains 2.6 times as fast without them (docs/upstream.md).
@@ -79,17 +90,6 @@ def command(main):
 def _is_given(flag: str, argv: Sequence[str]) -> bool:
     """Whether an argument is this flag, or as much of it as argparse takes for it."""
     return any(len(argument) > 3 and flag.startswith(argument) for argument in argv)
-
-
-def warn(message: str) -> None:
-    """Prints a warning, once for all processes of a distributed run."""
-    if is_first_process():
-        print(f'warning: {message}', file=sys.stderr)
-
-
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first of a distributed run."""
-    return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
 
 
 def positive(text: str, least: int = 1) -> int:

@@ -1,9 +1,8 @@
 """Quick checks before a run: is everything that it reads where its config says?"""
 from __future__ import annotations
 
-import json
-import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,11 @@ from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
+from ..config.layouts import find_weights
 from ..config.walk import walk
 from ..norms import Norm
-from ..utils import PreflightError, describe
-
-# Bytes. To read a larger annotation file takes as long as mmdet's own start: half a minute for COCO's 450 MB.
-LARGE = 50_000_000
+from ..utils import PreflightError, warn
+from .annotations import Use, check_annotations
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
@@ -50,7 +48,7 @@ _TEXTS = ('source', 'target', 'reference', 'subwords')
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
-    """Checks that the data files and folders of a run are there, and that COCO annotations are whole.
+    """Checks that the data files and folders of a run are there, and that mmdet can use its COCO annotations.
 
     It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
     sets that download themselves: their classes do. Subwords must be those of the model. `splits` are some of 'train',
@@ -59,25 +57,17 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
-    problems, annotations, subwords = {}, {}, set()
+    problems, subwords = {}, set()
     for split in splits:
-        dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
-        evaluator = cfg.get(f'{split}_evaluator')
-        metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
-        for part in [*_leaf_datasets(dataset), *(metric for metric in metrics if isinstance(metric, dict))]:
+        for part in [*_leaf_datasets(cfg, split), *_metrics(cfg, split)]:
             problems.update(_problems(part))
-            root = part.get('data_root') or ''
-            ann_file = os.path.join(root, part.get('ann_file') or '')
-            if class_name(part) in ('CocoDataset', 'CocoMetric') and _is_local(ann_file, part):
-                path, classes = os.path.normpath(ann_file), (part.get('metainfo') or {}).get('classes')
-                annotations[path] = classes or annotations.get(path)
             if class_name(part) == 'TranslationDataset':
-                subwords.add(os.path.join(root, part.subwords))
+                subwords.add(os.path.join(part.get('data_root') or '', part.subwords))
     if problems:
         raise PreflightError(_sentence(problems))
-    for path, classes in sorted(annotations.items()):
-        if problem := _annotation_problem(path, classes):
-            raise PreflightError(f'the annotation file {path} cannot be used: {problem}.')
+    for path, uses in sorted(_annotations(cfg, splits).items()):
+        for warning in check_annotations(path, uses):
+            warn(warning)
     for path in sorted(subwords):
         from ..translation.text import Subwords, check_vocabulary  # not for every config
         check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
@@ -114,8 +104,9 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
 
     Raises:
-        PreflightError: a checkpoint cannot be read, or does not exist. Then the message says how to start without, and
-            how to make it if the config that does so lies beside `config_path`, or in a folder beside its own.
+        PreflightError: a checkpoint cannot be read, has no weights of that part, or does not exist. Then the message
+            says how to start without, and how to make it if the config that does so lies beside `config_path`, or in a
+            folder beside its own.
     """
     for part, without, option in (('backbone', 'pretrained', 'pretrained'),
                                   ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
@@ -123,7 +114,13 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
         if path is None or '://' in path:
             continue
         if os.path.isfile(path):
-            read_checkpoint(path)  # mmengine would fail in the middle of building the model
+            weights = find_weights(read_checkpoint(path))  # mmengine would fail in the middle of building the model
+            prefix = cfg.model[part].init_cfg.get('prefix')
+            if prefix and not any(name.startswith(prefix) for name in weights):
+                raise PreflightError(
+                    f'the {part} cannot start from {path}: no name in it begins with {prefix!r}, the first is '
+                    f'{next(iter(weights), None)!r}. `--cfg-options model.{part}.init_cfg.prefix=PREFIX` says what '
+                    f"comes before the {part}'s own names, or None.")
             continue
         if os.path.isdir(path):
             check_checkpoint(path)  # its error says what to do about a folder
@@ -136,15 +133,56 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
             f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
 
 
-def _leaf_datasets(dataset) -> Iterator[dict]:
-    """The data sets inside wrappers such as RepeatDataset (`dataset`) and ConcatDataset (`datasets`)."""
-    if not isinstance(dataset, dict):
-        return
-    inner = [*(dataset.get('datasets') or []), *filter(None, [dataset.get('dataset')])]
-    if not inner:
-        yield dataset
-    for wrapped in inner:
-        yield from _leaf_datasets(wrapped)
+def _leaf_datasets(cfg: Config, split: str) -> list[dict]:
+    """The data sets of a split, those inside RepeatDataset (`dataset`), ConcatDataset (`datasets`) and others."""
+    def leaves(dataset) -> Iterator[dict]:
+        if not isinstance(dataset, dict):
+            return
+        inner = [*(dataset.get('datasets') or []), *filter(None, [dataset.get('dataset')])]
+        if not inner:
+            yield dataset
+        for wrapped in inner:
+            yield from leaves(wrapped)
+
+    return list(leaves((cfg.get(f'{split}_dataloader') or {}).get('dataset')))
+
+
+def _metrics(cfg: Config, split: str) -> list[dict]:
+    evaluator = cfg.get(f'{split}_evaluator')
+    metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
+    return [metric for metric in metrics if isinstance(metric, dict)]
+
+
+def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
+    """The COCO files of a run, each with what its data sets and metrics ask of it."""
+    found = defaultdict(set)
+
+    def add(part: dict, use: Use) -> None:
+        path = os.path.join(part.get('data_root') or '', part.get('ann_file') or '')
+        if _is_local(path, part):
+            found[os.path.normpath(path)].add(use)
+
+    for split in splits:
+        classes = ()
+        for dataset in _leaf_datasets(cfg, split):
+            if class_name(dataset) == 'CocoDataset':
+                classes = _classes(dataset)
+                prefix = (dataset.get('data_prefix') or {}).get('img') or ''
+                masks = any(key.endswith('with_mask') and value for key, value in walk(dataset.get('pipeline') or []))
+                add(dataset, Use(classes, os.path.join(dataset.get('data_root') or '', prefix), masks,
+                                 objects=split == 'train'))
+        for metric in _metrics(cfg, split):
+            if class_name(metric) == 'CocoMetric':  # which takes the classes of the data set
+                masks = 'segm' in metric.get('metric', '')
+                add(metric, Use(classes, masks=masks, objects=not metric.get('format_only')))
+    return found
+
+
+def _classes(dataset: dict) -> tuple[str, ...]:
+    """The classes of a CocoDataset; none if the config names a file of them."""
+    from mmdet.datasets import CocoDataset  # not for every config
+    classes = (dataset.get('metainfo') or {}).get('classes') or CocoDataset.METAINFO['classes']
+    return () if isinstance(classes, str) else tuple(classes)
 
 
 def class_name(described) -> str:
@@ -197,44 +235,6 @@ def _is_filled_folder(path: str) -> bool:
 
 def _has_md5(path: str, md5: str | None) -> bool:
     return os.path.isfile(path) and (md5 is None or check_md5(path, md5))
-
-
-def _annotation_problem(path: str, classes: Sequence[str] | None) -> str | None:
-    """What is wrong with a COCO file of these classes, if anything. Only the end of a large file is looked at.
-
-    Boxes of no width or height, negative ones too, are no problem: mmdet leaves them out.
-    """
-    with open(path, 'rb') as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1024))
-        if not file.read().rstrip().endswith(b'}'):
-            return 'it is cut off, or is no JSON object'
-        if size > LARGE:
-            return None
-        file.seek(0)
-        try:
-            content = json.load(file)
-        except ValueError as error:
-            return describe(error)
-    keys = 'images', 'annotations', 'categories'
-    if missing := [key for key in keys if not isinstance(content.get(key), list)]:
-        return f'it has no list of {missing[0]}'
-    if not all(isinstance(entry, dict) for key in keys for entry in content[key]):
-        return 'its images, annotations and categories must be objects'
-    names = [category.get('name') for category in content['categories']]
-    if classes and not isinstance(classes, str) and not {*classes} & {*names}:  # text names a file
-        return f'its categories are {names[:5]}, and metainfo.classes of the config has none of them: {classes[:5]}'
-    for annotation in content['annotations']:
-        box = annotation.get('bbox')
-        if annotation.get('ignore'):
-            continue
-        if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
-            return f'annotation {annotation.get("id")} has the box {box}, and a box is four finite numbers'
-    return None
-
-
-def _is_finite(value) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _sentence(problems: dict[str, str]) -> str:

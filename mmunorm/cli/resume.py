@@ -10,8 +10,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
-from ..utils import PreflightError
-from .arguments import warn
+from ..utils import PreflightError, warn
 
 _CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
 

@@ -19,8 +19,7 @@ from ..engine.pictures import name_unusable_pictures
 from ..engine.published import PublishedNamesHook
 from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers
-from ..utils import LocalError, PreflightError, RunError, describe, one_line
-from .arguments import warn
+from ..utils import LocalError, PreflightError, RunError, describe, one_line, warn
 from .preflight import class_name
 
 # What each launcher sets in the environment of its processes.

@@ -65,7 +65,8 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     Names of other projects become mmpretrain's: :mod:`.layouts`.
 
     Raises:
-        PreflightError: the checkpoint cannot be read, has NaN, or lacks something that the model has, or has more.
+        PreflightError: the checkpoint cannot be read, has values that are not finite, or lacks something that the
+            model has, or has more.
     """
     content = read_checkpoint(checkpoint)
     weights = in_mmpretrain_names(content, model) or find_weights(content)
@@ -79,12 +80,31 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
             has = 'has' if key in weights else 'lacks'
             raise PreflightError(f"the checkpoint {checkpoint} {has} {key}: its norms are not the config's. Name them "
                                  'with --norm, such as --norm UN+.') from error
+        if prefixes := _odd_prefixes({*weights}, {*model.state_dict()}):
+            raise PreflightError(f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and "
+                                 "the model's do not: save the weights of one without it "
+                                 f'(`name.removeprefix({prefixes[-1]})`).') from error
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
-    if diverged := next((name for name, value in model.named_parameters() if value.isnan().any()), ''):
-        raise PreflightError(f'the checkpoint {checkpoint} has NaN in {diverged}: its training has diverged.')
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        # Other buffers may be infinite, as the mask of an attention.
+        if (isinstance(value, nn.Parameter) or name.endswith(('running_mean', 'running_var'))) and (
+                not value.isfinite().all()):
+            kind = 'NaN' if value.isnan().any() else 'infinite values'
+            raise PreflightError(f'the checkpoint {checkpoint} has {kind} in {name}: its training has diverged.')
     return content.get('meta', {})
+
+
+def _odd_prefixes(names: set[str], own: set[str]) -> list[str]:
+    """What a checkpoint's names have before the model's own ones, such as "'teacher.'"; none if that is not it."""
+    longest = max(own, key=len)
+    prefixes = {name.removesuffix(longest) for name in names if name.endswith(f'.{longest}')}
+    found = [prefix for prefix in prefixes if names.issuperset(prefix + name for name in own)]
+    tops, own_tops = ({name.partition('.')[0] for name in each} for each in (names, own))
+    if not found and len(tops) == 1 and not tops & own_tops:  # of another project's model
+        found = [f'{tops.pop()}.']
+    return sorted(map(repr, found))
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:

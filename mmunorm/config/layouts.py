@@ -31,16 +31,39 @@ _SLAB_NORM = re.compile(r'(.*?norm\d?)\.(?:norm2\.)?(?:bn\.(.*)|(alpha))')
 _SLAB_TRAINING = re.compile(r'.*norm\d?\.(norm1\.(weight|bias)|warm|iter|total_step)')
 
 
-def find_weights(content: dict) -> dict[str, Tensor]:
-    """The weights in a checkpoint's content, without the `module.` of DataParallel and the copies of mmcv's EMAHook."""
-    weights = next((content[key] for key in _WEIGHTS if isinstance(content.get(key), dict)), content)
-    if not any(name.startswith(('module.', 'ema_')) for name in weights):
+def in_one_layout(content):
+    """What a checkpoint file holds, with the weights that a project tests as its `state_dict`, and no others.
+
+    So every reader takes the same ones, mmengine's Runner and `init_cfg` among them. A file that is nothing but weights
+    stays so, and what is no checkpoint stays as it is.
+    """
+    if not isinstance(content, dict):
+        return content
+    held = [key for key in _WEIGHTS if _is_weights(content.get(key))]
+    weights = find_weights(content)
+    if not held:
         return weights
-    named = type(weights)((name.removeprefix('module.'), value) for name, value in weights.items()
-                          if not name.startswith('ema_'))
+    return {**{key: value for key, value in content.items() if key not in held}, 'state_dict': weights}
+
+
+def find_weights(content: dict) -> dict[str, Tensor]:
+    """The weights in a checkpoint's content, without the copies of mmcv's EMAHook and what wraps a model.
+
+    That is the `module.` of DataParallel and the `_orig_mod.` of torch.compile.
+    """
+    weights = next((content[key] for key in _WEIGHTS if _is_weights(content.get(key))), content)
+    if not _is_weights(weights):
+        return weights
+    named = type(weights)((name.replace('_orig_mod.', '').removeprefix('module.'), value)
+                          for name, value in weights.items() if not name.startswith('ema_'))
     if hasattr(weights, '_metadata'):
         named._metadata = weights._metadata
     return named
+
+
+def _is_weights(value) -> bool:
+    return (isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values())
+            and all(isinstance(name, str) for name in value))
 
 
 def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | None:

@@ -6,6 +6,7 @@ checkpoints hold, and nothing else.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import tarfile
@@ -14,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from pickle import UnpicklingError
 
 import numpy as np
@@ -22,6 +24,7 @@ from mmengine.logging.history_buffer import HistoryBuffer
 
 from ..compat import load_listed
 from ..utils import PreflightError
+from .layouts import in_one_layout
 
 _torch_load = torch.load
 _trusted = False
@@ -51,10 +54,19 @@ def is_trusted() -> bool:
 
 
 def _load(file, map_location=None, *args, **kwargs):
-    """`torch.load`, which raises a PreflightError for a file that holds more than data; it reads safetensors too."""
+    """`torch.load`, which raises a PreflightError for a file that holds more than data; weights are its `state_dict`.
+
+    It reads safetensors, and the index of weights in several files, too.
+    """
+    return in_one_layout(_content(file, map_location, *args, **kwargs))
+
+
+def _content(file, map_location=None, *args, **kwargs):
     if str(file).endswith('.safetensors'):  # timm's, and weights alone
         from safetensors.torch import load_file
         return load_file(file)
+    if str(file).endswith('.index.json'):
+        return _gathered(Path(file), map_location)
     if _trusted:
         return _torch_load(file, map_location, *args, **{**kwargs, 'weights_only': False})
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, 'name', 'that was read')
@@ -72,6 +84,17 @@ def _load(file, map_location=None, *args, **kwargs):
     if isinstance(content, dict) and isinstance(content.get('meta'), dict):
         content['meta'].pop('config', None)  # the text of a config, which mmengine's Runner would run on resuming
     return content
+
+
+def _gathered(index: Path, map_location) -> dict[str, torch.Tensor]:
+    """The weights in the files that an index of Hugging Face's names; they lie beside it."""
+    try:
+        names = sorted({Path(name).name for name in json.loads(index.read_text())['weight_map'].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise PreflightError(f'{index} is no index of weights: it has no `weight_map`.') from None
+    if missing := [name for name in names if not index.with_name(name).is_file()]:
+        raise PreflightError(f'{index} names {missing[0]}, which is not beside it.')
+    return {name: value for part in names for name, value in _content(str(index.with_name(part)), map_location).items()}
 
 
 def _refuse_programs(file) -> None:

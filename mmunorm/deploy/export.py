@@ -139,7 +139,8 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
                              f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
     if multiple:
         meta['divisor'] = math.lcm(meta['divisor'], multiple)
-        height, width = (-(-side // meta['divisor']) * meta['divisor'] for side in shape[2:])
+        # Nor must a side be one multiple: torch.export takes 1 for fixed.
+        height, width = (max(2, -(-side // meta['divisor'])) * meta['divisor'] for side in shape[2:])
         shape = [2, 3, height, width + meta['divisor']]
         meta['shape'] = [None, 3, None, None]
         for side, name in ((2, 'rows'), (3, 'columns')):

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from mmengine.config import Config
@@ -56,6 +59,9 @@ def test_only_the_asked_splits_and_evaluators_are_looked_at(tmp_path):
     cfg.test_evaluator = [dict(type='Accuracy'), metric]
     assert 'val.json' in error(cfg, 'test')
     (tmp_path / 'val.json').write_text('{"images": [], "annotations": [], "categories": []}')
+    assert 'it has no objects' in error(cfg, 'test')
+    metric['format_only'] = True
+    cfg.test_evaluator = metric
     check_data(cfg, ['test'])
     (tmp_path / 'val.json').write_text('{"images": [], "annotations": [3], "categories": []}')
     assert 'annotations and categories must be objects' in error(cfg, 'test')
@@ -64,9 +70,56 @@ def test_only_the_asked_splits_and_evaluators_are_looked_at(tmp_path):
 def test_categories_of_other_names(tmp_path):
     data_makers.make_coco(tmp_path, splits=['train2017'])
     dataset = coco_dataset(tmp_path)
-    check_data(config(dict(dataset, metainfo=dict(classes=['dog', 'person']))), ['train'])
+    check_data(config(dict(dataset, metainfo=dict(classes=['person', 'dog']))), ['train'])
+    message = error(config(dict(dataset, metainfo=dict(classes=['dog', 'person']))))
+    assert "in the order 'person', 'dog', and metainfo.classes of the config in the order 'dog', 'person'" in message
     message = error(config(dict(dataset, metainfo=dict(classes=['kitten']))))
-    assert "metainfo.classes of the config has none of them: ['kitten']" in message
+    assert "metainfo.classes of the config has none of them: 'kitten'" in message
+    (tmp_path / 'names.txt').write_text('dog')
+    check_data(config(dict(dataset, metainfo=dict(classes='names.txt'))), ['train'])
+
+
+def change_annotations(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize('masks', [
+    dict(pipeline=[dict(type='LoadAnnotations', with_bbox=True, with_mask=True)]),
+    dict(pipeline=[dict(type='RandomChoice', transforms=[[dict(type='LoadAnnotations', with_mask=True)]])])])
+def test_masks_are_asked_for_where_they_are_loaded_or_evaluated(masks, tmp_path):
+    data_makers.make_coco(tmp_path)
+    for split in ('train', 'val'):
+        change_annotations(tmp_path / f'annotations/instances_{split}2017.json',
+                           lambda content: content['annotations'][0].pop('segmentation'))
+    dataset, metric = coco_dataset(tmp_path), dict(type='CocoMetric', metric='bbox', ann_file=str(
+        tmp_path / 'annotations/instances_val2017.json'))
+    check_data(Config(dict(train_dataloader=dict(dataset=dataset), val_evaluator=metric)), ['train', 'val'])
+    assert 'annotation 1 has no segmentation' in error(config(dict(dataset, **masks)))
+    metric['metric'] = ['bbox', 'segm']
+    assert 'annotation 1 has no segmentation' in error(Config(dict(val_evaluator=metric)), 'val')
+
+
+def test_both_files_of_a_run_are_read_once(tmp_path, monkeypatch, capsys):
+    data_makers.make_coco(tmp_path)
+    change_annotations(tmp_path / 'annotations/instances_val2017.json',
+                       lambda content: content['annotations'][0].update(bbox=[500, 0, 9, 9]))
+    read, load = [], json.load
+    monkeypatch.setattr('json.load', lambda file: read.append(Path(file.name).name) or load(file))
+    cfg = config(coco_dataset(tmp_path))
+    cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path, 'val'))
+    cfg.val_evaluator = dict(type='CocoMetric', ann_file=str(tmp_path / 'annotations/instances_val2017.json'))
+    check_data(cfg, ['train', 'val'])
+    assert read == ['instances_train2017.json', 'instances_val2017.json']
+    assert 'warning: ' in (said := capsys.readouterr().err) and '1 of 6 objects are left out' in said
+    # A metric's labels are those of its split's data set.
+    change_annotations(tmp_path / 'annotations/instances_val2017.json',
+                       lambda content: content['categories'].reverse())
+    cfg.val_dataloader = dict(dataset=dict(type='CustomDataset', data_prefix='train2017'))
+    check_data(cfg, ['val'])
+    cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path))
+    assert "instances_val2017.json cannot be used: its categories are in the order 'toothbrush'" in error(cfg, 'val')
 
 
 @pytest.mark.parametrize('wrap', [
@@ -167,6 +220,13 @@ def test_pretrained(part, more, tmp_path):
         check_pretrained(cfg, 'configs/detector.py')
     torch.save({}, tmp_path / 'work_dirs/swin_un/epoch_3.pth')
     check_pretrained(cfg, 'configs/detector.py')
+    torch.save({f'model.{part}.a': torch.ones(1)}, tmp_path / 'work_dirs/swin_un/epoch_3.pth')
+    cfg.model[part].init_cfg.prefix = f'model.{part}.'
+    check_pretrained(cfg, 'configs/detector.py')
+    cfg.model[part].init_cfg.prefix = f'{part}.'
+    with pytest.raises(PreflightError, match=rf"begins with '{part}\.', the first is 'model\.{part}\.a'.*"
+                                             rf'model\.{part}\.init_cfg\.prefix=PREFIX'):
+        check_pretrained(cfg, 'configs/detector.py')
     cfg.model[part].init_cfg.checkpoint = 'work_dirs'
     with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):
         check_pretrained(cfg, 'configs/detector.py')

@@ -1,4 +1,5 @@
 """Checkpoints as other projects publish them: random weights in their names give the outputs of their formulas."""
+import json
 import re
 import sys
 from types import ModuleType
@@ -258,7 +259,16 @@ def data_parallel(weights):
     return dict(state_dict={f'module.{name}': value for name, value in weights.items()})
 
 
-@pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel, 'safetensors'])
+def compiled(weights):
+    return dict(state_dict={f'module._orig_mod.{name}': value for name, value in weights.items()})
+
+
+def compiled_in_part(weights):
+    return {f'_orig_mod.module.{name.replace("layers.", "layers._orig_mod.")}': value
+            for name, value in weights.items()}
+
+
+@pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel, compiled, compiled_in_part, 'safetensors'])
 def test_files_of_openmmlab_and_safetensors(form, tmp_path):
     source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
     weights, meta = source.state_dict(), {}
@@ -274,3 +284,79 @@ def test_files_of_openmmlab_and_safetensors(form, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(PreflightError, match=f'cannot read the checkpoint .*{path.name}'):
         load_weights(model, str(path))
+
+
+@pytest.mark.parametrize('suffix', ['safetensors', 'bin'])
+def test_weights_in_several_files(suffix, tmp_path):
+    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
+    weights = source.state_dict()
+    parts = {f'model-{i}-of-2.{suffix}': dict(list(weights.items())[i::2]) for i in range(2)}
+    for name, part in parts.items():
+        save_file(part, tmp_path / name) if suffix == 'safetensors' else torch.save(part, tmp_path / name)
+    index = tmp_path / f'model.{suffix}.index.json'
+    index.write_text(json.dumps(dict(weight_map={key: name for name, part in parts.items() for key in part})))
+    load_weights(model, str(index))
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    (tmp_path / name).unlink()
+    with pytest.raises(PreflightError, match=f'{index.name} names {name}, which is not beside it'):
+        load_weights(model, str(index))
+    for text in ('{', '[]', '{"weight_map": 3}'):
+        index.write_text(text)
+        with pytest.raises(PreflightError, match=f'{index.name} is no index of weights'):
+            load_weights(model, str(index))
+
+
+@pytest.mark.parametrize('prefix', ['model.', 'teacher.', 'a.b.', 'module.model.'])
+@pytest.mark.parametrize('kind', ['ours', 'timm'])
+def test_another_prefix_is_named(kind, prefix, tmp_path):
+    model = classifier('vit', norm_cfg=dict(type='LN'))
+    weights = (model if kind == 'ours' else timm_model('vit')).state_dict()
+    weights = {prefix + name: value for name, value in weights.items()}
+    if prefix == 'teacher.' and kind == 'ours':
+        weights |= {name.replace('teacher.', 'student.'): value for name, value in weights.items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'a.pth')
+    named = repr('a.' if (kind, prefix) == ('timm', 'a.b.') else prefix.removeprefix('module.'))
+    said = ("'student.' or " if 'student.head.layers.head.bias' in weights else '') + named
+    with pytest.raises(PreflightError, match=rf'a\.pth begin with {said}, and .*removeprefix\({named}\)') as caught:
+        load_weights(model, str(tmp_path / 'a.pth'))
+    assert '\n' not in str(caught.value)
+
+
+def test_a_file_of_another_model_gets_no_advice_about_names(tmp_path):
+    model = classifier('vit', norm_cfg=dict(type='LN'))
+    torch.save(dict(state_dict=classifier('swin').state_dict()), tmp_path / 'a.pth')
+    with pytest.raises(PreflightError, match='does not fit the config'):
+        load_weights(model, str(tmp_path / 'a.pth'))
+
+
+@pytest.mark.parametrize('value, said', [(torch.nan, 'NaN'), (torch.inf, 'infinite values'), (-torch.inf, 'infinite')])
+@pytest.mark.parametrize('name', ['backbone.ln1.weight', 'backbone.ln1.running_var'])
+def test_values_that_are_not_finite_are_refused(name, value, said, tmp_path):
+    model = classifier('vit', norm_cfg=dict(type='UN'))
+    weights = model.state_dict()
+    weights['backbone.ln1.psi'][0] = torch.inf  # of a training alone
+    torch.save(dict(state_dict=weights), tmp_path / 'a.pth')
+    load_weights(model, str(tmp_path / 'a.pth'))
+    weights[name][0] = value
+    torch.save(dict(state_dict=weights), tmp_path / 'a.pth')
+    with pytest.raises(PreflightError, match=f'a.pth has {said}.* in {name}: its training has diverged'):
+        load_weights(model, str(tmp_path / 'a.pth'))
+
+
+def test_of_several_weights_one_rule_decides(tmp_path):
+    first, second, third = (dict(weight=torch.full((1, ), float(i))) for i in range(3))
+    config = dict(weight='no tensor')
+    for content, expected in (
+            (dict(state_dict=first, model=second), 1), (dict(state_dict=first, state_dict_ema=second), 1),
+            (dict(state_dict_ema=first, model=second, state_dict=third), 1),
+            (dict(state_dict=third, model=config, epoch=4), 2), (dict(model=third, config=config), 2)):
+        torch.save(content, tmp_path / 'a.pth')
+        read = read_checkpoint(str(tmp_path / 'a.pth'))
+        assert read['state_dict']['weight'].item() == expected
+        kept = {key: value for key, value in content.items() if not key.startswith(('state_dict', 'model'))}
+        assert {key: read[key] for key in kept} == kept
+        assert not any(isinstance(value, dict) and value is not read['state_dict'] and 'weight' in value
+                       and torch.is_tensor(value['weight']) for value in read.values())
+    for content in (dict(weight=torch.ones(1)), {3: torch.ones(1)}, dict(epoch=3)):  # without a place of their own
+        torch.save(content, tmp_path / 'a.pth')
+        assert read_checkpoint(str(tmp_path / 'a.pth')) == content

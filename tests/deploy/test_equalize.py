@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,18 @@ def test_nothing_is_moved_past_layer_norm(images, tmp_path):
     path = written(prepare_export(model, meta_of(model, SHAPE), 2), tmp_path / 'm.tflite')
     streams, _ = streams_of(path, images)
     assert [stream.channels for stream in streams] == [3]  # normalized pixels, which the first convolution reads
+
+
+def test_channels_that_no_picture_has_are_not_blown_up(exportable, images, tmp_path):
+    """Of grey pictures the normalized pixels are 0; where others differ from it, the function is the same."""
+    path = written(exportable, tmp_path / 'm.tflite')
+    before, (_, old) = LiteRtSession(path).call(NAME, images)['logits'], streams_of(path, images)
+    for lively, least, most in ((0, 1, 1), (1, 100, 1e3**POWER)):  # a dead stream, and two dead channels
+        changed_path = shutil.copy(path, tmp_path / f'{lively}.tflite')
+        grey = np.full_like(images, 120)
+        grey[..., :lively] = images[..., :lively]
+        equalize(changed_path, {NAME: [dict(images=grey)]})
+        factors = old[0] / streams_of(changed_path, images)[1][0]
+        assert 0.99 * least < factors.max() / factors.min() < 1.01 * most
+        after = LiteRtSession(changed_path).call(NAME, images)['logits']
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())

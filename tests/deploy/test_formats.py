@@ -66,9 +66,9 @@ from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as
 from mmunorm.enhancement import IAT, EnhancingPreprocessor
 
 
-def one_stage():
+def one_stage(**backbone):
     return models.classifier(models.swin_backbone(
-        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, )), 8)
+        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, ), **backbone), 8)
 
 
 def export(exportable, name, folder, stem='m', **how):
@@ -175,6 +175,15 @@ def test_a_swin_for_any_number_and_size(tmp_path):
     with pytest.raises(PreflightError, match='multiples of 4, got 32 x 30'):
         runner(np.zeros((1, 3, 32, 30), np.float32))
     assert runner.classify(np.full((45, 61, 3), 99, np.uint8)).shape == (5, )
+
+
+@pytest.mark.slow
+def test_any_size_where_the_usual_one_is_a_single_step(tmp_path):
+    """torch.export takes a side of one step for fixed, as that of a classifier of 32 pixels with a stride of 32."""
+    model, exportable = folded(lambda: one_stage(pad_small_map=True), size=(4, 4), dynamic=True)
+    path = export(exportable, 'onnx', tmp_path).path
+    for number, size in ((1, (4, 4)), (2, (4, 24)), (3, (32, 4))):
+        assert_runs(model, path, number, size)
 
 
 def test_what_cannot_be_exported(swin):
@@ -304,3 +313,15 @@ def test_only_linear_layers_with_a_shared_input_get_one_of_their_own():
     assert [(node.name, list(node.input)) for node in graph.node] == [
         ('clip', ['x', '', 'm']), ('again', ['c', '', 'm']), ('linear_input', ['y']), ('linear', ['y_of_linear', 'w']),
         ('in_float', ['y', 'v']), ('sum', ['u', 'z']), ('last', ['s', 'w'])]
+
+
+def test_weights_have_seven_of_their_eight_bits(tmp_path):
+    """Without VNNI, a CPU adds two products in 16 bits, where 8 bits of weights and activations can overflow."""
+    rng = np.random.default_rng(0)
+    weights = dict(w=rng.normal(size=(32, 32)), c=rng.normal(size=(8, 32, 1, 1)))
+    for name, nodes, shape in (('w', [helper.make_node('MatMul', ['x', 'w'], ['y'], name='product')], (2, 6, 32)),
+                               ('c', [helper.make_node('Conv', ['x', 'c'], ['y'], name='conv')], (1, 32, 4, 4))):
+        *_, graph = quantized(tmp_path, nodes, {name: weights[name]}, shape)
+        stored, = (numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.dims == [
+            *weights[name].shape])
+        assert stored.dtype == np.int8 and 60 < np.abs(stored.astype(int)).max() <= 64

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.structures import InstanceData
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, nms
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.graphs import graph_of
@@ -39,6 +39,18 @@ def metas():
 def maps():
     generator = torch.Generator().manual_seed(3)
     return [torch.randn(2, 8, 18 // s, 25 // s, generator=generator) for s in (1, 2, 4)]
+
+
+@pytest.mark.parametrize('number', [5, 100])
+def test_the_host_takes_ties_in_the_order_given(number):
+    """As torch does; numpy's usual sort does not."""
+    scores = np.random.default_rng(0).integers(0, 3, number).astype(np.float32) / 2
+    expected = sorted(np.flatnonzero(scores), key=lambda i: -scores[i])
+    assert host.largest(scores, number).tolist() == expected
+    assert host.largest(scores, number // 2).tolist() == expected[:number // 2]
+    boxes, valid = boxes_of(number)[0], np.flatnonzero(scores)
+    kept = valid[nms(boxes[valid], torch.from_numpy(scores[valid]), 0.2).numpy()]
+    assert host.nms(boxes.numpy(), scores, 0.2).tolist() == kept.tolist()
 
 
 def test_nms_mask():

@@ -1,5 +1,7 @@
 """Runners in processes of their own."""
 import os
+import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -25,6 +27,8 @@ class Sum(nn.Module):
             raise MemoryError('too large')
         if images.min() == -1:
             os._exit(3)
+        if images.min() == -4:
+            return torch.full((len(images), 1), os.getpid(), dtype=torch.float64)
         return torch.stack([images.sum((1, 2, 3)), torch.full((len(images), ), float(torch.get_num_threads()))], 1)
 
 
@@ -52,6 +56,20 @@ def test_a_worker_is_the_runner(pickled):
         assert worker(images)['scores'][0, 0] == 48  # it goes on
         with pytest.raises(PreflightError, match='has ended'):
             worker(images - 2)
+    finally:
+        worker.close()
+
+
+def test_ctrl_c_leaves_a_worker_to_the_process_that_started_it(pickled):
+    """A terminal sends it to all; the tool prints its line, and closes its workers."""
+    path, images = pickled
+    worker = Worker(partial(Torch().open, path, 1))
+    try:
+        process = int(worker(images - 5)['scores'][0, 0])
+        for _ in range(3):
+            time.sleep(0.1)  # until it waits
+            os.kill(process, signal.SIGINT)
+            assert worker(images)['scores'][0, 0] == 48
     finally:
         worker.close()
 

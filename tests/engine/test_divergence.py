@@ -61,6 +61,16 @@ def go(hook, runner, losses):
         runner.iter += 1
 
 
+def test_a_norm_that_is_called_twice_is_as_bad_as_its_worse_call(runner):
+    hook = begin(runner, patience=1)
+    for value in (1., math.nan, 1.):
+        runner.model.middle(torch.full((2, 4), value))
+    runner.model.last(torch.full((2, 4), math.nan))
+    hook.after_train_iter(runner, 0, outputs=dict(loss=torch.tensor(math.nan)))
+    with pytest.raises(DivergenceError, match='an output that is not finite is middle'):
+        hook.after_train_epoch(runner)
+
+
 @pytest.mark.parametrize(('loss', 'text', 'interval'), [
     (math.nan, 'the loss is nan; the first norm layer with an output that is not finite is middle', 3),
     (math.inf, 'the loss is inf', 100), (6.1, 'more than 3 times the 2 of the start', 1)])

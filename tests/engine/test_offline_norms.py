@@ -4,12 +4,15 @@ import re
 
 import pytest
 import torch
+from mmdet.datasets import AspectRatioBatchSampler
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 from torch import nn
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmunorm.engine import OfflineNormHook, set_loss_scale
+from mmunorm.engine.offline_norms import _small_last_batch
 from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
 from mmunorm.utils import PreflightError
 
@@ -127,6 +130,15 @@ def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, norm
     run(tmp_path, 1, norm, samples, hooks=['RepeatableHook'], data=dict(batch_size=17, **data))  # it wraps the sampler
     assert len(warnings) == warns
     assert not warns or 'last of the 2 batches of an epoch has 1 of 17 samples' in warnings[0]
+
+
+def test_batches_of_another_sampler_may_end_in_any_way():
+    """mmdet's sampler by aspect ratio ends with what is left of several groups; a list has no size at all."""
+    data = [dict(width=1 + index % 2, height=2) for index in range(18)]
+    sampler = SequentialSampler(data)
+    assert 'has 1 of 17 samples' in _small_last_batch(BatchSampler(sampler, 17, drop_last=False))
+    assert _small_last_batch(AspectRatioBatchSampler(sampler, 17)) == ''
+    assert _small_last_batch([[0, 1], [2]]) == ''
 
 
 NORMS = {

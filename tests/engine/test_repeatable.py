@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmunorm.analysis.curves import read_scalars
+from mmunorm.engine import repeatable
 from mmunorm.engine.repeatable import _Numbered, _seeded_items, seed_everything
 from mmunorm.norms import UN
 
@@ -193,3 +194,23 @@ def test_workers_that_load_before_the_run_begins_change_nothing(tmp_path, monkey
     torch.testing.assert_close(train(1, 9), expected, rtol=0, atol=0)
     torch.testing.assert_close(train(1, 3), expected[:3], rtol=0, atol=0)
     torch.testing.assert_close(train(1, 9, resume=True), expected[3:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('skips, batch_sampler', [
+    (True, {}), (False, {}), (True, dict(batch_sampler=dict(type='AspectRatioBatchSampler')))])
+def test_a_resumed_run_counts_the_places_once(tmp_path, monkeypatch, skips, batch_sampler):
+    """The loop lets a sampler skip, where it can and torch's own batches are made of it; else it draws."""
+    if not skips:
+        monkeypatch.delattr(InfiniteSampler, 'skip', raising=False)
+    places, seeded = [], repeatable.seed_host
+
+    def train(stop, resume=False):
+        data = runs.loader(Pictures(), sampler=dict(type='InfiniteSampler'), **batch_sampler)
+        places.clear()
+        runs.runner(tmp_path, Model(), data, stop, hooks=['RepeatableHook'], interval=3, resume=resume,
+                    randomness=dict(seed=0), default_scope='mmdet').train()
+        return [place for place in places if len(place) == 5]
+
+    monkeypatch.setattr(repeatable, 'seed_host', lambda key: places.append(tuple(key)) or seeded(key))
+    expected, _ = train(6), train(3)
+    assert train(6, resume=True)[-6:] == expected[6:]

@@ -131,7 +131,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     without.write_text(f"_base_ = ['{config}']\ntrain_dataloader = None\n")
     assert 'without.py has no train_dataloader' in error_of(without, checkpoint)
     bad = tiny_runs.checkpoint(checkpoint)
-    for value, said in ((torch.inf, 'the input of backbone.patch_embed.norm is not finite'),
+    for value, said in ((torch.inf, 'bad.pth has infinite values in backbone.patch_embed.projection.bias'),
                         (torch.nan, 'bad.pth has NaN in backbone.patch_embed.projection.bias')):
         bad['state_dict']['backbone.patch_embed.projection.bias'][0] = value
         torch.save(bad, tmp_path / 'bad.pth')

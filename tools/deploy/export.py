@@ -14,7 +14,6 @@ from mmunorm.cli.arguments import (
     out_file,
     positive,
     set_dataloader_defaults,
-    warn,
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model, prepare_export
@@ -23,7 +22,7 @@ from mmunorm.deploy.pictures import Samples
 from mmunorm.deploy.saving import export_file
 from mmunorm.engine.calibration import training_pictures
 from mmunorm.fusion import fuse_norms
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, warn
 
 
 def parse_args(argv=None):

@@ -1,0 +1,195 @@
+"""Annotation files that mmdet takes silently, or fails at after the training."""
+import copy
+import json
+
+import pytest
+import torch
+
+# isort: split
+from mmunorm.cli.annotations import Use, check_annotations, completed_annotations
+
+# isort: split
+from mmdet.datasets import CocoDataset
+from mmdet.evaluation import CocoMetric
+from mmengine.logging import MMLogger
+from PIL import Image
+
+from mmunorm.utils import PreflightError
+
+CLASSES = ('cat', 'dog', 'cow')
+
+
+def content():
+    """Three images of 40 x 30 pixels with an object of each class, and a crowd."""
+    images = [dict(id=i, file_name=f'{i}.png', width=40, height=30) for i in (1, 2, 3)]
+    annotations = []
+    for image in images:
+        for category in (1, 2, 3, 3):
+            box = [3 * category, 2 * len(annotations) % 9, 10, 12]
+            x, y, w, h = box
+            annotations.append(dict(
+                id=len(annotations) + 1, image_id=image['id'], category_id=category, bbox=box, area=w * h, iscrowd=0,
+                segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]]))
+    return dict(images=images, annotations=annotations,
+                categories=[dict(id=i, name=name) for i, name in enumerate(CLASSES, 1)])
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the annotation file after a change of its content; returns its path."""
+    for i in (1, 2, 3):
+        Image.new('RGB', (40, 30)).save(tmp_path / f'{i}.png')
+
+    def write(change=lambda data: None):
+        data = content()
+        change(data)
+        (tmp_path / 'a.json').write_text(json.dumps(data))
+        return str(tmp_path / 'a.json')
+
+    return write
+
+
+def each(**values):
+    """Sets keys of all annotations; None removes the key."""
+    def change(data):
+        for annotation in data['annotations']:
+            for key, value in values.items():
+                annotation[key] = value
+                if value is None:
+                    del annotation[key]
+    return change
+
+
+def first(of, **values):
+    return lambda data: data[of][0].update(values)
+
+
+def without(of, key):
+    return lambda data: [one.pop(key) for one in data[of]]
+
+
+def class_less(data):
+    del data['categories'][0]
+    data['annotations'] = [one for one in data['annotations'] if one['category_id'] != 1]
+
+
+@pytest.mark.parametrize('change, said', [
+    (lambda data: data['categories'].reverse(),
+     "in the order 'cow', 'dog', 'cat', and metainfo.classes of the config in the order 'cat', 'dog', 'cow', from "
+     'label 0 on; mmdet numbers labels in the order of the file: write both in one order'),
+    (lambda data: data['categories'].insert(1, data['categories'].pop()), "'cow', 'dog', and .* from label 1 on"),
+    (class_less, "its categories lack 'cat' of metainfo.classes, and the labels of the others would shift"),
+    (lambda data: data['categories'].append(dict(id=4, name='dog')), "its categories name 'dog' twice"),
+    (without('categories', 'name'), r"the category \{'id': 1\} has no name"),
+    (without('images', 'height'), 'the image 1.png has no height'),
+    (first('images', width=-1), '1 of 3 images have no valid size, such as 1.png with width -1 and height 30'),
+    (first('images', height='30'), "width 40 and height '30'"),
+    (first('images', id=2), 'two images have the id 2'),
+    (first('images', width=30, height=40), '1.png has 40 x 30 pixels, and is annotated with width 30 and height 40'),
+    (without('annotations', 'image_id'), 'annotation 1 has no image_id'),
+    (without('annotations', 'category_id'), 'annotation 1 has no category_id'),
+    (without('annotations', 'bbox'), 'annotation 1 has the box None'),
+    (without('annotations', 'segmentation'), 'annotation 1 has no segmentation, and the config asks for masks'),
+    (first('annotations', segmentation=[]), 'annotation 1 has no segmentation'),
+    (each(iscrowd='0'), "annotation 1 has iscrowd '0', which must be the number 0 or 1"),
+    (first('annotations', ignore='no'), "annotation 1 has ignore 'no'"),
+    (first('annotations', area='9'), "annotation 1 has the area '9', which must be a number"),
+    (lambda data: data['annotations'].clear(), 'it has no objects'),
+    (each(bbox=[50, 5, 9, 9]), 'all of its objects are smaller than a pixel, outside of their image'),
+    (each(image_id='1'), 'or of an image or category that the file does not list'),
+])
+def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
+    path = write(change)
+    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: .*{said}.*\\.$') as caught:
+        check_annotations(path, [Use(CLASSES, str(tmp_path), masks=True)])
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('change, use', [
+    (lambda data: None, Use(CLASSES, masks=True)),
+    (lambda data: data['categories'].insert(1, dict(id=9, name='emu')), Use(CLASSES)),  # more than the config has
+    (without('annotations', 'segmentation'), Use(CLASSES)),
+    (lambda data: data['categories'].reverse(), Use()),  # of a config that names a file of classes
+    (lambda data: data['annotations'].clear(), Use(CLASSES, objects=False)),
+    (without('annotations', 'iscrowd'), Use(CLASSES)), (without('annotations', 'id'), Use(CLASSES)),
+    (each(iscrowd=True), Use(CLASSES)),
+    (first('annotations', ignore=1, bbox=None), Use(CLASSES)),
+])
+def test_what_is_harmless(change, use, write):
+    assert check_annotations(write(change), [use]) == []
+
+
+@pytest.mark.parametrize('change', [
+    first('annotations', bbox=[50, 5, 9, 9]), first('annotations', bbox=[5, -9, 9, 9]),
+    first('annotations', bbox=[5, 5, -7, 9]), first('annotations', bbox=[5, 5, 0.5, 9]), first('annotations', area=0),
+    first('annotations', image_id=7), first('annotations', category_id=7)])
+def test_objects_that_mmdet_leaves_out_are_counted(change, write):
+    path = write(change)
+    warning, = check_annotations(path, [Use(CLASSES)])
+    assert warning.startswith(f'{path}: 1 of 12 objects are left out') and 'the first is annotation 1.' in warning
+    dataset = CocoDataset(ann_file=path, metainfo=dict(classes=CLASSES), data_prefix=dict(img=''))
+    assert sum(len(dataset.get_data_info(i)['instances']) for i in range(3)) == 11
+
+
+def test_a_turned_photograph_has_the_size_that_it_is_loaded_with(write, tmp_path):
+    path, exif = write(first('images', width=30, height=40)), Image.Exif()
+    exif[274] = 6  # a quarter to the right
+    Image.new('RGB', (40, 30)).save(tmp_path / '1.png', exif=exif)
+    assert check_annotations(path, [Use(CLASSES, str(tmp_path))]) == []
+    Image.new('RGB', (50, 30)).save(tmp_path / '2.png')
+    with pytest.raises(PreflightError, match='2.png has 50 x 30 pixels'):
+        check_annotations(path, [Use(CLASSES, str(tmp_path))])
+
+
+def evaluated(path, kinds):
+    """The labels that a data set reads from a file, and the scores of predictions against it."""
+    dataset = CocoDataset(ann_file=path, metainfo=dict(classes=CLASSES), data_prefix=dict(img=''))
+    infos = [dataset.get_data_info(i) for i in range(len(dataset))]
+    metric = CocoMetric(path, metric=kinds)
+    metric.dataset_meta = dataset.metainfo
+    for info in infos:
+        boxes = torch.tensor([instance['bbox'] for instance in info['instances']]) + 1.0
+        masks = torch.zeros(len(boxes), 30, 40, dtype=torch.bool)
+        for mask, (x1, y1, x2, y2) in zip(masks, boxes.long().tolist(), strict=True):
+            mask[y1:y2, x1:x2] = True
+        found = dict(bboxes=boxes, scores=torch.linspace(0.9, 0.1, len(boxes)), masks=masks,
+                     labels=torch.tensor([instance['bbox_label'] for instance in info['instances']]))
+        metric.process({}, [dict(pred_instances=found, img_id=info['img_id'], ori_shape=(30, 40))])
+    return infos, metric.compute_metrics(metric.results)
+
+
+@pytest.mark.parametrize('change', [
+    without('annotations', 'iscrowd'), without('annotations', 'area'), without('annotations', 'id'), each(id=1),
+    lambda data: [one.update(id=i) for i, one in enumerate(data['annotations'])]])
+@pytest.mark.usefixtures('in_a_folder')
+def test_what_a_file_lacks_is_filled_in(change, write):
+    MMLogger.get_instance('mmengine')
+    infos, scores = evaluated(write(), ['bbox', 'segm'])
+    assert 0.3 < scores['bbox_mAP'] < 0.9
+    path = write(change)
+    warnings = check_annotations(path, [Use(CLASSES, masks=True)])
+    data = content()
+    change(data)
+    assert len(warnings) == ('area' not in data['annotations'][0])
+    assert all('no `area`; it is computed from their boxes' in warning for warning in warnings)
+    with completed_annotations():
+        found, filled = evaluated(path, ['bbox', 'segm'])
+    assert filled == scores
+    assert [info['instances'] for info in found] == [info['instances'] for info in infos]
+
+
+def test_pycocotools_is_itself_again():
+    before = CocoDataset.COCOAPI.createIndex
+    with completed_annotations():
+        assert CocoDataset.COCOAPI.createIndex is not before
+    assert CocoDataset.COCOAPI.createIndex is before
+
+
+def test_ids_that_are_right_stay(tmp_path):
+    data = content()
+    for one in data['annotations']:
+        one['id'] += 100
+    expected = copy.deepcopy(data['annotations'])
+    (tmp_path / 'a.json').write_text(json.dumps(data))
+    with completed_annotations():
+        assert CocoDataset.COCOAPI(str(tmp_path / 'a.json')).dataset['annotations'] == expected
