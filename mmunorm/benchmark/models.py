@@ -14,6 +14,7 @@ from ..config.models import build_model
 from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
 from ..fusion import FusionReport, fuse_norms
 from ..norms.layers import is_norm, norm_layers
+from ..norms.replace import replace_modules
 from ..residuals import DEFAULT_NORM_CFG
 from ..utils import PreflightError
 
@@ -73,7 +74,8 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
     layer_norm = build_model(cfg).eval()
     # Copies by name, and so the affine parts too. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)
-    folded, norm_free = copy.deepcopy(model), remove_norms(copy.deepcopy(model))
+    folded = copy.deepcopy(model)
+    norm_free = replace_modules(copy.deepcopy(model), is_norm, lambda norm: nn.Identity())
     report = fuse_norms(folded)
     return Models({LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report, meta)
 
@@ -97,12 +99,3 @@ def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
                 tensor.copy_(draw(tensor).mul(0.3))
             elif name == 'running_var':
                 tensor.copy_(draw(tensor).mul(0.5).exp())
-
-
-def remove_norms(model: nn.Module) -> nn.Module:
-    """Replaces every norm of a model by an Identity, in place; returns the model."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_norm(child):
-                setattr(parent, name, nn.Identity())
-    return model

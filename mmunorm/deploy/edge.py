@@ -12,9 +12,10 @@ from mmpretrain.models.utils import MultiheadAttention, to_2tuple
 from torch import Tensor, nn
 
 from ..backbones.performer import PerformerAttention
+from ..norms.replace import replace_modules
 from .graphs import ClassifierGraph, DetectorGraph, Pixels
 from .performer import EdgePerformer, EdgeT2T, is_folded_t2t
-from .windows import StaticWindowMSA, is_window_attention, replace_modules, thirds
+from .windows import StaticWindowMSA, is_window_attention, thirds
 
 
 @torch.no_grad()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
 from torch import Tensor, nn
+
+from ..norms.replace import replace_modules
 
 
 class StaticWindowMSA(nn.Module):
@@ -182,16 +183,6 @@ def side_multiple(backbone: nn.Module) -> int | None:
 def _is_padding(module: nn.Module) -> bool:
     """Whether it is mmcv's or mmdet's AdaptivePadding of a patch embedding or a patch merging."""
     return type(module).__name__ == 'AdaptivePadding'
-
-
-def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
-                    new: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Replaces the modules of a kind, in place, and returns the model."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_old(child):
-                setattr(parent, name, new(child))
-    return model
 
 
 def is_window_attention(module: nn.Module) -> bool:

@@ -111,8 +111,9 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         channels = torch.tensor(site.channels, device=weight.device)
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
-    # A factor alone needs no bias.
-    made = [name for name in vectors if not site.after or shift.any() if add_to_state(model, name)]
+    if site.after and not shift.any():  # needs no bias
+        vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
+    made = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
     if site.after:
@@ -153,9 +154,13 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
 def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
     """`b' = scale * b + shift`, wherever the parts of b are kept."""
     for name, (rows, places) in vectors.items():
-        owner, _, tensor = name.rpartition('.')
-        vector = getattr(model.get_submodule(owner), tensor)
+        vector = _get(model, name)
         vector[places] = (vector[places].double() * scale[rows] + shift[rows]).to(vector.dtype)
+
+
+def _get(model: nn.Module, name: str) -> Tensor | None:
+    owner, _, tensor = name.rpartition('.')
+    return getattr(model.get_submodule(owner), tensor)
 
 
 def add_to_state(model: nn.Module, name: str) -> bool:

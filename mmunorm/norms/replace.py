@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -128,6 +128,14 @@ def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, norm)
     forget_compiled_code()
+
+
+def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
+                    new: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Replaces the parts of a kind by what `new` makes of them, in place; returns the model."""
+    parts = {name: new(part) for name, part in model.named_modules(remove_duplicate=False) if name and is_old(part)}
+    put(model, dict(reversed(parts.items())))  # a part of a part first
+    return model
 
 
 @torch.no_grad()

@@ -196,7 +196,7 @@ def test_shared_modules_and_parameters_stay(change):
     if change:
         change(first, second)
     report = models.fold(nn.Sequential(first, second if change else first), TOKENS, example=TOKENS)
-    why = 'is shared with|reads something else, too|has a bias that|shares its bias'
+    why = 'is shared with|reads something else, too|has a bias that|shares its bias|another layer uses some rows'
     assert not report.folded and all(re.search(why, kept.where) for kept in report.kept)
 
 
@@ -273,6 +273,16 @@ def test_training_mode_is_an_error(part):
     model.get_submodule(part).train()
     with pytest.raises(ValueError, match=f'model: {part or "it"} is in training mode; call model.eval'):
         fuse_norms(model)
+
+
+@pytest.mark.parametrize('shift', [0., 1.])
+def test_a_layer_without_bias_before_a_norm_gets_one_where_the_norm_shifts(shift):
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), UN(4), nn.GELU()).double()
+    nn.init.constant_(model[1].bias, shift)
+    x = model.eval()(TOKENS)
+    fold, = fuse_norms(model, example=TOKENS).folded
+    assert fold.where == 'back into 0' and (model[0].bias is None) == (shift == 0)
+    models.assert_equal([model(TOKENS)], [x])
 
 
 def test_a_model_without_norms_and_a_bare_norm():
