@@ -235,8 +235,8 @@ def page(rows):
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     return f'''# Models whose norms fold
 
-For whoever wants to know whether `fuse_norms` folds their architecture: look it up in the table. To try a model that is
-missing, see [fusion.md](fusion.md#models-without-a-rule). `python benchmarks/model_zoo.py` writes this page.
+This page shows which norms `fuse_norms` folds in 72 architectures. To try another model, see [fusion.md](fusion.md#the-example).
+`python benchmarks/model_zoo.py` writes this page.
 
 Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
 folds these and the BatchNorms. GroupNorm stays as it is.
@@ -247,7 +247,7 @@ folds these and the BatchNorms. GroupNorm stays as it is.
 - {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
 - {len(rows) - len(good)} models did not run.
 
-The largest difference is over all outputs in float64, divided by the largest value of that output. Pictures are as
+The largest difference is over all outputs in float64, divided by the largest value of that output. Images are as
 small as the architecture takes. Detectors run on two sizes and in the mode `tensor`.
 
 {table}
