@@ -235,8 +235,8 @@ def page(rows):
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     return f'''# Models whose norms fold
 
-This page shows which norms `fuse_norms` folds in 72 architectures. To try another model, see [fusion.md](fusion.md#the-example).
-`python benchmarks/model_zoo.py` writes this page.
+This page shows which norms `fuse_norms` folds in 72 architectures. To try another model, see
+[fusion.md](fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
 
 Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
 folds these and the BatchNorms. GroupNorm stays as it is.

@@ -37,9 +37,9 @@ if not MISSING:
 
 if not lacks('mmengine'):
     from . import hooks  # noqa: F401
-    from .config.folded import load_folded, save_folded
 
 from . import stock_rules  # noqa: F401
+from .config.folded import load_folded, save_folded
 from .conversion import ConversionReport, convert_norms
 from .fusion import FusionReport, fuse_norms
 from .norms import (
@@ -65,5 +65,8 @@ __all__ = [
     'SyncUN', 'TokenBN', 'UN2d', '__version__', 'convert_norms', 'convert_sync', 'fuse_norms', 'load_folded',
     'replace_norms', 'revert_sync', 'save_folded'
 ]
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'load_folded', 'recording',
-                                         'save_folded', 'translation'))
+__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'recording', 'translation'))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,9 +1,13 @@
 """Runs the tools of an installed mmunorm: `mmunorm train CONFIG ...` is `python tools/train.py CONFIG ...`."""
 from __future__ import annotations
 
+import ast
 import os
+import re
 import runpy
 import sys
+from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 
 from .registry import MISSING, what_is_missing
@@ -16,12 +20,25 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     tools = {str(path.relative_to(TOOLS).with_suffix('')): path
              for path in sorted(TOOLS.rglob('*')) if path.suffix in ('.py', '.sh')}
+    if argv == ['--version']:
+        from . import __version__
+        print(f'mmunorm {__version__}')
+        return
+    if argv and argv[0] not in tools and not argv[0].startswith('-'):
+        near = [name for name in tools if name.rpartition('/')[2] in get_close_matches(
+            argv[0].rpartition('/')[2], [name.rpartition('/')[2] for name in tools], cutoff=0.5)]
+        hint = f'did you mean {" or ".join(near)}?' if near else '`mmunorm` lists them'
+        print(f'there is no tool {argv[0]}: {hint}', file=sys.stderr)
+        raise SystemExit(2)
     if not argv or argv[0] not in tools:
-        problem = f'there is no tool {argv[0]}\n' if argv and not argv[0].startswith('-') else ''
-        print(f'{problem}usage: mmunorm TOOL [arguments], where TOOL is one of {", ".join(tools)}; its own --help says '
-              "more.\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The "
-              f'configs are in {TOOLS.parent / "configs/configs"}.', file=sys.stderr)
-        raise SystemExit(2 if problem else 0)
+        print('usage: mmunorm TOOL [arguments]; the --help of a tool says more.')
+        for _, names in groupby(tools, lambda name: name.rpartition('/')[0]):
+            print()
+            for name in names:
+                print(f'  {name:30}{_sentence(tools[name])}')
+        print("\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The configs are "
+              f'in {TOOLS.parent / "configs/configs"}.')
+        return
     if MISSING:
         print(what_is_missing(f'mmunorm {argv[0]}'), file=sys.stderr)
         raise SystemExit(2)
@@ -30,6 +47,15 @@ def main(argv: list[str] | None = None) -> None:
         os.execvp('bash', ['bash', str(tool), *argv[1:]])
     sys.argv = [str(tool), *argv[1:]]
     runpy.run_path(str(tool), run_name='__main__')
+
+
+def _sentence(tool: Path) -> str:
+    """What a tool does: the first sentence of its docstring, or of its first comment."""
+    lines = tool.read_text(encoding='utf-8').splitlines()
+    if tool.suffix == '.py':
+        text = ' '.join((ast.get_docstring(ast.parse('\n'.join(lines))) or '').split())
+        return re.split(r'(?<=[.:])\s', text)[0].rstrip(':')
+    return next((line.removeprefix('#').strip() for line in lines if re.match('# ', line)), '')
 
 
 if __name__ == '__main__':

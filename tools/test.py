@@ -63,7 +63,7 @@ def save_fused(runner, cfg, path):
     hook = next(hook for hook in runner.hooks if isinstance(hook, FuseNormsHook))
     if not hook.report.folded:
         raise PreflightError(f'--save {path}: no norm could be folded.\n{hook.report}')
-    save_folded(unwrapped_model(runner), hook.report, cfg, path, hook.meta)
+    save_folded(unwrapped_model(runner), path, cfg, hook.report, hook.meta)
     print(f'{path} has the folded model.')
 
 

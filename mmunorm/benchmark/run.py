@@ -76,7 +76,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     if save is not None:
         if not fusion.folded:
             raise PreflightError(f'--save {save}: no norm could be folded.\n{fusion}')
-        save_folded(models[f'{plain} folded'], fusion, cfg, save, meta)
+        save_folded(models[f'{plain} folded'], save, cfg, fusion, meta)
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():

@@ -1,8 +1,9 @@
-"""Checkpoints of folded models: what is in them, and the model type that they load into.
+"""Checkpoints of folded models: what is in them, and how a model becomes one that they load into.
 
-A folded checkpoint is an ordinary one of mmengine. Its config, of the model type `FoldedModel`, is in it twice: in
-`meta['mmunorm']['config']` as plain data, which :func:`load_folded` reads, and in `meta['cfg']` as text, which the
-inferencers of OpenMMLab want, and run.
+A folded checkpoint is an ordinary one, with a note of what folding has made. With a config of mmengine, of the model
+type `FoldedModel`, it builds its model by itself. That is in it twice: in `meta['mmunorm']['config']` as plain data,
+which :func:`load_folded` reads, and in `meta['cfg']` as text, which the inferencers of OpenMMLab want, and run. Without
+a config, :func:`load_folded` is given the model as it was before folding.
 """
 from __future__ import annotations
 
@@ -13,9 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from torch import nn
 
 from ..fusion.examples import with_plain_weights
@@ -25,40 +23,25 @@ from ..fusion.report import FusionReport
 from ..fusion.rewrite import FoldedNorm, add_to_state, leave
 from ..fusion.streams import leave_residual
 from ..norms import replace_norms
+from ..registry import MODELS, lacks
 from ..utils import PreflightError, whole_file
-from .plain import is_known_scope, read_config_text, registered_types_only
-from .unpickling import is_trusted, restricted
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
 _MARK = '.folded'  # the buffer of a FoldedNorm
 
 
-@MODELS.register_module(name=TIMM_TYPE)
-def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-    """The model `timm.create_model(name, **kwargs)`, for a folded checkpoint to name it.
-
-    `norm_cfg` is the config of what `replace_norms` puts in place of its norms, if anything.
-    """
-    import timm
-    model = timm.create_model(name, **kwargs)
-    return model if norm_cfg is None else replace_norms(model, norm_cfg)
-
-
-@MODELS.register_module(name=FOLDED_TYPE)
-def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg) -> nn.Module:
-    """Builds a model without some of its norms, for a folded checkpoint to be loaded into.
+def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int]) -> nn.Module:
+    """Gives a model the structure of a folded one, in place, for a folded checkpoint to be loaded into; returns it.
 
     Args:
-        of (str): the model's own type, such as 'MaskRCNN'.
+        model (nn.Module): of the architecture that was folded, with any norms.
         folded (Sequence[str]): names of the norms that are folded.
         made (Mapping[str, int]): names of the tensors that came into its state by that, with their sizes.
-        **cfg: its other settings, unchanged.
 
     Raises:
         ValueError: the model has no such norms, or no place for such tensors.
     """
-    model = MODELS.build(dict(type=of, **cfg))
     plan = FoldPlan(model)
     with_plain_weights(model)
     new = [name for name in made if not name.endswith('.pad_value')]
@@ -78,23 +61,6 @@ def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg)
             raise ValueError(f'{type(model).__name__}: no fold rule knows how to fill the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
     return model
-
-
-def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]) -> ConfigDict:
-    """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
-
-    Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
-    """
-    cfg = ConfigDict(copy.deepcopy(model_cfg))
-    if cfg.type != FOLDED_TYPE:
-        for part in ('backbone', 'enhancer'):
-            if isinstance(cfg.get(part), dict):
-                cfg[part].init_cfg = None
-        if cfg.type == TIMM_TYPE:
-            cfg.pop('pretrained', None)
-        cfg.update(of=cfg.type, type=FOLDED_TYPE)
-    cfg.update(folded=list(names), made=dict(made))
-    return cfg
 
 
 def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
@@ -122,69 +88,125 @@ def folded_norms(checkpoint: dict) -> list[str]:
     return [key.removesuffix(_MARK) for key in state_dict if key.endswith(_MARK)]
 
 
-def save_folded(model: nn.Module, report: FusionReport, cfg: Config, path: str | os.PathLike,
+def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: FusionReport | None = None,
                 meta: dict | None = None) -> None:
-    """Writes the checkpoint of a folded model, with its config and a note of what it is.
+    """Writes the checkpoint of a folded model.
 
     Args:
         model (nn.Module): folded by `fuse_norms`.
-        report (FusionReport): what that returned.
-        cfg (Config): the config of the model, folded or not; for a model of timm one whose `model` is of the type
-            `TimmModel` with the `name` of the architecture and its arguments.
         path: where to write; the file appears whole or not at all.
+        cfg (mmengine.Config, optional): the config of the model, folded or not, with which `load_folded(path)` needs no
+            model; for one of timm, its `model` is of the type `TimmModel` with the `name` of the architecture and its
+            arguments. Defaults to None: `load_folded` is to be given the model.
+        report (FusionReport, optional): what `fuse_norms` returned, for a note in the file.
         meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
 
     Raises:
         ValueError: nothing in `model` has been folded, or `cfg` has a value that is no plain data.
     """
-    state_dict = weights_to_cpu(model.state_dict())
+    state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+                  for name, value in model.state_dict().items()}
     names = folded_norms(state_dict)
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
-    cfg = copy.deepcopy(cfg)
     made = folded_made(model)
-    cfg.model = folded_config(cfg.model, names, made)
-    if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    text = cfg.pretty_text
-    note = dict(
-        what='A model whose norms mmunorm has folded into their neighbours. It is built by the model type '
-        f'{FOLDED_TYPE}; the config in this file names it.',
-        folded={fold.norm: fold.where for fold in report.folded},
-        kept={fold.norm: fold.where for fold in report.kept},
-        made=made,
-        config=read_config_text(text))
-    meta = {**(meta or {}), 'cfg': text, 'mmunorm': note}
+    note = dict(what='A model whose norms mmunorm has folded into their neighbours.', made=made)
+    if report is not None:
+        note.update(folded={fold.norm: fold.where for fold in report.folded},
+                    kept={fold.norm: fold.where for fold in report.kept})
+    meta = {**(meta or {}), 'mmunorm': note}
+    if cfg is not None:
+        from .plain import read_config_text
+        cfg = copy.deepcopy(cfg)
+        cfg.model = folded_config(cfg.model, names, made)
+        if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
+            cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+        meta['cfg'] = cfg.pretty_text
+        note['config'] = read_config_text(meta['cfg'])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
-        save_checkpoint(dict(meta=meta, state_dict=state_dict), str(part))
+        torch.save(dict(meta=meta, state_dict=state_dict), part)
 
 
-def load_folded(path: str | os.PathLike) -> nn.Module:
-    """The model of a folded checkpoint, in eval mode: its own config builds it, of registered types alone.
+def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:
+    """The model of a folded checkpoint, in eval mode.
 
     Nothing of the file runs, unless this is called inside `restricted(trusted=True)` of `mmunorm.config.unpickling`.
 
+    Args:
+        path: of a file that :func:`save_folded` has written.
+        model (nn.Module, optional): of the same architecture, as it was before folding; its norms may be any, such as
+            timm's LayerNorms. It is changed in place. Defaults to None: the config in the file builds the model, of
+            registered types alone.
+
     Raises:
-        ValueError: the checkpoint is not one that :func:`save_folded` has written.
+        ValueError: the checkpoint is not one that :func:`save_folded` has written, has no config and there is no
+            `model`, or `model` is of another architecture.
         PreflightError: it holds code.
     """
-    with restricted():
-        checkpoint = torch.load(path, map_location='cpu')
-        meta = checkpoint.get('meta', {}) if isinstance(checkpoint, dict) else {}
-        if 'mmunorm' not in meta:
-            raise ValueError(f'{path}: is no folded checkpoint; mmunorm.save_folded writes one')
-        cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
-        with nullcontext() if is_trusted() else registered_types_only():
-            init_default_scope(cfg.get('default_scope', 'mmengine'))
-            model = MODELS.build(cfg.model)
-    model.load_state_dict(checkpoint['state_dict'])
+    if model is not None:
+        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        _check_folded(checkpoint, path)
+        without_norms(model, folded_norms(checkpoint), folded_made(checkpoint))
+    else:
+        if lacks('mmengine'):
+            raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
+        from .unpickling import restricted
+        with restricted():
+            checkpoint = torch.load(path, map_location='cpu')
+            _check_folded(checkpoint, path)
+            model = _build(checkpoint['meta'], path)
+    try:
+        model.load_state_dict(checkpoint['state_dict'])
+    except RuntimeError as error:
+        raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     return model.eval()
 
 
-def _plain_config(meta: dict, path: str | os.PathLike) -> Config:
+def _check_folded(checkpoint, path: str | os.PathLike) -> None:
+    if not isinstance(checkpoint, dict) or 'mmunorm' not in checkpoint.get('meta', {}):
+        raise ValueError(f'{path}: is no folded checkpoint; mmunorm.save_folded writes one')
+
+
+def _build(meta: dict, path: str | os.PathLike) -> nn.Module:
+    """The model of the config in a folded checkpoint."""
+    from mmengine.config import Config
+    from mmengine.registry import init_default_scope
+
+    from .plain import registered_types_only
+    from .unpickling import is_trusted
+    if 'cfg' not in meta:
+        raise ValueError(f'{path}: has no config that builds its model; call load_folded(path, model)')
+    cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
+    with nullcontext() if is_trusted() else registered_types_only():
+        init_default_scope(cfg.get('default_scope', 'mmengine'))
+        return MODELS.build(cfg.model)
+
+
+def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]) -> dict:
+    """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
+
+    Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
+    """
+    from mmengine.config import ConfigDict
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if cfg.type != FOLDED_TYPE:
+        for part in ('backbone', 'enhancer'):
+            if isinstance(cfg.get(part), dict):
+                cfg[part].init_cfg = None
+        if cfg.type == TIMM_TYPE:
+            cfg.pop('pretrained', None)
+        cfg.update(of=cfg.type, type=FOLDED_TYPE)
+    cfg.update(folded=list(names), made=dict(made))
+    return cfg
+
+
+def _plain_config(meta: dict, path: str | os.PathLike):
     """The config in a folded checkpoint. Older files have the text alone."""
+    from mmengine.config import Config
+
+    from .plain import is_known_scope, read_config_text
     try:
         cfg = Config(meta['mmunorm'].get('config') or read_config_text(meta['cfg']))
     except ValueError as error:
@@ -195,3 +217,21 @@ def _plain_config(meta: dict, path: str | os.PathLike) -> Config:
     if not is_known_scope(scope):
         raise ValueError(f'{path}: default_scope={scope!r} is no package of OpenMMLab; import it first if it is yours')
     return cfg
+
+
+if not lacks('mmengine'):
+
+    @MODELS.register_module(name=TIMM_TYPE)
+    def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
+        """The model `timm.create_model(name, **kwargs)`, for a folded checkpoint to name it.
+
+        `norm_cfg` is the config of what `replace_norms` puts in place of its norms, if anything.
+        """
+        import timm
+        model = timm.create_model(name, **kwargs)
+        return model if norm_cfg is None else replace_norms(model, norm_cfg)
+
+    @MODELS.register_module(name=FOLDED_TYPE)
+    def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg) -> nn.Module:
+        """Builds the model of type `of` with the settings `cfg`, and takes its norms: see :func:`without_norms`."""
+        return without_norms(MODELS.build(dict(type=of, **cfg)), folded, made)

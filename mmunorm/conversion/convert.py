@@ -26,7 +26,7 @@ from ..norms.replace import (
     put,
     with_fused_parts,
 )
-from ..registry import print_log
+from ..registry import MODELS, print_log
 from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
@@ -76,10 +76,10 @@ def convert_norms(model: nn.Module,
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
             mmpretrain, mmdet, timm or any other. RMSNorm has `mu = 0`, and its mean square for the variance.
-        batches (Iterable): some hundred training pictures, without augmentation, in batches. All are held in
-            memory. A batch is a tensor; a tuple or list, of which the first entry goes into the model; or a Mapping,
-            as the data loaders of OpenMMLab give it, and for other models one of keyword arguments. Tensors are
-            moved to the model's device.
+        batches (Iterable): some hundred training images, without augmentation, in batches. All are held in
+            memory. A tensor is one batch of all of them. In an Iterable, a batch is a tensor; a tuple or list, of
+            which the first entry goes into the model; or a Mapping, as the data loaders of OpenMMLab give it, and for
+            other models one of keyword arguments. Tensors are moved to the model's device.
         norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` begins
             at 0. Defaults to `dict(type='UN')`.
         keep (Sequence[str]): regular expressions; a LayerNorm whose full name one of them matches stays.
@@ -179,7 +179,7 @@ def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
 def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
-    batches = list(batches)
+    batches = [batches] if isinstance(batches, Tensor) else list(batches)
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
     places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
@@ -293,11 +293,16 @@ def check_goal(norm_cfg: dict) -> None:
 
 
 def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
+    kind = norm_cfg['type']
+    cls = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
+    if isinstance(cls, type) and not issubclass(cls, OfflineNorm):
+        raise ConversionError(f'norm_cfg={norm_cfg!r}: {cls.__name__} is no offline norm over tokens; take UN, MABN, '
+                              'TokenBN or RepBN')
     try:
         goal = build_like(norm_cfg, norm, model).eval()
     except (TypeError, ValueError) as error:
         raise ConversionError(f'norm_cfg={norm_cfg!r}: {error}') from error
-    is_right = isinstance(goal, OfflineNorm) and (is_channels_first(norm) or not is_channels_first(goal))
+    is_right = is_channels_first(norm) or not is_channels_first(goal)
     if why := goal.fold_obstacle if is_right else 'is no offline norm over tokens':
         raise ConversionError(f'norm_cfg={norm_cfg!r}: {type(goal).__name__} {why}; take UN, MABN, TokenBN or RepBN')
     return goal

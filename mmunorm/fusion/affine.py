@@ -47,7 +47,8 @@ def class_obstacle(norm: nn.Module) -> str:
         return ''
     if not isinstance(norm, _BatchNorm):
         is_online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
-        return f'{kind} {"computes its statistics at inference" if is_online else "has no affine() to fold"}'
+        why = 'computes its statistics at inference' if is_online else 'has no affine() to fold'
+        return f'{kind} {why}{"; convert_norms replaces it" if isinstance(norm, nn.LayerNorm) else ""}'
     if type(norm).forward not in _BATCH_NORM and not has_act(norm):
         return f'{kind} is no plain BatchNorm: it has a forward of its own'
     return '' if norm.running_var is not None else 'keeps no running statistics'

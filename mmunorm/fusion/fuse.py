@@ -17,7 +17,7 @@ from .graph.place import Places
 from .graph.trace import trace
 from .graph.traced import TracedModel
 from .plan import FoldPlan, unwrapped
-from .report import Fold, FusionReport, NotFoldedError
+from .report import Fold, FusionReport, NotFoldedError, by_reason
 from .rules import check_names
 from .verify import verify
 
@@ -77,7 +77,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
     check(plan)
     kept = tuple(fold for fold in plan.folds if fold.obstacle)
     if strict and kept:
-        listed = '\n'.join(f'  {fold.norm} ({fold.kind}): {fold.where}' for fold in kept)
+        listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(kept))
         raise NotFoldedError(f'strict=True, and {len(kept)} norms cannot be folded:\n{listed}')
     difference = verify(plan, runs, dtype) if runs else None
     apply(plan, plan.model)

@@ -71,13 +71,22 @@ class FusionReport:
             lines.append(f'in an example, outputs change by {self.difference:.0e} of their largest value')
         if beyond := sum(fold.beyond_float16 for fold in self.folded):
             lines.append(f'{beyond} of them with padding too large for float16: there, call half() before fuse_norms()')
-        for title, folds in (('folded', self.folded), ('kept', self.kept)):
-            if folds:
-                width = max(len(fold.norm) for fold in folds)
-                kind = max(len(fold.kind) for fold in folds)
+        for title, rows in (('folded', [(fold.norm, fold.kind, fold.where) for fold in self.folded]),
+                            ('kept', by_reason(self.kept))):
+            if rows:
+                widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
                 lines += ['', f'{title}:']
-                lines += [f'  {fold.norm:{width}}  {fold.kind:{kind}}  {fold.where}' for fold in folds]
+                lines += [f'  {norm:{widths[0]}}  {kind:{widths[1]}}  {where}' for norm, kind, where in rows]
         return '\n'.join(lines)
+
+
+def by_reason(kept: Iterable[Fold]) -> list[tuple[str, str, str]]:
+    """A row of name, class and reason for each norm; one alone for those that stay for the same reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for fold in kept:
+        groups.setdefault((fold.kind, fold.where), []).append(fold.norm)
+    return [(names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more', kind, why)
+            for (kind, why), names in groups.items()]
 
 
 class NotFoldedError(ValueError):

@@ -333,6 +333,7 @@ def test_what_is_refused():
             keep=['norm'])
     refused('keeps all LayerNorms', chain(), [x], keep=[r'\d'])
     refused('DyT is no offline norm over tokens; take UN', chain(), [x], dict(type='DyT'))
+    refused('LayerNorm is no offline norm over tokens; take UN', chain(), [x], dict(type='LN'))
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))

@@ -214,7 +214,7 @@ def test_timm(name, tmp_path):
     assert len(report.folded) + len(report.kept) == count and len(report.kept) >= len(kept)
     assert all(fold.norm.endswith(kept) for fold in report.kept)
 
-    save_folded(model.float(), report, cfg, tmp_path / 'folded.pth')
+    save_folded(model.float(), tmp_path / 'folded.pth', cfg, report)
     loaded = load_folded(tmp_path / 'folded.pth')
     assert models.norms(loaded) == [fold.norm for fold in report.kept]
     models.assert_equal(*(models.outputs(each, PICTURES.float()) for each in (loaded, model)), 0)
@@ -224,15 +224,15 @@ def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path
     cfg = timm_config('beit_base_patch16_224', **VIT)
     model = models.randomize(models.build(cfg.model))
     report = fuse_norms(model, example=PICTURES.float())
-    save_folded(model, report, cfg, tmp_path / 'first.pth')
+    save_folded(model, tmp_path / 'first.pth', cfg, report)
     loaded, second = load_folded(tmp_path / 'first.pth'), cfg.copy()
     second.model = folded_config(cfg.model, ['norm'], {})
-    save_folded(loaded, fuse_norms(loaded), second, tmp_path / 'second.pth')
+    save_folded(loaded, tmp_path / 'second.pth', second, fuse_norms(loaded))
     again = load_folded(tmp_path / 'second.pth').state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
     cfg.model.depth = 1
-    save_folded(model, report, cfg, tmp_path / 'folded.pth')
+    save_folded(model, tmp_path / 'folded.pth', cfg, report)
     with pytest.raises(ValueError, match='no norm blocks.1.norm1 to fold'):
         load_folded(tmp_path / 'folded.pth')
     torch.save(model.state_dict(), tmp_path / 'plain.pth')

@@ -86,7 +86,8 @@ def test_layer_norms_that_a_stock_norm_cfg_does_not_reach_stay():
     model = swin(type='SwinTransformer')
     kept = [name for name in models.norms(model) if name != 'backbone.norm1']
     report = models.assert_folds(model, EVEN, ODD, count=1, kept=kept)
-    assert {fold.where for fold in report.kept} == {'LayerNorm computes its statistics at inference'}
+    assert {fold.where for fold in report.kept} == {
+        'LayerNorm computes its statistics at inference; convert_norms replaces it'}
     model = t2t(type='T2T_ViT', t2t_cfg=dict(token_dims=8, use_performer=False), out_indices=[-1])
     kept = [f'backbone.tokens_to_token.attention{i}.ln{j}' for i in (1, 2) for j in (1, 2)]
     models.assert_folds(model, EVEN, kept=kept, count=5)

@@ -208,7 +208,8 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     check_pictures(tmp_path / 'cka', 'cka.png', 'cka_diagonal.png')
     cfg = load_config('un.py')
     model = load_model(cfg, 'un.pth')
-    save_folded(model, fuse_norms(model), cfg, 'folded.pth')
+    report = fuse_norms(model)
+    save_folded(model, 'folded.pth', cfg, report)
     folded = cka('un.py', 'folded.pth', 'un.py', 'un.pth', out='folded')
     assert len(folded['layers_b']) == 11 and not any('norm' in name for name in folded['layers_a'])
     attention = 'backbone.stages.0.blocks.0.attn'

@@ -2,11 +2,12 @@
 import pickle
 
 import pytest
+import timm
 import torch
 from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
-from mmunorm import fuse_norms
+from mmunorm import fuse_norms, replace_norms
 from mmunorm.config.folded import folded_config, folded_made, folded_norms, load_folded, save_folded
 from mmunorm.config.models import build_model
 from mmunorm.config.unpickling import restricted
@@ -24,7 +25,8 @@ def write_checkpoints(config, folder, classes):
     model = models.randomize(build_model(cfg))
     meta = dict(dataset_meta=dict(classes=classes))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'unfolded.pth')
-    save_folded(model, fuse_norms(model, strict=True), cfg, folder / 'folded.pth', meta)
+    report = fuse_norms(model, strict=True)
+    save_folded(model, folder / 'folded.pth', cfg, report, meta)
     return cfg
 
 
@@ -197,10 +199,33 @@ def test_a_plain_config_runs_nothing_but_registered_types(rewrite, config, error
     assert not (tmp_path / 'marker').exists()
 
 
+def test_a_model_of_torch_alone_needs_no_config(tmp_path):
+    def make(depth=1):
+        size = dict(img_size=32, embed_dim=16, depth=depth, num_heads=2, num_classes=3)
+        return timm.create_model('vit_tiny_patch16_224', **size)
+
+    model, x = models.randomize(replace_norms(make(), dict(type='UN')), gamma='none'), torch.randn(2, 3, 32, 32)
+    model.blocks[0].attn.qkv.bias = None
+    fuse_norms(model, strict=True)
+    save_folded(model, tmp_path / 'folded.pth')
+    plain = make()
+    plain.blocks[0].attn.qkv.bias = None
+    loaded = load_folded(tmp_path / 'folded.pth', plain)
+    assert loaded is plain and torch.equal(loaded(x), model(x))
+    with pytest.raises(ValueError, match=r'has no config that builds its model; call load_folded\(path, model\)'):
+        load_folded(tmp_path / 'folded.pth')
+    for other in (make(2), torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match='is of another architecture|has no norm'):
+            load_folded(tmp_path / 'folded.pth', other)
+    torch.save(make().state_dict(), tmp_path / 'plain.pth')
+    with pytest.raises(ValueError, match='is no folded checkpoint'):
+        load_folded(tmp_path / 'plain.pth', make())
+
+
 def test_an_unfolded_model_is_not_saved(folded, tmp_path):
     _, cfg = folded
     with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
-        save_folded(build_model(cfg), None, cfg, tmp_path / 'new.pth')
+        save_folded(build_model(cfg), tmp_path / 'new.pth', cfg)
     assert not (tmp_path / 'new.pth').exists()
 
 
@@ -211,7 +236,8 @@ def test_a_norm_that_folds_only_after_training(classifier):
     model = models.randomize(build_model(cfg))
     for name in models.norms(model):
         model.get_submodule(name).num_batches_tracked.fill_(3)
-    save_folded(model, fuse_norms(model, strict=True), cfg, 'folded.pth')
+    report = fuse_norms(model, strict=True)
+    save_folded(model, 'folded.pth', cfg, report)
     x = torch.randn(2, 3, 32, 32)
     checkpoint = torch.load('folded.pth', weights_only=True)
     cfg.model = folded_config(cfg.model, folded_norms(checkpoint), folded_made(checkpoint))

@@ -41,7 +41,8 @@ def folder(tmp_path_factory):
     with torch.no_grad():
         model.backbone.embedding.weight.mul_(2)
     torch.save(dict(state_dict=model.state_dict()), folder / 'a.pth')
-    save_folded(model, fuse_norms(model, strict=True), cfg, folder / 'folded.pth')
+    report = fuse_norms(model, strict=True)
+    save_folded(model, folder / 'folded.pth', cfg, report)
     return folder
 
 

@@ -1,7 +1,6 @@
 """Exports a trained model, its norms folded, to one file that a runtime loads."""
 import argparse
 import time
-from itertools import groupby
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -22,6 +21,7 @@ from mmunorm.deploy.pictures import Samples
 from mmunorm.deploy.saving import export_file
 from mmunorm.engine.calibration import training_pictures
 from mmunorm.fusion import fuse_norms
+from mmunorm.fusion.report import by_reason
 from mmunorm.utils import PreflightError, warn
 
 
@@ -98,9 +98,8 @@ def main(argv=None):
     samples = ()
     if chosen.needs_pictures(int8):
         samples = Samples(training_pictures(cfg, args.num_samples), meta, args.batch or 1)
-    for reason, names in groupby(fuse_norms(model).kept, lambda fold: f'({fold.kind}): {fold.where}'):
-        names = [fold.norm for fold in names]
-        warn(f'{", ".join(names[:2])}{f" and {len(names) - 2} more" if names[2:] else ""}: not folded {reason}')
+    for names, kind, why in by_reason(fuse_norms(model).kept):
+        warn(f'{names}: not folded ({kind}): {why}')
     start = time.perf_counter()
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
     made = export_file(exportable, chosen, out, args.half, int8, samples, **options)
