@@ -95,8 +95,8 @@ def test_what_needs_openmmlab_says_so_and_a_wrong_name_does_not():
     done = run('''
 import mmunorm
 
-for code in ('from mmunorm.conversion import converted_model', 'from mmunorm.init import SecondMomentInit', 'mmunorm.engine.OfflineNormHook',
-             'from mmunorm.cli import training', 'mmunorm.nothing'):
+for code in ('from mmunorm.conversion import converted_model', 'from mmunorm.init import SecondMomentInit',
+             'mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training', 'mmunorm.nothing'):
     try:
         exec(code)
     except (AttributeError, ImportError) as error:
