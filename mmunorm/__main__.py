@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> None:
             print()
             for name in names:
                 print(f'  {name:30}{_sentence(tools[name])}')
-        print("\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The configs are "
-              f'in {TOOLS.parent / "configs/configs"}.')
+        print("\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The configs "
+              f'are in {TOOLS.parent / "configs/configs"}.')
         return
     if MISSING:
         print(what_is_missing(f'mmunorm {argv[0]}'), file=sys.stderr)

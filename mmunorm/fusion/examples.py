@@ -12,8 +12,6 @@ from torch.nn.utils import parametrize
 
 from .rules import Example
 
-_KINDS = 'a tensor, a tuple of arguments, a dict of keyword arguments, a function that runs the model it is given'
-
 
 @dataclass(frozen=True)
 class Run:
@@ -45,7 +43,8 @@ def runs_of(example) -> list[Run]:
     runs = []
     for one in examples:
         if not isinstance(one, (Tensor, tuple, dict)) and (not callable(one) or isinstance(one, (nn.Module, type))):
-            raise TypeError(f'example: must be {_KINDS}, or a list of such, got {type(one).__name__}')
+            raise TypeError('example: must be a tensor, a tuple of arguments, a dict of keyword arguments, a function '
+                            f'that runs the model it is given, or a list of such, got {type(one).__name__}')
         runs += [Run(one), *(Run(other, is_required=False) for other in _other_sizes(one))]
     return runs
 

@@ -1,11 +1,7 @@
-"""The one verb: fold every norm of a model away that can be, and say where each went (Algorithm 1).
-
-A :class:`FoldPlan` goes through four steps: `graph` finds where each norm goes by a run of the model, `check` what
-forbids it, `verify` runs a folded copy, and `apply` folds the model.
-"""
+"""Folds every norm of a model that can be, and says where each went: find, check, verify, apply."""
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import nn
@@ -15,7 +11,6 @@ from .check import check
 from .examples import Run, copy_of, runs_of
 from .graph.place import Places
 from .graph.trace import trace
-from .graph.traced import TracedModel
 from .plan import FoldPlan, unwrapped
 from .report import Fold, FusionReport, NotFoldedError, by_reason
 from .rules import check_names
@@ -27,11 +22,10 @@ _LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
     """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
-    The folded model computes the same function without any normalization. Offline norms are mmunorm's and all others
-    with `affine()`, torch's BatchNorm and frozen ones. A run of the model shows what reads each norm. Then a folded
-    copy has to compute what the model computes. What cannot be folded exactly is left as it is. Folding a folded
-    model changes nothing. Linear layers in the NTK parametrization become plain ones, and the factors of residual
-    schemes go into the layers beside them.
+    Offline norms are mmunorm's and all others with `affine()`, torch's BatchNorm and frozen ones. A run of the model
+    shows what reads each norm. Then a folded copy has to compute what the model computes. What cannot be folded exactly
+    is left as it is. Folding a folded model changes nothing. Linear layers in the NTK parametrization become plain
+    ones, and the factors of residual schemes go into the layers beside them.
 
     What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
     the norm that has gone into the next layer.
@@ -62,18 +56,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
     plan = FoldPlan(unwrapped(model))
-    example = plan.example if example is None else example
-    runs = [] if example is None else runs_of(example)
-    if runs and (plan.affines or plan.factors):
-        traced, runs, dtype = _traced(plan, runs)
-        places = Places(plan, traced)
-        plan.folds = [places.fold(name) for name in plan.norms]
-    else:
-        why = ('' if runs else f'no example= says how to run {type(plan.model).__name__}, and no fold rule does; '
-               'such as fuse_norms(model, example=torch.randn(1, 3, 224, 224))')
-        plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
-                      for name, norm in plan.norms.items()]
-        runs = []
+    runs, dtype = _find(plan, plan.example if example is None else example)
     check(plan)
     kept = tuple(fold for fold in plan.folds if fold.obstacle)
     if strict and kept:
@@ -84,9 +67,22 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
     return FusionReport(tuple(fold for fold in plan.folds if not fold.obstacle), kept, difference)
 
 
-def _traced(plan: FoldPlan, runs: list[Run]) -> tuple[TracedModel, list[Run], torch.dtype | None]:
-    """What a run of a copy shows, the runs that the model takes, and their type: float64, or None for the model's."""
-    if sum(parameter.numel() for parameter in plan.model.parameters()) <= _LARGEST_MODEL:
-        with suppress(RuntimeError):  # some of its tensors cannot be float64
-            return *trace(copy_of(plan.model, torch.float64), plan, runs, torch.float64), torch.float64
-    return *trace(copy_of(plan.model), plan, runs), None
+def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
+    """Step 1: finds where each norm goes; returns the runs that the model takes, and their type, None for its own."""
+    runs, kind = [] if example is None else runs_of(example), type(plan.model).__name__
+    why = f'no example= says how to run {kind}, and no fold rule does; such as torch.randn(1, 3, 224, 224)'
+    size = sum(parameter.numel() for parameter in plan.model.parameters())
+    for dtype in (torch.float64, None) if runs and (plan.affines or plan.factors) else ():
+        if dtype is not None and size > _LARGEST_MODEL:
+            continue
+        with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
+            traced, taken, error = trace(copy_of(plan.model, dtype), plan, runs, dtype)
+            if taken:
+                places = Places(plan, traced)
+                plan.folds = [places.fold(name) for name in plan.norms]
+                return taken, dtype
+            why = f'{kind} does not run on the example of its fold rule ({error}); give fuse_norms another example='
+    plan.factors.clear()  # nothing would show that they are right
+    plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
+                  for name, norm in plan.norms.items()]
+    return [], None

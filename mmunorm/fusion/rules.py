@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import NamedTuple
 
 from torch import nn
@@ -113,7 +111,7 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
     Raises:
         TypeError: one of `classes` is neither a class of modules nor a full name. A full name of no class is an
-            error of :func:`mmunorm.fuse_norms`, once the package that it names is imported.
+            error of :func:`mmunorm.fuse_norms`, once the module that it names is imported.
     """
     for cls in classes:
         is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -128,21 +126,12 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
 
 def check_names() -> None:
-    """A NameError if a class that a rule names does not exist, where its package is imported."""
+    """A NameError if a class that a rule names does not exist, where its module is imported."""
     for name, (rule, _) in _RULES.items():
-        if isinstance(name, str) and name.partition('.')[0] in sys.modules and not _exists(name):
+        module, _, last = str(name).rpartition('.')
+        if isinstance(name, str) and module in sys.modules and not hasattr(sys.modules[module], last):
             raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
                             'class')
-
-
-def _exists(name: str) -> bool:
-    """Whether there is such a class or package; what is not imported yet is not imported to see."""
-    module, _, last = name.rpartition('.')
-    if hasattr(sys.modules.get(module), last):
-        return True
-    with suppress(ImportError):
-        return find_spec(name if module in sys.modules else module) is not None
-    return False
 
 
 def facts(module: nn.Module) -> list[Fact]:

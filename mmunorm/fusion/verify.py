@@ -20,7 +20,6 @@ _SAMPLE = 2**18  # values that are compared of each output of a layer
 
 
 class _Outputs(NamedTuple):
-    """What one run of a model has computed."""
     model: list[Tensor]
     layers: dict[str, list[Tensor]]  # by name, of each call
 

@@ -1,4 +1,4 @@
-"""The fold rules of mmdet's models and mmseg's; the packages are imported only with a model of them."""
+"""The fold rules of mmdet's models, mmseg's and others of mmengine; a package is imported only with a model of it."""
 from __future__ import annotations
 
 from contextlib import suppress
@@ -31,6 +31,17 @@ def segmentor(model) -> list[Example]:
     def call(model, image):
         inputs, samples = preprocessed(model, image, SegDataSample(metainfo=_metainfo(image)))
         return [sample.seg_logits.data for sample in model(inputs, samples, mode='predict')]
+
+    return [on_images(model, call)]
+
+
+@fold_rule('mmengine.model.base_model.base_model.BaseModel', methods=())
+def base_model(model) -> list[Example]:
+    """A model of the user's own, or of another package: an image is tried."""
+    from mmengine.structures import BaseDataElement
+
+    def call(model, image):
+        return model(*preprocessed(model, image, BaseDataElement(metainfo=_metainfo(image))), mode='predict')
 
     return [on_images(model, call)]
 

@@ -1,5 +1,1 @@
-"""Folding without a rule: what reads each norm is looked up in the model's graph, on an example input.
-
-`labels` carries where values come from through operators, `trace` runs the model, `traced` is what that has seen, and
-`place` decides.
-"""
+"""Where norms go by a run: `labels` are carried through operators, `trace` runs, `place` decides by `traced`."""

@@ -23,18 +23,17 @@ from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
 _CUTS = frozenset({'slice', 'split', 'split_with_sizes'})
-_HARMLESS = frozenset({'detach_'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
 
 
 @torch.inference_mode()
 def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None = None
-          ) -> tuple[TracedModel, list[Run]]:
-    """Runs a model, a copy of the plan's in `dtype`; what was seen, and the runs that it takes.
+          ) -> tuple[TracedModel, list[Run], str]:
+    """Runs a model, a copy of the plan's in `dtype`; what was seen, the runs that it takes, and why not another.
 
-    A RuntimeError if it does not take one that it has to, or none.
+    A RuntimeError if it does not take one that it has to.
     """
-    tracer, taken, why = _Tracer(model, plan), [], None
+    tracer, taken, why = _Tracer(model, plan), [], ''
     for run in runs:
         try:
             tracer.run(run, dtype)
@@ -45,10 +44,7 @@ def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dt
             why = f'{type(error).__name__}: {error}'
             if run.is_required:
                 raise RuntimeError(f'example: the model does not run on it: {why}') from error
-    if not taken:
-        raise RuntimeError(f'model: it does not run on the example that {type(model).__name__} has: {why}. '
-                           'Give fuse_norms an example=')
-    return tracer.traced, taken
+    return tracer.traced, taken, why
 
 
 class _Tracer(TorchDispatchMode):
@@ -178,7 +174,7 @@ class _Tracer(TorchDispatchMode):
                         return parts
             except Unclear as unclear:
                 why = str(unclear)
-        for tensor in tensors if name not in _HARMLESS else ():
+        for tensor in tensors if name != 'detach_' else ():
             self.note_read(tensor, why)
         return outputs
 
