@@ -27,7 +27,8 @@ setup(
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
     # .mim is where mmengine looks for configs; in the repository it is links to configs/ and tools/.
     package_data={'mmunorm.analysis': ['*.jinja'], 'mmunorm.cli': ['*.jinja'],
-                  'mmunorm': ['.mim/*.yml', '.mim/configs/**/*.py', '.mim/tools/**/*.py', '.mim/tools/*.sh']},
+                  'mmunorm': ['py.typed', '.mim/*.yml', '.mim/configs/**/*.py', '.mim/tools/**/*.py',
+                              '.mim/tools/*.sh']},
     exclude_package_data={'mmunorm': ['.mim/tools/demo.py', '.mim/tools/zoo.py']},
     entry_points=dict(console_scripts=['mmunorm = mmunorm.__main__:main']),
     install_requires=['torch>=2.1', 'numpy>=1.26', 'tqdm>=4.65'],
