@@ -108,11 +108,13 @@ class _Tracer(TorchDispatchMode):
                 return forward(*args, **kwargs)
             x, _ = input_of(args, kwargs)
             self._is_suspended = True
-            y = forward(*args, **kwargs)
-            y = x.view_as(x) if y is x else y  # with labels of its own
-            axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+            try:
+                y = forward(*args, **kwargs)
+                y = x.view_as(x) if y is x else y  # with labels of its own
+                axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+            finally:
+                self._is_suspended = False
             self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
-            self._is_suspended = False
             if axis is None:
                 call.why_not = 'its output is not its scale times its input plus its shift'
                 self.traced.block(self._labels.get(x), f'is read by {name}')
