@@ -112,9 +112,9 @@ class _Tracer(TorchDispatchMode):
                 y = forward(*args, **kwargs)
                 y = x.view_as(x) if y is x else y  # with labels of its own
                 axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+                self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             finally:
                 self._is_suspended = False
-            self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             if axis is None:
                 call.why_not = 'its output is not its scale times its input plus its shift'
                 self.traced.block(self._labels.get(x), f'is read by {name}')
