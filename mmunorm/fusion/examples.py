@@ -24,7 +24,7 @@ class Run:
         """What the model returns, for tensors of `dtype` in place of their own."""
         if callable(self.example):
             return self.example(model)
-        example = self.example if dtype is None else _cast(self.example, dtype)
+        example = _cast(self.example, dtype)  # a copy: the model may write to it
         if isinstance(example, dict):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)
@@ -63,10 +63,10 @@ def _other_sizes(example) -> Iterator[Tensor]:
             yield example[:, torch.arange(other, device=example.device) % length]
 
 
-def _cast(value, dtype: torch.dtype):
-    """The same with all tensors of floating-point numbers in another dtype."""
+def _cast(value, dtype: torch.dtype | None):
+    """A copy with all tensors of floating-point numbers in another dtype, None for their own."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return value.detach().to(dtype if value.is_floating_point() else None, copy=True)
     if isinstance(value, dict):
         return {key: _cast(each, dtype) for key, each in value.items()}
     return type(value)(_cast(each, dtype) for each in value) if type(value) in (tuple, list) else value
@@ -84,7 +84,8 @@ def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         raise RuntimeError(f'model: an example runs on a copy of it, and it cannot be copied: '
                            f'{type(error).__name__}: {error}') from error
     # A copy of a torch.fx module is in training mode.
-    return with_plain_weights(twin.eval() if dtype is None else twin.eval().to(dtype))
+    twin.eval()  # mmpretrain's backbones return None
+    return with_plain_weights(twin if dtype is None else twin.to(dtype))
 
 
 def _computed(value, depth: int = 3) -> Iterator[Tensor]:

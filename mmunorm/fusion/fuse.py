@@ -44,12 +44,14 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
 
     Raises:
         ValueError: `model` or a part of it is in training mode.
-        TypeError: `example` is of another kind.
+        TypeError: `model` is no module, or `example` is of another kind.
         RuntimeError: the model does not run on `example`, or cannot be copied.
         NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
         NotExactError: the folded copy computes something else on `example`; names the norms. `model` is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f'model: must be a nn.Module, got {type(model).__name__}; eval() of some models returns None')
     for name, module in model.named_modules():
         # Without torch.compile's wrapper: in 2.4 its own flag stays, whatever `eval()` says.
         if module.training and '_orig_mod' not in module._modules:

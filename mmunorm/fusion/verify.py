@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,11 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
     twin = copy_of(plan.model, dtype)
     apply(plan, twin)
-    return _compare(before, _run(twin, runs, watched, dtype), watched, folds, dtype)
+    try:
+        after = _run(twin, runs, watched, dtype)
+    except Exception as error:
+        raise _error(folds, f'does not run on the example ({type(error).__name__}: {error})') from error
+    return _compare(before, after, watched, folds, dtype)
 
 
 @torch.no_grad()
@@ -59,7 +64,8 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]
         return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, _tensors(output)))
 
     for name in watched:
-        model.get_submodule(name).register_forward_hook(keep(name))
+        with suppress(RuntimeError):  # a scripted module takes no hooks
+            model.get_submodule(name).register_forward_hook(keep(name))
     found = []
     for run in runs:
         layers.clear()
@@ -95,11 +101,12 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Map
             for difference in _differences(outputs, other.layers.get(name, []), dtype):
                 differences.append(difference)
                 if not difference <= _tolerance(outputs):
-                    raise _error(watched[name], difference, f'the output of {name}')
+                    raise _error(watched[name], _differs(f'the output of {name}', difference))
         for difference in _differences(one.model, other.model, dtype):
             differences.append(difference)
             if not difference <= _tolerance(one.model):
-                raise _error(folds, difference, 'its output')
+                raise _error(folds, _differs('its output', difference) + '. If ties decide it, as '
+                             'those of detections, give an example= that returns features')
     return max(differences, default=None)
 
 
@@ -126,8 +133,11 @@ def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch
     return found
 
 
-def _error(folds: Sequence[Fold], difference: float, where: str) -> NotExactError:
+def _differs(where: str, difference: float) -> str:
+    return f'computes something else on the example: {where} differs by {difference:.1e} of its largest value'
+
+
+def _error(folds: Sequence[Fold], what: str) -> NotExactError:
     names = ', '.join(f'{fold.norm} ({fold.where})' for fold in folds)
-    return NotExactError(f'the folded copy computes something else on the example: {where} differs by {difference:.1e} '
-                         f'of its largest value, after folding {names}. The model is unchanged. If a fold rule of '
-                         'yours says where these norms go, it is wrong; else please report it.')
+    return NotExactError(f'the folded copy {what}, after folding {names}. The model is unchanged. If a fold rule of '
+                         'yours says how these norms fold, it is wrong; else please report it.')

@@ -20,7 +20,9 @@ def on_images(model: nn.Module, call: Callable[[nn.Module, Tensor], object]) -> 
     is to be compared.
     """
     sizes = dict.fromkeys([*_own_sizes(model), *((side, side) for side in _SIZES)])
-    return Example(*(partial(_at, call=call, height=height, width=width) for height, width in sizes))
+    first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    return Example(*(partial(_at, call=call, channels=channels, height=height, width=width)
+                     for channels in dict.fromkeys((3, first)) for height, width in sizes))
 
 
 def as_it_is(model: nn.Module, image: Tensor):
@@ -28,19 +30,17 @@ def as_it_is(model: nn.Module, image: Tensor):
     return model(image / 128 - 1)
 
 
-def _at(model: nn.Module, call: Callable, height: int, width: int) -> list:
-    """One size, and an odd one beside it if the model takes that: there windows are padded."""
-    outputs = [call(model, _noise(model, height, width))]
-    with suppress(Exception):
-        outputs.append(call(model, _noise(model, height + 5, width + 3)))
+def _at(model: nn.Module, call: Callable, channels: int, height: int, width: int) -> list:
+    """One size, and others beside it that the model takes: there windows are padded, of pixels and of patches."""
+    outputs = [call(model, _noise(model, channels, height, width))]
+    for below, right in ((5, 3), (16, 48)):
+        with suppress(Exception):
+            outputs.append(call(model, _noise(model, channels, height + below, width + right)))
     return outputs
 
 
-def _noise(model: nn.Module, height: int, width: int) -> Tensor:
-    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    like = next(model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(256, (1, channels, height, width), generator=generator).to(like)
+def _noise(model: nn.Module, *shape: int) -> Tensor:
+    return torch.randint(256, (1, *shape), generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
 
 
 def _own_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,8 @@
 """With an example, what ran decides: wrappers that use a known model in another way, wrong rules, copies."""
 import copy
+import gc
 import re
+from contextlib import suppress
 
 import pytest
 import timm
@@ -348,3 +350,101 @@ def test_dropout_paths_and_maps_do_not_matter():
     model = Block(lambda self, x: x + self.drop(self.conv(self.norm(x))),
                   dict(norm=UN2d(3), conv=nn.Conv2d(3, 3, 1), drop=DropPath(0.5)))
     assert len(models.fold(model, IMAGES, example=IMAGES, strict=True).folded) == 1
+
+
+@pytest.mark.parametrize('keep', [lambda y: y * 2, lambda y: y + y, copy.deepcopy])
+def test_a_hook_that_reads_a_residual_stream_keeps_its_norms(keep):
+    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
+    backbone = models.vit_backbone(type='UNVisionTransformer', arch=arch, residual_cfg=dict(type='PostNorm'))
+    model = models.classifier(backbone, 16, 'VisionTransformerClsHead', neck=False)
+    features = []
+    model.backbone.layers[0].register_forward_hook(lambda module, args, y: features.append(keep(y)))
+    report = models.fold(model, IMAGES, gamma='none')
+    assert 'backbone.layers.0.ln2' in [fold.norm for fold in report.kept]
+    models.assert_equal(features[-1:], features[:1])
+
+
+class Raises(UN):
+    def forward(self, x, pad_mask=None):
+        if x.shape[1] == 5:
+            raise ValueError('five tokens')
+        return super().forward(x, pad_mask)
+
+
+def caught(self, x):
+    with suppress(ValueError):
+        self.other(x)
+    return self.fc(self.norm(x)) + self.norm(x).exp()
+
+
+def joined_with_nothing(self, x):
+    y = self.norm(x)
+    return self.fc(torch.cat([y, y.new_zeros(len(x), -x.shape[1] % 5, DIM)], 1))[:, :x.shape[1]]
+
+
+def kept_as_a_copy(self, x):
+    y = self.norm(x)
+    self.features = copy.deepcopy(y)
+    return self.fc(y)
+
+
+@pytest.mark.parametrize('compute, why', [
+    (caught, 'is read by exp'), (joined_with_nothing, 'is joined with nothing at this input size'),
+    (kept_as_a_copy, 'is read by __deepcopy__')])
+def test_readers_that_are_easily_missed(compute, why):
+    model = Block(compute, dict(norm=UN(DIM), other=Raises(DIM), fc=nn.Linear(DIM, DIM)))
+    kept = models.fold(model, TOKENS, example=(TOKENS, )).kept
+    assert why in {fold.norm: fold.where for fold in kept}['norm']
+
+
+def two_norms_of_one_layer(self, x):
+    y = self.fc(x)
+    return self.norm(y).tanh() + self.other(y).tanh()
+
+
+def two_norms_of_two_layers(self, x):
+    y, z = self.fc(x), self.second(x)
+    return torch.cat([self.norm(y).tanh(), self.wide(torch.cat([y, z], -1)).tanh()], -1)
+
+
+@pytest.mark.parametrize('compute, count', [(two_norms_of_one_layer, 2), (two_norms_of_two_layers, 2)])
+def test_layers_that_several_norms_read(compute, count):
+    parts = dict(fc=nn.Linear(DIM, DIM), second=nn.Linear(DIM, DIM), norm=UN(DIM), other=UN(DIM), wide=UN(2 * DIM))
+    kept = models.fold(Block(compute, parts), TOKENS, example=TOKENS).kept
+    assert sum('another' in fold.where for fold in kept) == count
+
+
+def test_a_copy_that_does_not_run_is_refused():
+    parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3))
+    model = Block(lambda self, x: self.fc(self.norm(x)) * self.norm.num_features, parts)
+    with pytest.raises(NotExactError, match=r'does not run on the example \(AttributeError: .* folding norm \(fc\)'):
+        fuse_norms(models.randomize(model), example=TOKENS.float())
+    assert isinstance(model.norm, UN)
+
+
+def test_the_example_and_frozen_garbage_stay_as_they_are():
+    model = Block(lambda self, x: self.fc(self.norm(x.mul_(2))), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    x, y = TOKENS.clone(), TOKENS.clone()
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        fuse_norms(models.randomize(model.double()), example=x, strict=True)
+        assert gc.get_freeze_count() > frozen / 2
+    finally:
+        gc.unfreeze()
+    assert torch.equal(x, y)
+
+
+def test_a_norm_that_gets_nothing():
+    model = Block(lambda self, x: self.fc(self.norm(x)), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    assert fuse_norms(models.randomize(model), example=torch.zeros(0, 5, DIM)).difference in (None, 0)
+
+
+@pytest.mark.parametrize('make', [
+    lambda: models.build(models.vit_backbone()), lambda: timm.create_model('resnet10t', num_classes=3)])
+def test_backbones_alone_and_stems_of_several_convolutions(make):
+    model = make().double()
+    models.randomize(model)  # mmpretrain's return None
+    assert fuse_norms(model).difference < 1e-10
+    with pytest.raises(TypeError, match='model: must be a nn.Module, got NoneType'):
+        fuse_norms(None)

@@ -57,6 +57,8 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
         return args[place] if place < len(args) else kwargs.get(name, default)
 
     if name in _JOINS and args:
+        if any(not part.numel() for part in args[0]):
+            raise Unclear('is joined with nothing at this input size, and may be with something at another')
         parts = [torch.full(part.shape, NOTHING, device=part.device) if of(part) is None else of(part)
                  for part in args[0]]
         carried = func(parts, *args[1:], **kwargs)

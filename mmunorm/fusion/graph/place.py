@@ -1,7 +1,6 @@
 """From what a trace has seen to where each norm goes."""
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -11,9 +10,6 @@ from ..check import is_layer
 from ..plan import FoldPlan, call_obstacle
 from ..report import Fold, Site
 from .traced import TracedLayer, TracedModel, TracedNorm
-
-# A norm in a residual stream is also read by the sum, and at the end of the stream by norms.
-_OF_STREAMS = re.compile('is read by (add|addcmul|mul|im2col|the norm )')
 
 
 class Places:
@@ -104,6 +100,8 @@ class Places:
         sources = list(dict.fromkeys(layer for layer in layers for number in read if number in layer.gives.channels))
         if not norm.from_layers:
             fold.obstacle = f'{why}its input is not that of linear layers alone'
+        elif set(read.values()) != set(range(len(norm.gives.channels))):
+            fold.obstacle = f'{why}the layer before it is read by another norm, too'
         elif why_not := traced.why_blocked(read):
             names = ', '.join(layer.owner for layer in sources)
             fold.obstacle = f'{why}the output of {names} before it {why_not}, too'
@@ -116,8 +114,10 @@ class Places:
     def _place_in_stream(self, fold: Fold, norm: TracedNorm) -> None:
         """A norm that the sum after it reads, and the first layers of the next sublayer, or what is at the end."""
         (stream, reader), readers = self._plan.stations[fold.norm], self._readers(norm)
-        why = next((each.why for each in self._traced.obstacles(norm.gives.channels)
-                    if not each.is_padding and not _OF_STREAMS.match(each.why)), '')
+        # The next sum reads it, too, and at the end norms do, of which one may put pixels side by side before.
+        ends = [] if reader else ['is read by im2col', *(f'is read by the norm {end}' for end in stream.ends)]
+        why = next((each.why for each in self._traced.obstacles(norm.gives.channels) if not each.is_padding
+                    and not (reader and each.inside == reader.residual) and each.why not in ends), '')
         others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
         why = why or (f'is read by {others[0]}, which is not the next sublayer' if others else '')
         padding = self._padding(norm)

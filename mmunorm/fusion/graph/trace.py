@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ from .traced import TracedLayer, TracedModel, TracedNorm
 
 _TRAILING = {'linear': 0, 'conv1d': 1, 'conv2d': 2, 'conv3d': 3}  # dimensions after the channels
 _CUTS = frozenset({'slice', 'split', 'split_with_sizes'})
-_EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage'})
+_EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage',
+                    '__deepcopy__', '__reduce_ex__'})
 
 
 @torch.inference_mode()
@@ -54,6 +56,7 @@ class _Tracer(TorchDispatchMode):
         self.traced = TracedModel()
         self._model = model
         self._fills = plan.fills
+        sums = {station.residual for stream in plan.streams for station in stream.stations}
         firsts = {id(tensor): name for name, tensor in model.named_parameters()}
         self._aliases: dict[str, dict[str, str]] = {}  # of a shared weight by its first name: all, by their modules
         for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -71,7 +74,8 @@ class _Tracer(TorchDispatchMode):
                 scale, shift = plan.affines[name]
                 self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', shift.numel()), scale.dim() > 1)
                 module.forward = self._norm_forward(name, module, module.forward, scale, shift)
-            elif name in plan.fills or name not in plan.norms and any(True for _ in module.parameters(recurse=False)):
+            elif name in plan.fills or name in sums or (
+                    name not in plan.norms and any(True for _ in module.parameters(recurse=False))):
                 module.forward = self._module_forward(name, module.forward)
         self._start()
 
@@ -85,7 +89,8 @@ class _Tracer(TorchDispatchMode):
 
     def run(self, run: Run, dtype: torch.dtype | None) -> None:
         """One forward pass. What still lives after it is in its output, or the model has kept it."""
-        gc.freeze()  # the collection looks at what the pass has made alone
+        if is_ours := not gc.get_freeze_count():
+            gc.freeze()  # the collection looks at what the pass has made alone
         try:
             with self, _Exits(self):
                 output = run(self._model, dtype)
@@ -96,7 +101,8 @@ class _Tracer(TorchDispatchMode):
                     self.traced.block(labels, 'is an output of the model, or kept by it')
             del output
         finally:
-            gc.unfreeze()
+            if is_ours:
+                gc.unfreeze()
             self._start()
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable, scale: Tensor, shift: Tensor) -> Callable:
@@ -111,7 +117,9 @@ class _Tracer(TorchDispatchMode):
             try:
                 y = forward(*args, **kwargs)
                 y = x.view_as(x) if y is x else y  # with labels of its own
-                axis = 1 if has_another_output else _channel_axis(norm, x, y, scale, shift)
+                axis = 1 if has_another_output else None
+                with suppress(RuntimeError):  # inside of torch.func.vmap values are not to be had
+                    axis = axis or _channel_axis(norm, x, y, scale, shift)
                 self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             finally:
                 self._is_suspended = False
@@ -143,7 +151,7 @@ class _Tracer(TorchDispatchMode):
         """Something that is no layer reads a tensor: the channels of it, or the weight that it is."""
         if self._is_suspended:
             return
-        self.traced.block(self._labels.get(tensor), why)
+        self.traced.block(self._labels.get(tensor), why, inside=next(reversed(self._inside), ''))
         if tensor in self._parts:
             self.traced.foreign.setdefault(self._parts[tensor][0], why)
 
@@ -328,6 +336,6 @@ def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: T
             values, result = x.double().movedim(axis, -1), y.double().movedim(axis, -1)
             product = values * scale if matrix is None else values @ matrix.mT
             size = values.abs() * scale.abs() if matrix is None else values.abs() @ matrix.abs().mT
-            if (result - product - shift).abs().amax() <= tolerance * (size + shift.abs()).amax():
+            if not x.numel() or (result - product - shift).abs().amax() <= tolerance * (size + shift.abs()).amax():
                 return axis
     return None

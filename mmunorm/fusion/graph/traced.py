@@ -48,6 +48,7 @@ class Obstacle(NamedTuple):
     """Why the norm of a channel cannot go into what reads it, half a sentence after 'its output'."""
     why: str
     is_padding: bool = False  # whether it could if another token than zeros were padded
+    inside: str = ''  # the module whose forward reads it, of those that are watched
 
 
 @dataclass
@@ -81,10 +82,10 @@ class TracedModel:
         seen[shrink(labels).flatten().cpu()] = True  # NOTHING is the last
         return seen[:-1].nonzero().flatten().tolist()
 
-    def block(self, labels: Labels | None, why: str, is_padding: bool = False) -> None:
+    def block(self, labels: Labels | None, why: str, is_padding: bool = False, inside: str = '') -> None:
         """Something reads these channels that no norm can go into, or something other than the one norm after them."""
         for number in () if labels is None else self.numbers(labels):
-            self._block(number, Obstacle(why, is_padding))
+            self._block(number, Obstacle(why, is_padding, inside))
 
     def _block(self, number: int, obstacle: Obstacle) -> None:
         known = self.blocked.setdefault(number, [])
