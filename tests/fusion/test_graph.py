@@ -41,6 +41,10 @@ REASONS = {
     'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
     'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
     'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
+    'called_in_two_ways': 'is called without a bias, and it is not known whether Linear would use one',
+    'with_and_without_bias': 'its output is read by blocks.0.fc, which has several biases',
+    'shared_bias': 'its output is read by blocks.0.fc1, which shares its bias',
+    'bias_read_elsewhere': 'its output is read by blocks.0.fc, which has a bias that is read by exp, too',
     'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
     'in_place': 'its output is read after its input has been changed in place',
     'relu': 'its output is read by relu_',
@@ -120,6 +124,11 @@ def padded_to_four(self, x):
     return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
 
 
+def padded_and_unread(self, x):
+    nn.functional.pad(self.norm(x), (0, 0, 0, 0))
+    return self.fc(x)
+
+
 def unread(self, x):
     self.norm(x)
     return x + 1
@@ -131,6 +140,7 @@ def unread(self, x):
     (scripted, 'its output is read by softplus'),
     (left_to_numpy, 'its output is read by numpy'),
     (padded_to_four, 'its output is read by fc together with other values, such as padding'),
+    (padded_and_unread, 'its output is padded by nothing at this input size'),
     (unread, 'its output is read by nothing; its input is not that of linear layers alone')])
 def test_what_else_reads_a_norm(compute, why):
     parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
