@@ -239,6 +239,18 @@ def two_readers(self, x):
     return self.fc(x) + self.fc(self.norm(x))
 
 
+@block(one, kept=['norm'])
+def rounded(self, x):
+    y = self.norm(x)
+    return self.fc(y.long().to(y.dtype))
+
+
+@block(one, kept=['norm'])
+def as_bits(self, x):
+    y = self.norm(x)
+    return self.fc(y.view(torch.int64).to(y.dtype) / 2**60)
+
+
 @block(mlp)
 def gathered(self, x):
     """Some tokens, by index."""

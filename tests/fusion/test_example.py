@@ -195,11 +195,12 @@ def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named(pad, difference):
     assert isinstance(model[2], UN)
 
 
-def test_a_wrong_factor_is_refused_by_the_output_of_the_model():
+@pytest.mark.parametrize('actual', [3., float('inf')])
+def test_a_wrong_factor_is_refused_by_the_output_of_the_model(actual):
     """The layer that takes it up gives something else, as it should."""
     class Times(nn.Module):
         def forward(self, x):
-            return 3 * x
+            return actual * x
 
         def scales(self):
             return None, 2.

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.registry import MODELS
 from mmpretrain.models.utils import ShiftWindowMSA
+from torch.nn.utils import parametrizations
 
 from mmunorm import fuse_norms
 from mmunorm.config.folded import folded_config, folded_made, folded_norms
@@ -179,6 +180,12 @@ def with_a_hook():
     return model
 
 
+def with_a_parametrized_layer():
+    model = vit('PostNorm')
+    parametrizations.weight_norm(model.backbone.layers[0].ffn.layers[1])
+    return model
+
+
 def with_padding_of_its_own():
     """No rule describes it."""
     class OtherAttention(ShiftWindowMSA):
@@ -196,6 +203,7 @@ def with_padding_of_its_own():
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
      'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
     (with_a_hook, 'none', 'its output is read by backbone.layers.1.attn.qkv, which has forward hooks'),
+    (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
     (with_padding_of_its_own, 'none', 'its output is padded with zeros that cannot be filled'),
     (with_another_reader, 'none', 'is read by backbone.layers.0.other, which is not the next sublayer'),
     (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
