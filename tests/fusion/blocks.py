@@ -143,23 +143,23 @@ def part_read_elsewhere(self, x):
 def called_in_two_ways(self, x):
     """A bias of the module would reach one of the calls alone."""
     y = self.norm(x)
-    return self.fc(y) + F.linear(y, self.fc.weight)
+    return x + self.fc(y) + F.linear(y, self.fc.weight)
 
 
 @block(one, kept=['norm'])
 def with_and_without_bias(self, x):
     y = self.norm(x)
-    return self.fc(y) + F.linear(y, self.fc.weight)
+    return x + self.fc(y) + F.linear(y, self.fc.weight)
 
 
 @block(two, kept=['norm'])
 def shared_bias(self, x):
-    return F.linear(self.norm(x), self.fc1.weight, self.fc2.bias) + self.fc2(x)
+    return x + F.linear(self.norm(x), self.fc1.weight, self.fc2.bias) + self.fc2(x)
 
 
 @block(one, kept=['norm'])
 def bias_read_elsewhere(self, x):
-    return self.fc(self.norm(x)) + self.fc.bias.exp()
+    return x + self.fc(self.norm(x)) + self.fc.bias.exp()
 
 
 def in_windows(self, y, tokens):
@@ -242,13 +242,13 @@ def two_readers(self, x):
 @block(one, kept=['norm'])
 def rounded(self, x):
     y = self.norm(x)
-    return self.fc(y.long().to(y.dtype))
+    return x + self.fc(y.long().to(y.dtype))
 
 
 @block(one, kept=['norm'])
 def as_bits(self, x):
     y = self.norm(x)
-    return self.fc(y.view(torch.int64).to(y.dtype) / 2**60)
+    return x + self.fc(y.view(torch.int64).to(y.dtype) / 2**60)
 
 
 @block(mlp)
