@@ -240,6 +240,17 @@ def two_readers(self, x):
 
 
 @block(one, kept=['norm'])
+def source_read_elsewhere(self, x):
+    y = self.fc(x)
+    return x + self.norm(y).relu() + y.abs()
+
+
+@block(one, kept=['norm'])
+def bias_of_source_read_elsewhere(self, x):
+    return x + self.norm(self.fc(x)).relu() + self.fc.bias.abs()
+
+
+@block(one, kept=['norm'])
 def rounded(self, x):
     y = self.norm(x)
     return x + self.fc(y.long().to(y.dtype))

@@ -48,6 +48,8 @@ REASONS = {
     'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
     'in_place': 'its output is read after its input has been changed in place',
     'relu': 'its output is read by relu_',
+    'source_read_elsewhere': 'its output is read by relu; the output of blocks.0.fc before it is read by abs, too',
+    'bias_of_source_read_elsewhere': 'blocks.0.fc before it has a bias that is read by abs, too',
     'rounded': 'its output is read by (_to_copy|to)',
     'as_bits': 'its output is read by view',
     'two_readers': 'its output is read by blocks.0.fc, which reads something else, too',

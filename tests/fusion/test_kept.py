@@ -187,6 +187,18 @@ def test_weights_that_are_no_plain_tensors_stay():
     assert 'has a weight of Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
 
 
+def test_a_layer_that_would_not_use_a_bias_stays():
+    class WithoutBias(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 6))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight)
+
+    assert 'it is not known whether WithoutBias would use one' in why_kept(Pair(UN(6), WithoutBias()), TOKENS)
+
+
 def share(path):
     """Changes two pairs so that both hold what `path` names of the first."""
     owner, _, name = path.rpartition('.')

@@ -180,6 +180,12 @@ def with_a_hook():
     return model
 
 
+def without_a_norm():
+    model = vit('PostNorm')
+    model.backbone.layers[0].ln2 = torch.nn.Identity()
+    return model
+
+
 def with_a_parametrized_layer():
     model = vit('PostNorm')
     parametrizations.weight_norm(model.backbone.layers[0].ffn.layers[1])
@@ -203,6 +209,7 @@ def with_padding_of_its_own():
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
      'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
     (with_a_hook, 'none', 'its output is read by backbone.layers.1.attn.qkv, which has forward hooks'),
+    (without_a_norm, 'none', 'norms of the stream it stands in are folded already'),
     (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
     (with_padding_of_its_own, 'none', 'its output is padded with zeros that cannot be filled'),
     (with_another_reader, 'none', 'is read by backbone.layers.0.other, which is not the next sublayer'),
