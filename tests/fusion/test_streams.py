@@ -180,6 +180,18 @@ def with_a_hook():
     return model
 
 
+def with_a_shared_layer():
+    model = vit('PostNorm')
+    model.backbone.layers[1].ffn.layers[1] = model.backbone.layers[0].ffn.layers[1]
+    return model
+
+
+def with_a_hook_of_a_sum():
+    model = vit('PostNorm')
+    model.backbone.layers[0].residual1.register_forward_hook(lambda *args: None)
+    return model
+
+
 def without_a_norm():
     model = vit('PostNorm')
     model.backbone.layers[0].ln2 = torch.nn.Identity()
@@ -209,6 +221,8 @@ def with_padding_of_its_own():
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
      'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
     (with_a_hook, 'none', 'its output is read by backbone.layers.1.attn.qkv, which has forward hooks'),
+    (with_a_shared_layer, 'none', 'backbone.layers.0.ffn.layers.1 is shared with backbone.layers.1.ffn.layers.1'),
+    (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
     (without_a_norm, 'none', 'norms of the stream it stands in are folded already'),
     (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
     (with_padding_of_its_own, 'none', 'its output is padded with zeros that cannot be filled'),
