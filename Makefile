@@ -14,7 +14,7 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast lint demo docs zoo gpu
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu
 
 help:
 	@echo "make install    create $(VENV) and install everything"
@@ -27,6 +27,7 @@ help:
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
 	@echo "                the same without the slow ones, 5 minutes after the installation"
+	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
 	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/speed.md"
 	@echo "make lint       ruff alone"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
@@ -77,6 +78,9 @@ test-openmmlab: $(OPENMMLAB)/.installed
 
 test-openmmlab-fast: $(OPENMMLAB)/.installed
 	$(OPENMMLAB)/bin/python $(PYTEST) -m "not slow and not grid"
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/run.py
 
 demo: $(STAMP)
 	$(BIN)/python tools/demo.py

@@ -60,9 +60,8 @@ def _stream_obstacle(plan: FoldPlan, stream: Stream, by_norm: dict[str, Fold]) -
     if not by_norm.keys() >= set(norms):
         return 'norms of the stream it stands in are folded already'
     for norm in norms:
-        fold = by_norm[norm]
-        if fold.obstacle or norm in stream.ends and fold.sites[0].after:
-            return f'the stream it stands in cannot be carried past {norm}: {fold.obstacle or "it goes back"}'
+        if obstacle := by_norm[norm].obstacle:
+            return f'the stream it stands in cannot be carried past {norm}: {obstacle}'
     for station in stream.stations:
         layer = plan.modules[station.last]
         if obstacle := layer_obstacle(layer):

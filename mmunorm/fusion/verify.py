@@ -100,11 +100,11 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Map
         for name, outputs in one.layers.items():  # in the order in which they ran
             for difference in _differences(outputs, other.layers.get(name, []), dtype):
                 differences.append(difference)
-                if not difference <= _tolerance(outputs):
+                if difference > _tolerance(outputs):
                     raise _error(watched[name], _differs(f'the output of {name}', difference))
         for difference in _differences(one.model, other.model, dtype):
             differences.append(difference)
-            if not difference <= _tolerance(one.model):
+            if difference > _tolerance(one.model):
                 raise _error(folds, _differs('its output', difference) + '. If ties decide it, as '
                              'those of detections, give an example= that returns features')
     return max(differences, default=None)

@@ -139,6 +139,29 @@ def part_read_elsewhere(self, x):
     return F.linear(self.norm(x), read, self.fc.bias[:DIM]) + other.mean()
 
 
+@block(norm_and(fc=(DIM, DIM, False)), kept=['norm'])
+def called_in_two_ways(self, x):
+    """A bias of the module would reach one of the calls alone."""
+    y = self.norm(x)
+    return x + self.fc(y) + F.linear(y, self.fc.weight)
+
+
+@block(one, kept=['norm'])
+def with_and_without_bias(self, x):
+    y = self.norm(x)
+    return x + self.fc(y) + F.linear(y, self.fc.weight)
+
+
+@block(two, kept=['norm'])
+def shared_bias(self, x):
+    return x + F.linear(self.norm(x), self.fc1.weight, self.fc2.bias) + self.fc2(x)
+
+
+@block(one, kept=['norm'])
+def bias_read_elsewhere(self, x):
+    return x + self.fc(self.norm(x)) + self.fc.bias.exp()
+
+
 def in_windows(self, y, tokens):
     if y.shape[1] % 4:
         return self.fc(y)
@@ -214,6 +237,29 @@ def relu(self, x):
 def two_readers(self, x):
     """A layer reads the norm, and in another place something else."""
     return self.fc(x) + self.fc(self.norm(x))
+
+
+@block(one, kept=['norm'])
+def source_read_elsewhere(self, x):
+    y = self.fc(x)
+    return x + self.norm(y).relu() + y.abs()
+
+
+@block(one, kept=['norm'])
+def bias_of_source_read_elsewhere(self, x):
+    return x + self.norm(self.fc(x)).relu() + self.fc.bias.abs()
+
+
+@block(one, kept=['norm'])
+def rounded(self, x):
+    y = self.norm(x)
+    return x + self.fc(y.long().to(y.dtype))
+
+
+@block(one, kept=['norm'])
+def as_bits(self, x):
+    y = self.norm(x)
+    return x + self.fc(y.view(torch.int64).to(y.dtype) / 2**60)
 
 
 @block(mlp)

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from mmunorm import UN, UN2d, convert_norms, fuse_norms, replace_norms
-from mmunorm.fusion import Fills, NotExactError, fold_rule, rules
+from mmunorm.fusion import Factor, Fills, NotExactError, fold_rule, rules
 
 from . import models
 from .blocks import DIM, Block
@@ -163,7 +163,20 @@ def test_a_dropout_that_is_always_on_keeps_the_norm_before_it():
     assert re.match('its output is read by (native_)?dropout', kept.where)
 
 
-def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named():
+def fill_with_zeros(module, fill):
+    pass
+
+
+def do_not_pad(module, fill):
+    module.pad.forward = lambda x: x
+
+
+def do_not_call(module, fill):
+    module.forward = lambda x: nn.functional.linear(module.pad(x), module.fc.weight, module.fc.bias)
+
+
+@pytest.mark.parametrize('pad, difference', [(fill_with_zeros, '[0-9]'), (do_not_pad, 'inf'), (do_not_call, 'inf')])
+def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named(pad, difference):
     """A trace sees that a module pads, and a rule says that it can fill; what with, only a run tells."""
     class Padding(nn.Module):
         def forward(self, x):
@@ -171,18 +184,45 @@ def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named():
 
     class Padded(Block):
         def forward(self, x):
-            return self.fc(self.pad(self.norm(x)))
+            return self.fc(self.pad(x))
 
-    fold_rule(Padded)(lambda module: [Fills(lambda module, fill: None)])
-    model = Padded(None, dict(norm=UN(DIM), pad=Padding(), fc=nn.Linear(DIM, 3)))
+    fold_rule(Padded)(lambda module: [Fills(pad)])
+    model = nn.Sequential(UN(DIM), nn.Linear(DIM, DIM), UN(DIM),
+                          Padded(None, dict(pad=Padding(), fc=nn.Linear(DIM, 3))))
     state = copy.deepcopy(models.randomize(model, gamma='none').state_dict())
-    with pytest.raises(NotExactError, match=r'the output of fc differs by .* after folding norm \(fc \(padding filled'):
+    why = rf'the output of 3.fc differs by {difference}.* after folding 2 \(3.fc \(padding filled'
+    with pytest.raises(NotExactError, match=why):
         fuse_norms(model, example=TOKENS.float())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert isinstance(model[2], UN)
+
+
+@pytest.mark.parametrize('actual', [3., float('inf')])
+def test_a_wrong_factor_is_refused_by_the_output_of_the_model(actual):
+    """The layer that takes it up gives something else, as it should."""
+    class Times(nn.Module):
+        def forward(self, x):
+            return actual * x
+
+        def scales(self):
+            return None, 2.
+
+        def without_factors(self):
+            return nn.Identity()
+
+    class Scaled(Block):
+        def forward(self, x):
+            return self.times(self.fc(self.norm(x)))
+
+    fold_rule(Scaled)(lambda module: [Factor('times', 'fc')])
+    model = Scaled(None, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), times=Times()))
+    with pytest.raises(NotExactError, match='its output differs by'):
+        fuse_norms(models.randomize(model), example=TOKENS.float())
     assert isinstance(model.norm, UN)
 
 
-@pytest.mark.parametrize('also', [lambda self, y: self.other(y), lambda self, y: y.mean(1)])
+@pytest.mark.parametrize('also', [lambda self, y: self.other(y), lambda self, y: self.padded.fc(y),
+                                  lambda self, y: y.mean(1)])
 def test_padding_that_some_readers_do_not_see_keeps_the_norm(also):
     """The marker of padded tokens would mean something to them."""
     class Padded(Block):

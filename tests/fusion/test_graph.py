@@ -41,9 +41,17 @@ REASONS = {
     'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
     'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
     'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
+    'called_in_two_ways': 'is called without a bias, and it is not known whether Linear would use one',
+    'with_and_without_bias': 'its output is read by blocks.0.fc, which has several biases',
+    'shared_bias': 'its output is read by blocks.0.fc1, which shares its bias',
+    'bias_read_elsewhere': 'its output is read by blocks.0.fc, which has a bias that is read by exp, too',
     'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
     'in_place': 'its output is read after its input has been changed in place',
     'relu': 'its output is read by relu_',
+    'source_read_elsewhere': 'its output is read by relu; the output of blocks.0.fc before it is read by abs, too',
+    'bias_of_source_read_elsewhere': 'blocks.0.fc before it has a bias that is read by abs, too',
+    'rounded': 'its output is read by (_to_copy|to)',
+    'as_bits': 'its output is read by view',
     'two_readers': 'its output is read by blocks.0.fc, which reads something else, too',
 }
 
@@ -119,6 +127,11 @@ def padded_to_four(self, x):
     return self.fc(nn.functional.pad(y, (0, 0, 0, missing)) if missing else y)
 
 
+def padded_and_unread(self, x):
+    nn.functional.pad(self.norm(x), (0, 0, 0, 0))
+    return self.fc(x)
+
+
 def unread(self, x):
     self.norm(x)
     return x + 1
@@ -130,12 +143,23 @@ def unread(self, x):
     (scripted, 'its output is read by softplus'),
     (left_to_numpy, 'its output is read by numpy'),
     (padded_to_four, 'its output is read by fc together with other values, such as padding'),
+    (padded_and_unread, 'its output is padded by nothing at this input size'),
     (unread, 'its output is read by nothing; its input is not that of linear layers alone')])
 def test_what_else_reads_a_norm(compute, why):
     parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
     kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
     assert [fold.norm for fold in kept] == ['norm', 'idle'] and kept[0].where.startswith(why)
     assert kept[1].where == 'did not run on the example'
+
+
+def test_what_is_garbage_is_not_kept_by_the_model():
+    def compute(self, x):
+        cycle = [self.norm(x)]
+        cycle.append(cycle)  # reference counts alone would not free it
+        return self.fc(cycle[0])
+
+    model = Block(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+    fuse_norms(models.randomize(model), strict=True, example=torch.zeros(1, 8, DIM))
 
 
 @pytest.mark.parametrize('always', [False, True])
@@ -170,13 +194,23 @@ def test_other_dtypes_and_keywords(dtype, tolerance):
     models.assert_equal(models.outputs(model, x), before, tolerance)
 
 
-@pytest.mark.parametrize('groups', [1, 2])
-def test_a_norm_that_mixes_channels(groups):
-    model = nn.Sequential(LightNorm2d(4), nn.Conv2d(4, 2, 1, groups=groups)).double()
-    nn.init.normal_(model[0].matrix)
+class Flip(nn.Module):
+    def forward(self, x):
+        return x.flip(1)
+
+
+@pytest.mark.parametrize('others, why', [
+    ([nn.Conv2d(4, 2, 1)], ''),
+    ([nn.Conv2d(4, 2, 1, groups=2)], 'it mixes channels, which its neighbour 1 cannot take up'),
+    ([Flip(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which its neighbour 2 cannot take up'),
+    ([nn.ReLU(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which its neighbour before cannot take up')])
+def test_a_norm_that_mixes_channels(others, why):
+    model = nn.Sequential(LightNorm2d(4), *others)
+    if 'before' in why:
+        model.insert(0, nn.Conv2d(4, 4, 1))
+    nn.init.normal_(next(module for module in model if isinstance(module, LightNorm2d)).matrix)
     report = fold_by_graph(model, torch.randn(2, 4, 3, 3, dtype=torch.float64))
-    assert [fold.where for fold in report.folded] == (['1'] if groups == 1 else [])
-    assert groups == 1 or report.kept[0].where == 'it mixes channels, which its neighbour 1 cannot take up'
+    assert [fold.where for fold in report.folded + report.kept] == [why.replace('before', '0') or '1']
 
 
 VIT = dict(img_size=32, embed_dim=16, depth=2, num_heads=2, patch_size=8)

@@ -19,6 +19,7 @@ from mmunorm.norms.layers import is_norm
 
 from ..versions import needs_rms_norm
 from . import models
+from .blocks import Block
 
 X = torch.randn(2, 6, 9, 9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 TOKENS = X.movedim(1, -1)
@@ -75,6 +76,8 @@ def test_other_readers(norm, reader, x, where):
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1),
      'its output is read by reader, a 3x3 convolution that pads with zeros'),
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
+    (nn.BatchNorm2d(6), nn.Sequential(nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 3, 1)),
+     'its output is averaged with zero padding'),
     (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'its output is read by convolution'),
     (nn.BatchNorm2d(6), nn.Linear(9, 3), 'is read by reader along another dimension than its channels'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'reader.conv, a 3x3 convolution that pads'),
@@ -92,6 +95,30 @@ def test_statistics_that_are_not_finite(name, value):
     before = model.reader.weight.clone()
     assert fuse_norms(model, example=TOKENS.float()).kept[0].where == 'its scale or shift is not finite'
     assert torch.equal(model.reader.weight, before)
+
+
+class OtherFormula(UN):
+    """Another one than its `affine()` has."""
+    factor = 2
+
+    def forward(self, x, pad_mask=None):
+        return self.factor * super().forward(x, pad_mask)
+
+
+@pytest.mark.parametrize('factor', [2, 1.001])
+@pytest.mark.parametrize('is_first', [True, False])
+def test_a_norm_with_another_formula(factor, is_first):
+    norm = OtherFormula(6)
+    norm.factor = factor
+    pair = Pair(norm, nn.Linear(6, 3)) if is_first else Pair(nn.Linear(6, 6), norm)
+    assert why_kept(pair, TOKENS) == 'its output is not its scale times its input plus its shift'
+
+
+def test_what_a_norm_with_another_formula_reads():
+    model = Block(lambda self, x: self.fc(self.norm(x)) + self.other(self.norm(x)),
+                  dict(norm=UN(6), fc=nn.Linear(6, 6), other=OtherFormula(6)))
+    report = models.fold(model, TOKENS, example=TOKENS)
+    assert not report.folded and report.kept[0].where.startswith('its output is read by other')
 
 
 @pytest.mark.parametrize('register', ['register_forward_hook', 'register_forward_pre_hook'])
@@ -159,6 +186,18 @@ def test_weights_that_are_no_plain_tensors_stay():
     layer = nn.Conv2d(6, 3, 1).double()
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized))
     assert 'has a weight of Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
+
+
+def test_a_layer_that_would_not_use_a_bias_stays():
+    class WithoutBias(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 6))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight)
+
+    assert 'it is not known whether WithoutBias would use one' in why_kept(Pair(UN(6), WithoutBias()), TOKENS)
 
 
 def share(path):

@@ -111,6 +111,18 @@ def test_padding_that_a_rule_can_fill(gamma):
     assert fold.where == '1.fc, 1.gate (padding filled)'
 
 
+def test_padding_around_padding_stays():
+    """The inner module would take the outer one's padding for tokens."""
+    class Around(Block):
+        def forward(self, x):
+            return self.inner(nn.functional.pad(x, (0, 0, 0, 2)))
+
+    fold_rule(Windows, Around)(lambda module: [Fills(lambda module, fill: None)])
+    model = nn.Sequential(UN(8), Around(None, dict(inner=Windows())))
+    kept, = models.fold(model, X, example=X).kept
+    assert 'together with other values, such as padding' in kept.where
+
+
 @pytest.mark.parametrize('nonsense', [3, 'MyModel', int, MyModel(), None, lambda block: ()])
 def test_nonsense_is_refused(nonsense):
     with pytest.raises(TypeError, match='classes: must be nn.Module classes or their full names, got'):

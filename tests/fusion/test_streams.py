@@ -1,11 +1,14 @@
 """Post-norm networks lose every norm; factors of residual schemes go into the layers beside them."""
 import copy
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.registry import MODELS
+from mmpretrain.models.utils import ShiftWindowMSA
+from torch.nn.utils import parametrizations
 
 from mmunorm import fuse_norms
 from mmunorm.config.folded import folded_config, folded_made, folded_norms
@@ -148,15 +151,95 @@ def test_refused_where_the_range_would_be_left():
         fuse_norms(model.to(torch.bfloat16).double(), strict=True)
 
 
+@pytest.mark.parametrize('gamma, beta, range_', [
+    (1e-3, 0., 'scales of [0-9.]+e-'), (1e3, 0., r'scales of [0-9.]+e\+.* to [0-9.]+e\+0[5-9]'),
+    (1., 1e4, r'up to [0-9.]+e\+0[4-9]')])
+def test_each_end_of_the_range(gamma, beta, range_):
+    model = randomize(vit('PostNorm', 2), gamma='none')
+    with torch.no_grad():
+        for norm in map(model.get_submodule, norms(model)):
+            norm.weight.fill_(gamma)
+            norm.bias.fill_(beta)
+            norm.running_var.fill_(1)
+    kept = fuse_norms(model.half()).kept
+    assert len(kept) == 4 and re.search(f'{range_}.*, which leaves the range of float16', kept[0].where)
+
+
+def with_another_reader():
+    """Of the stream, in the middle."""
+    model = vit('PostNorm')
+    layer = model.backbone.layers[0]
+    layer.other = torch.nn.Linear(16, 16)
+    layer.register_forward_hook(lambda module, args, y: y + module.other(y))
+    return model
+
+
+def with_a_hook():
+    model = vit('PostNorm')
+    model.backbone.layers[1].attn.qkv.register_forward_hook(lambda *args: None)
+    return model
+
+
+def with_a_shared_layer():
+    model = vit('PostNorm')
+    model.backbone.layers[1].ffn.layers[1] = model.backbone.layers[0].ffn.layers[1]
+    return model
+
+
+def with_a_hook_of_a_sum():
+    model = vit('PostNorm')
+    model.backbone.layers[0].residual1.register_forward_hook(lambda *args: None)
+    return model
+
+
+def without_a_norm():
+    model = vit('PostNorm')
+    model.backbone.layers[0].ln2 = torch.nn.Identity()
+    return model
+
+
+def with_a_parametrized_layer():
+    model = vit('PostNorm')
+    parametrizations.weight_norm(model.backbone.layers[0].ffn.layers[1])
+    return model
+
+
+def with_padding_of_its_own():
+    """No rule describes it."""
+    class OtherAttention(ShiftWindowMSA):
+        @staticmethod
+        def get_attn_mask(*args, **kwargs):
+            return None
+
+    model = swin('PostNorm', pad_small_map=True)
+    model.backbone.stages[0].blocks[1].attn.__class__ = OtherAttention
+    return model
+
+
 @pytest.mark.parametrize('make, gamma, why', [
     (lambda: vit('PostNorm'), 'some', 'the scale of backbone.layers.0.ln1 is 0 in some channel'),
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
      'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
+    (with_a_hook, 'none', 'its output is read by backbone.layers.1.attn.qkv, which has forward hooks'),
+    (with_a_shared_layer, 'none', 'backbone.layers.0.ffn.layers.1 is shared with backbone.layers.1.ffn.layers.1'),
+    (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
+    (without_a_norm, 'none', 'norms of the stream it stands in are folded already'),
+    (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
+    (with_padding_of_its_own, 'none', 'its output is padded with zeros that cannot be filled'),
+    (with_another_reader, 'none', 'is read by backbone.layers.0.other, which is not the next sublayer'),
     (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
     (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is read by add')])
 def test_refused_with_the_reason(make, gamma, why):
     with pytest.raises(NotFoldedError, match=why):
         fuse_norms(randomize(make(), gamma=gamma), strict=True)
+
+
+def test_a_stream_whose_end_is_read_by_nothing_stays():
+    def run(model):  # what reads its features is not known
+        model(torch.zeros(1, 3, 32, 32).to(next(model.parameters())))
+
+    kept = fuse_norms(randomize(vit('PostNorm').backbone, gamma='none'), example=run).kept
+    assert len(kept) == 4 and kept[-1].where == 'its output is read by nothing in this model'
 
 
 @pytest.mark.parametrize('cfg', [
@@ -191,6 +274,16 @@ def test_a_factor_after_a_shared_layer_stays(scheme):
     models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64))
     assert [isinstance(residual, FoldedResidual) for layer in layers for residual in (layer.residual1, layer.residual2)
             ] == [True, False, False, False]
+
+
+def test_a_factor_before_a_norm_that_stays_stays():
+    """A scheme of a user's own: the norm would take the factor out again."""
+    model = prepared(vit('LayerScale'))
+    model.backbone.layers[1].residual1.norm = torch.nn.LayerNorm(16)
+    report = models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64))
+    assert [fold.norm for fold in report.kept] == ['backbone.layers.1.residual1.norm']
+    assert [isinstance(residual, FoldedResidual) for layer in model.backbone.layers
+            for residual in (layer.residual1, layer.residual2)] == [True, True, False, True]
 
 
 def test_a_norm_that_stays_keeps_its_branch_weight():

@@ -69,8 +69,6 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
             return None
         carried = of(args[0]).reshape(outputs[0].shape)
     elif name in _MOVES:
-        if any(of(tensor) is not None for tensor in tensors_in((args[1:], kwargs))):
-            return None
         carried = func(of(args[0]), *args[1:], **kwargs)
     elif name in _SAME or name in _DROPOUTS and not argument('train'):
         if not outputs[0].is_floating_point():
