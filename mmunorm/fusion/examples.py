@@ -31,10 +31,7 @@ class Run:
 
 
 def runs_of(example) -> list[Run]:
-    """The runs that an example of :func:`mmunorm.fuse_norms` asks for, with other sizes of images and sequences.
-
-    A TypeError if it is of another kind. An :class:`Example` of a rule has runs that need not all succeed.
-    """
+    """The runs that an example of :func:`mmunorm.fuse_norms` asks for; a TypeError if it is of another kind."""
     if isinstance(example, Example):
         return [Run(call, is_required=False, is_enough=True) for call in example.runs]
     examples = example if isinstance(example, list) else [example]
@@ -73,10 +70,8 @@ def _cast(value, dtype: torch.dtype | None):
 
 
 def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy of a model in eval mode, of `dtype` or its own. A RuntimeError if it holds what cannot be copied.
-
-    Tensors that were computed, such as a pruned weight, are copied without the graph that computed them.
-    """
+    """A copy of a model in eval mode, of `dtype` or its own. A RuntimeError if it holds what cannot be copied."""
+    # Tensors that were computed, such as a pruned weight, come without the graph that computed them.
     memo = {id(tensor): tensor.detach().clone() for module in model.modules() for tensor in _computed(vars(module))}
     try:
         twin = copy.deepcopy(model, memo)

@@ -13,10 +13,7 @@ from .rules import Example, Factor, Fills, Pad, Station, Stream, Unties, facts, 
 
 
 class FoldPlan:
-    """The modules of a model, its norms with what each computes, what rules say, and the folds; all by full name.
-
-    Folds are names and tensors alone, so that a plan can be applied to a copy of the model.
-    """
+    """The modules of a model, its norms with what each computes, rules and folds: by name, to be applied to copies."""
 
     def __init__(self, model: nn.Module):
         self.model = model

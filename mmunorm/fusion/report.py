@@ -1,7 +1,7 @@
 """Where each norm of a model goes, or why it stays."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .rules import Pad, Stream
@@ -97,6 +97,6 @@ class NotExactError(RuntimeError):
     """The folded copy of a model computes something else than the model."""
 
 
-def streams_of(folds: Iterable[Fold]) -> Sequence[Stream]:
+def streams_of(folds: Iterable[Fold]) -> list[Stream]:
     """The streams that norms stand in, in order."""
     return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))

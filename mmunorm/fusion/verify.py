@@ -97,21 +97,16 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Map
              folds: Sequence[Fold], dtype: torch.dtype | None) -> float | None:
     differences = []
     for one, other in zip(before, after, strict=True):
-        for name, outputs in one.layers.items():  # in the order in which they ran
-            for difference in _differences(outputs, other.layers.get(name, []), dtype):
+        layers = [(f'the output of {name}', watched[name], outputs, other.layers.get(name, []))
+                  for name, outputs in one.layers.items()]  # in the order in which they ran
+        for where, beside, was, is_now in [*layers, ('its output', folds, one.model, other.model)]:
+            limit = max((_TOLERANCE.get(output.dtype, _OF_HALF) for output in was), default=0)
+            for difference in _differences(was, is_now, dtype):
                 differences.append(difference)
-                if difference > _tolerance(outputs):
-                    raise _error(watched[name], _differs(f'the output of {name}', difference))
-        for difference in _differences(one.model, other.model, dtype):
-            differences.append(difference)
-            if difference > _tolerance(one.model):
-                raise _error(folds, _differs('its output', difference) + '. If ties decide it, as '
-                             'those of detections, give an example= that returns features')
+                if difference > limit:
+                    raise _error(beside, f'computes something else on the example: {where} differs by '
+                                 f'{difference:.1e} of its largest value')
     return max(differences, default=None)
-
-
-def _tolerance(outputs: Sequence[Tensor]) -> float:
-    return max(_TOLERANCE.get(output.dtype, _OF_HALF) for output in outputs)
 
 
 def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch.dtype | None) -> list[float]:
@@ -133,11 +128,8 @@ def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch
     return found
 
 
-def _differs(where: str, difference: float) -> str:
-    return f'computes something else on the example: {where} differs by {difference:.1e} of its largest value'
-
-
 def _error(folds: Sequence[Fold], what: str) -> NotExactError:
     names = ', '.join(f'{fold.norm} ({fold.where})' for fold in folds)
     return NotExactError(f'the folded copy {what}, after folding {names}. The model is unchanged. If a fold rule of '
-                         'yours says how these norms fold, it is wrong; else please report it.')
+                         'yours says how these norms fold, it is wrong. If ties decide its output, as that of '
+                         'detections, give an example= that returns features. Else please report it.')

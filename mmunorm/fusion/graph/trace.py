@@ -290,11 +290,7 @@ class _Tracer(TorchDispatchMode):
 
 
 class _Exits(TorchFunctionMode):
-    """Sees where values leave torch, which no operator tells.
-
-    While it is there, torch's own Transformer layers take the ordinary path: the fast one is one operator, which
-    hides their projections.
-    """
+    """Sees where values leave torch, and lets torch's Transformer layers take the path of several operators."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()

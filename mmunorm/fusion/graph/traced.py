@@ -93,9 +93,8 @@ class TracedModel:
             known.append(obstacle)
 
     def why_blocked(self, numbers: Iterable[int]) -> str:
-        """Why one of these channels is blocked, by what was seen first, or ''."""
-        numbers = set(numbers)
-        return next((obstacles[0].why for number, obstacles in self.blocked.items() if number in numbers), '')
+        """Why one of these channels is blocked, or ''."""
+        return next((obstacle.why for obstacle in self.obstacles(numbers)), '')
 
     def obstacles(self, numbers: Iterable[int]) -> list[Obstacle]:
         """All that blocks these channels, in the order of the run."""
