@@ -1,6 +1,7 @@
 """From a LayerNorm checkpoint to offline norms: calibration, configs and checkpoints."""
 from ..registry import MISSING, explain_missing
-from .adapt import adapt, with_layer_norms
+from .adapt import adapt_batches, with_layer_norms
+from .blockwise import AdaptReport, Agreement, adapt, agreement
 from .convert import ConversionError, convert_loaded, convert_norms
 from .report import ConversionReport, ConvertedNorm
 
@@ -8,7 +9,7 @@ if not MISSING:
     from .checkpoint import converted_model
 
 __all__ = [
-    'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt', 'convert_loaded', 'convert_norms',
-    'converted_model', 'with_layer_norms'
+    'AdaptReport', 'Agreement', 'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt', 'adapt_batches',
+    'agreement', 'convert_loaded', 'convert_norms', 'converted_model', 'with_layer_norms'
 ]
 __getattr__ = explain_missing(__name__, __all__)

@@ -28,8 +28,8 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
     return teacher.requires_grad_(False)
 
 
-def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: Callable[[object], Tensor],
-          distance: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], steps: int) -> tuple[float, float]:
+def adapt_batches(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: Callable[[object], Tensor],
+                  distance: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], steps: int) -> tuple[float, float]:
     """Trains a converted backbone to give the outputs of its teacher, in place; labels are not needed.
 
     The norms are as in inference, so that the map that is learned is the one that folds: AdamW without weight decay, a
@@ -86,25 +86,25 @@ def adapt(student: nn.Module, teacher: nn.Module, batches: Sequence, inputs_of: 
             if now <= least:
                 best, least = kept(), now
             elif not now < 2 * least:  # nan, too
-                _put_back(weights, best)
+                put_back(weights, best)
                 rate *= SLOWER
                 optimizer, schedule = optimizer_for(steps - step, rate)
-    _put_back(weights, best)
+    put_back(weights, best)
     optimizer.zero_grad()
-    _measure_again(student, map(inputs_of, batches))
+    measure_again(student, map(inputs_of, batches))
     for module, mode in modes.items():
         module.training = mode
     return before, least
 
 
 @torch.no_grad()
-def _put_back(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def put_back(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for weight, value in zip(weights, values, strict=True):
         weight.copy_(value)
 
 
 @torch.no_grad()
-def _measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     """Gives offline norms the statistics of what they read now; their maps stay."""
     sums: dict[OfflineNorm, Tensor] = {}
 

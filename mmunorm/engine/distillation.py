@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..config.checkpoints import load_weights
 from ..config.models import build_model
-from ..conversion import adapt
+from ..conversion import adapt_batches
 from ..conversion.checkpoint import layer_norm_config
 from ..hooks import unwrapped_model
 from ..utils import PreflightError
@@ -121,7 +121,7 @@ def can_adapt(model: nn.Module) -> bool:
 
 
 def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict], steps: int) -> str:
-    """Trains a converted backbone, in place, to give the outputs that it gave with LayerNorm (:func:`adapt`).
+    """Trains a converted backbone, in place, to give the outputs that it gave with LayerNorm (:func:`adapt_batches`).
 
     Args:
         model (nn.Module): converted; :func:`can_adapt` says whether it may be.
@@ -131,7 +131,8 @@ def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict]
 
     Returns a sentence with the error before and after.
     """
-    before, after = adapt(model.backbone, teacher, batches,
-                          lambda batch: model.data_preprocessor(batch, False)['inputs'], feature_distance, steps)
+    before, after = adapt_batches(model.backbone, teacher, batches,
+                                  lambda batch: model.data_preprocessor(batch, False)['inputs'], feature_distance,
+                                  steps)
     return (f'The squared error of the outputs of the backbone was {before:.1%} of their variance; after {steps} steps '
             f'without labels it is {after:.1%}.')

@@ -31,7 +31,7 @@ class OfflineNormHook(Hook):
 
     - A run may begin with weights of a model with LayerNorm, which give norms their scale but not their statistics. The
       hook then fits the norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`), and
-      trains the backbone for a while to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt`). The log
+      trains the backbone to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt_batches`). The log
       has a line for each stage of the model, and `conversion.md` in the work directory a table. In a distributed run,
       the first process does this, and the others get its weights.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmunorm import UN
-from mmunorm.conversion import adapt
+from mmunorm.conversion import adapt_batches
 
 
 class Steep(nn.Module):
@@ -34,7 +34,7 @@ def adapted(steps):
         for weight in student.parameters():
             weight += 1e-4 * torch.randn_like(weight)
     batches = torch.randn(20, 32, 16)
-    before, after = adapt(student, teacher, batches, lambda x: x, relative_error, steps)
+    before, after = adapt_batches(student, teacher, batches, lambda x: x, relative_error, steps)
     with torch.no_grad():
         measured = torch.stack([relative_error(student(x), teacher(x)) for x in batches[:8]]).mean().item()
     return before, after, measured
@@ -69,7 +69,7 @@ def pair():
 def test_statistics_are_measured_anew_and_maps_stay():
     student, teacher = pair()
     batches = torch.randn(20, 32, 16) + 3
-    _, after = adapt(student, teacher, batches, lambda x: x, relative_error, 30)
+    _, after = adapt_batches(student, teacher, batches, lambda x: x, relative_error, 30)
     with torch.no_grad():
         read = student.first(batches).flatten(0, -2)
         student.eval()
@@ -88,7 +88,7 @@ def test_the_best_weights_stay_without_gradients_and_in_their_modes():
         error = relative_error(outs, wanted)
         return -error if torch.is_grad_enabled() else 10 + error
 
-    before, after = adapt(student, teacher, torch.randn(20, 32, 16), lambda x: x, distance, 10)
+    before, after = adapt_batches(student, teacher, torch.randn(20, 32, 16), lambda x: x, distance, 10)
     assert before == after
     assert all(torch.equal(value, weights[name]) for name, value in student.last.state_dict().items())
     assert all(weight.grad is None for weight in student.parameters())
@@ -106,7 +106,7 @@ def test_training_goes_on_after_a_step_that_is_not_finite():
             return error * torch.nan if len(steps) == 2 else error
         return error
 
-    before, after = adapt(student, teacher, torch.randn(20, 32, 16), lambda x: x, distance, 20)
+    before, after = adapt_batches(student, teacher, torch.randn(20, 32, 16), lambda x: x, distance, 20)
     assert len(steps) == 20 and after < before
     assert all(weight.isfinite().all() for weight in student.parameters())
 

@@ -14,7 +14,7 @@ from mmunorm.cli import training
 from mmunorm.cli.arguments import set_dataloader_defaults
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import set_norm
-from mmunorm.conversion import adapt, convert_loaded, with_layer_norms
+from mmunorm.conversion import adapt_batches, convert_loaded, with_layer_norms
 from mmunorm.engine.calibration import training_batches
 from mmunorm.engine.distillation import feature_distance
 from mmunorm.engine.offline_norms import OfflineNormHook
@@ -126,7 +126,7 @@ def test_stock_swins_take_weights_of_layer_norm(tmp_path, scope):
     for got, wanted, taught in zip(model(x), ln(x), teacher(x), strict=True):
         assert (got - wanted).square().mean() < 0.4 * wanted.var()
         torch.testing.assert_close(taught, wanted)
-    before, after = adapt(model, teacher, [x], lambda batch: batch, feature_distance, 20)
+    before, after = adapt_batches(model, teacher, [x], lambda batch: batch, feature_distance, 20)
     assert after < 0.9 * before
 
 
