@@ -114,12 +114,12 @@ class Places:
     def _place_in_stream(self, fold: Fold, norm: TracedNorm) -> None:
         """A norm that the sum after it reads, and the first layers of the next sublayer, or what is at the end."""
         (stream, reader), readers = self._plan.stations[fold.norm], self._readers(norm)
+        others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
+        why = f'is read by {others[0]}, which is not the next sublayer' if others else ''
         # The next sum reads it, too, and at the end norms do, of which one may put pixels side by side before.
         ends = [] if reader else ['is read by im2col', *(f'is read by the norm {end}' for end in stream.ends)]
-        why = next((each.why for each in self._traced.obstacles(norm.gives.channels) if not each.is_padding
-                    and not (reader and each.inside == reader.residual) and each.why not in ends), '')
-        others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
-        why = why or (f'is read by {others[0]}, which is not the next sublayer' if others else '')
+        why = why or next((each.why for each in self._traced.obstacles(norm.gives.channels) if not each.is_padding
+                           and not (reader and each.inside == reader.residual) and each.why not in ends), '')
         padding = self._padding(norm)
         if not why and None in padding:
             why = 'is padded with zeros that cannot be filled'
