@@ -11,6 +11,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -125,8 +126,10 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         note['config'] = read_config_text(meta['cfg'])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = BytesIO()  # a full disk is an OSError then
+    torch.save(dict(meta=meta, state_dict=state_dict), content)
     with whole_file(path) as part:
-        torch.save(dict(meta=meta, state_dict=state_dict), part)
+        part.write_bytes(content.getbuffer())
 
 
 def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:

@@ -66,16 +66,14 @@ class FoldedNormAct(FoldedNorm):
 @torch.no_grad()
 def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
     """Folds one norm of this scale and shift, `(C,)` float64: the layers of its sites, their padding, its place."""
-    for name in fold.untied:
-        layer = model.get_submodule(name)
-        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    untied = [name for name in (f'{layer}.weight' for layer in fold.untied) if add_to_state(model, name)]
     fill = zero_token(scale, shift) if fold.pads else None
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
     made = [name for site in fold.sites for name in absorb(model, site, scale, shift, fill)]
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         pad(model.get_submodule(name), fill._replace(value=fill.value.to(next(layer.parameters()))))
-    leave(model, fold.norm, made)
+    leave(model, fold.norm, untied + made)
 
 
 def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
@@ -164,11 +162,14 @@ def _get(model: nn.Module, name: str) -> Tensor | None:
 
 
 def add_to_state(model: nn.Module, name: str) -> bool:
-    """Makes a bias, zero, where there is none, and lets a buffer be saved with the model; whether it did either."""
+    """Makes a bias, zero, where there is none, lets a buffer be saved, or gives a weight a copy; whether it did so."""
     owner, _, tensor = name.rpartition('.')
     module = model.get_submodule(owner)
     if tensor in module._non_persistent_buffers_set:
         module._non_persistent_buffers_set.discard(tensor)
+        return True
+    if tensor == 'weight':  # that another layer has, too
+        module.weight = nn.Parameter(module.weight.detach().clone(), requires_grad=module.weight.requires_grad)
         return True
     if getattr(module, tensor, None) is not None:
         return False

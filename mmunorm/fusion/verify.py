@@ -16,7 +16,6 @@ from .report import Fold, NotExactError, streams_of
 
 # Of the largest value: in float64 only wrong algebra differs by more, in other types rounding does not reach it.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_OF_HALF = 0.1
 _SAMPLE = 2**18  # values that are compared of each output of a layer
 
 
@@ -100,7 +99,7 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Map
         layers = [(f'the output of {name}', watched[name], outputs, other.layers.get(name, []))
                   for name, outputs in one.layers.items()]  # in the order in which they ran
         for where, beside, was, is_now in [*layers, ('its output', folds, one.model, other.model)]:
-            limit = max((_TOLERANCE.get(output.dtype, _OF_HALF) for output in was), default=0)
+            limit = max((_TOLERANCE.get(output.dtype, 0.1) for output in was), default=0)
             for difference in _differences(was, is_now, dtype):
                 differences.append(difference)
                 if difference > limit:
