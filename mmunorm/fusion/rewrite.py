@@ -1,4 +1,4 @@
-"""Step 3 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and removes the norm."""
+"""Part of step 4 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and removes the norm."""
 from __future__ import annotations
 
 from collections.abc import Sequence
