@@ -47,11 +47,11 @@ TASKS = dict(classifier='classifier', detector='maskrcnn')
 STEPS = dict(classifier=188, detector=174)
 VALIDATIONS = dict(classifier=4, detector=2)
 DISTURBANCES = {
-    'darker': lambda picture, rng: picture * 0.6,
-    'noisier': lambda picture, rng: picture + 25 * torch.randn(picture.shape, generator=rng),
+    'darker': lambda image, rng: image * 0.6,
+    'noisier': lambda image, rng: image + 25 * torch.randn(image.shape, generator=rng),
 }
 LARGER = 1.25
-ROBUST = ('LN, trained on', 'affine, sequential, teacher')  # are tested on other pictures, too
+ROBUST = ('LN, trained on', 'affine, sequential, teacher')  # are tested on other images, too
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def parse_args(argv=None):
                         help=f'default: all of {"; ".join(WAYS)}')
     parser.add_argument('--seeds', type=positive, default=3)
     parser.add_argument('--jobs', type=positive, default=1, help='runs at a time')
-    parser.add_argument('--num-samples', type=positive, default=512, help='training pictures for the statistics')
+    parser.add_argument('--num-samples', type=positive, default=512, help='training images for the statistics')
     parser.add_argument('--out', type=Path, required=True)
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
                         help='override settings of the recipe, e.g. optim_wrapper.type=BFloat16OptimWrapper')
@@ -213,19 +213,19 @@ def recipe(args, way, seed, teacher, weights):
 
 
 class Disturbed:
-    """A model that sees other pictures."""
+    """A model that sees other images."""
 
     def __init__(self, model, change):
         self.model, self.change, self.rng = model, change, torch.Generator().manual_seed(0)
 
     def test_step(self, batch):
-        pictures = [self.change(picture.float(), self.rng).clamp(0, 255).round().to(picture.dtype)
-                    for picture in batch['inputs']]
-        return self.model.test_step({**batch, 'inputs': pictures})
+        images = [self.change(image.float(), self.rng).clamp(0, 255).round().to(image.dtype)
+                    for image in batch['inputs']]
+        return self.model.test_step({**batch, 'inputs': images})
 
 
 def larger(cfg):
-    """The config with larger pictures for the test."""
+    """The config with larger images for the test."""
     cfg = copy.deepcopy(cfg)
     for transform in cfg.test_dataloader.dataset.pipeline:
         if transform.type == 'Resize':
@@ -237,7 +237,7 @@ def larger(cfg):
 
 @torch.no_grad()
 def tested(run):
-    """Metrics of a finished run: folded, and of some unfolded on other pictures; kept in a file beside it."""
+    """Metrics of a finished run: folded, and of some unfolded on other images; kept in a file beside it."""
     file = run.work_dir / 'tested.json'
     if not file.exists():
         cfg = load_config(str(run.config))
@@ -267,7 +267,7 @@ def cell(values, digits):
 
 
 def write_results(args, runs, starts):
-    """The table, the numbers and the picture of all runs that have finished."""
+    """The table, the numbers and the image of all runs that have finished."""
     rows, curves = [], {}
     for seed in range(args.seeds):
         for norm in ('LN', 'UN'):

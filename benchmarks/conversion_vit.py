@@ -45,7 +45,7 @@ NORM_CFG = dict(type='UN', warmup_iters=50)
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('weights', help='vit_s_focus.onnx')
-    parser.add_argument('pictures', type=Path, help="folder of scikit-image's photographs")
+    parser.add_argument('images', type=Path, help="folder of scikit-image's photographs")
     parser.add_argument('--steps', type=positive, default=300)
     parser.add_argument('--batch', type=positive, default=4)
     parser.add_argument('--lr', type=float, default=1e-4)
@@ -84,7 +84,7 @@ def weights_of(path):
 
 
 def focus_vit(weights):
-    """The trained ViT, as timm's model that takes normalized pictures."""
+    """The trained ViT, as timm's model that takes normalized images."""
     model = timm.create_model('vit_small_patch14_dinov2', img_size=224, num_classes=0).eval()
     model.load_state_dict(weights_of(weights))
     return model
@@ -94,11 +94,11 @@ def crops_of(folder, number, names=PHOTOGRAPHS, seed=0):
     """Batches `(1, 3, 224, 224)` of crops at random places and scales."""
     rng = np.random.default_rng(seed)
     for name in names:
-        picture = cv2.imread(str(folder / name))[..., ::-1]
+        image = cv2.imread(str(folder / name))[..., ::-1]
         for _ in range(number):
-            side = rng.integers(224, min(picture.shape[:2]) + 1)
-            top, left = (rng.integers(0, length - side + 1) for length in picture.shape[:2])
-            crop = cv2.resize(np.ascontiguousarray(picture[top:top + side, left:left + side]), (224, 224))
+            side = rng.integers(224, min(image.shape[:2]) + 1)
+            top, left = (rng.integers(0, length - side + 1) for length in image.shape[:2])
+            crop = cv2.resize(np.ascontiguousarray(image[top:top + side, left:left + side]), (224, 224))
             crop = (crop / 255 - MEAN) / STD
             yield torch.from_numpy(crop.transpose(2, 0, 1)[None].astype(np.float32))
 
@@ -125,19 +125,19 @@ def correlation(model, crops, exact):
 def main(argv=None):
     args = parse_args(argv)
     seen = [*(name for name in PHOTOGRAPHS if name not in HELD_OUT), *GREY]
-    calibration = list(crops_of(args.pictures, 5, seen))
-    test = list(crops_of(args.pictures, 4, HELD_OUT))
+    calibration = list(crops_of(args.images, 5, seen))
+    test = list(crops_of(args.images, 4, HELD_OUT))
     ln = focus_vit(args.weights)
     exact = features(ln, test)
     print(f'{len(calibration)} crops of {len(seen)} photographs for the statistics, {len(test)} of {len(HELD_OUT)} '
           f'others to measure on\ngamma kept: {correlation(kept_gamma(ln, calibration), test, exact):.3f}', flush=True)
     un = copy.deepcopy(ln)
     convert_norms(un, calibration, NORM_CFG, progress=True)
-    rows = [dict(step='0, on the pictures of the statistics',
+    rows = [dict(step='0, on the images of the statistics',
                  correlation=correlation(un, calibration, features(ln, calibration))),
             dict(step=0, correlation=correlation(un, test, exact))]
     print(rows, flush=True)
-    crops = (torch.cat(list(crops_of(args.pictures, 1, [seen[i] for i in order], seed)))
+    crops = (torch.cat(list(crops_of(args.images, 1, [seen[i] for i in order], seed)))
              for seed, order in enumerate(np.random.default_rng(0).integers(0, len(seen), (args.steps, args.batch)), 1))
     optimizer = torch.optim.AdamW(un.parameters(), args.lr, weight_decay=0.)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)

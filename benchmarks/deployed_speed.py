@@ -25,7 +25,7 @@ from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.pictures import batch_of
+from mmunorm.deploy.images import batch_of
 from mmunorm.deploy.subjects import Subject
 from mmunorm.norms import OfflineNorm
 from mmunorm.utils import whole_file, write_text
@@ -45,12 +45,12 @@ def parse_args(argv=None):
     parser.add_argument('--repeat', type=positive)
     parser.add_argument('--threads', type=positive, nargs='+', default=[1, 2])
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
-    parser.add_argument('--picture', type=Path, default=ROOT / 'docs/images/deployed_speed.png')
+    parser.add_argument('--image', type=Path, default=ROOT / 'docs/images/deployed_speed.png')
     return parser.parse_args(argv)
 
 
 def noise(shape, number):
-    """Blurred pictures, uint8 `(3, h, w)`."""
+    """Blurred images, uint8 `(3, h, w)`."""
     small = torch.rand(number, 3, *(side // 8 for side in shape), generator=torch.Generator().manual_seed(0)) * 255
     return list(torch.nn.functional.interpolate(small, shape, mode='bicubic').clamp(0, 255).byte())
 
@@ -68,7 +68,7 @@ def take_statistics(model, arrays):
 
 
 def subject_of(network, norm, folder, batch=1, threads=1):
-    """A network with one norm, and its pictures."""
+    """A network with one norm, and its images."""
     cfg = load_config(str(ROOT / f'configs/{NETWORKS[network]}.py'), norm=norm)
     if pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
@@ -77,9 +77,9 @@ def subject_of(network, norm, folder, batch=1, threads=1):
     with silent():  # mmengine shows every parameter
         model.init_weights()  # without them a Swin's position biases are 0, and converters leave them out
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
-    pictures = noise(meta['shape'][2:], 20)
-    take_statistics(model, batch_of(pictures[:4], meta))
-    return Subject(norm, model, meta, batch, folder / norm, threads, pictures)
+    images = noise(meta['shape'][2:], 20)
+    take_statistics(model, batch_of(images[:4], meta))
+    return Subject(norm, model, meta, batch, folder / norm, threads, images)
 
 
 def table(rows):
@@ -101,7 +101,7 @@ def table(rows):
 
 
 def chart(rows):
-    """Milliseconds a picture by form, a panel a network, with the fewest threads."""
+    """Milliseconds an image by form, a panel a network, with the fewest threads."""
     threads = min(row['threads'] for row in rows)
     # 16-bit activations have no fast kernel on a CPU: their bars would hide all others.
     rows = [row for row in rows if row['error'] is None and row['threads'] == threads
@@ -114,7 +114,7 @@ def chart(rows):
             if row['network'] == name:
                 label = row['label'].replace(' INT8', '\nINT8').replace(', ', ',\n')
                 series.setdefault(row['model'], {})[label] = row['latency_ms']
-        draw_bars(axes, series, 'ms a picture, less is better')
+        draw_bars(axes, series, 'ms an image, less is better')
         axes.tick_params(axis='x', labelsize=7)
         axes.set_title(f'{name}, threads: {threads}, {rows[0]["environment"]["cpu"]}', fontsize=10)
     return figure
@@ -127,7 +127,7 @@ def main(argv=None):
     for network in args.networks:
         with tempfile.TemporaryDirectory() as folder:
             subjects = [subject_of(network, norm, Path(folder), args.batch) for norm in ('LN', 'UN')]
-            arrays = batch_of(subjects[0].pictures[:args.batch], subjects[0].exportable.meta)
+            arrays = batch_of(subjects[0].images[:args.batch], subjects[0].exportable.meta)
             for threads in args.threads:
                 torch.set_num_threads(threads)
                 for subject in subjects:
@@ -148,9 +148,9 @@ def main(argv=None):
         rows = [row for row in old if (row['network'], row['threads']) not in measured] + rows
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(out, ''.join(json.dumps(row) + '\n' for row in rows))
-    with whole_file(args.picture) as part:
+    with whole_file(args.image) as part:
         chart(rows).savefig(part, dpi=120)
-    print(f'written: {out}\nwritten: {args.picture}')
+    print(f'written: {out}\nwritten: {args.image}')
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ from mmunorm.benchmark.report import markdown_table
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of
-from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.images import Samples
 from mmunorm.utils import write_text
 
 ACCELERATORS = ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')
@@ -39,7 +39,7 @@ def estimates(network, norm, folder):
     subject = subject_of(network, norm, folder)
     source, files = folder / 'm.tflite', FORMATS['ethos-u'].files(folder / 'm.vela.tflite')
     FORMATS['litert'].export(subject.exportable, source, int8='full',
-                             samples=Samples(subject.pictures, subject.exportable.meta, 1))
+                             samples=Samples(subject.images, subject.exportable.meta, 1))
     for accelerator in ACCELERATORS:
         compile_file(source, files[0], accelerator)
         summary, = rows_of(files[1])

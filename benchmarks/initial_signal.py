@@ -2,7 +2,7 @@
 
     python benchmarks/initial_signal.py
 
-The first picture has layers of a linear map and an activation, for each initialization. The second has 100 residual
+The first image has layers of a linear map and an activation, for each initialization. The second has 100 residual
 branches, random linear maps of what they read, under PostNorm, PreNorm and the sum over sqrt(2): the correlation of
 each branch's output with the end of the stream, beside what Su (kexue 8620) derives. Writes
 docs/images/initial_signal.png.

@@ -21,10 +21,10 @@ from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.pictures import batch_of
+from mmunorm.deploy.images import batch_of
 from mmunorm.deploy.runner import Runner
 from mmunorm.deploy.subjects import Subject
-from mmunorm.engine.calibration import test_metrics, test_pictures, training_pictures
+from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.utils import PreflightError
 
 ROOT = Path(__file__).parent.parent
@@ -35,8 +35,8 @@ def parse_args(argv=None):
     parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
     parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in FORMS.items() if form.int8],
                         metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
-    parser.add_argument('--num-samples', type=positive, default=300, help='training pictures for the ranges')
-    parser.add_argument('--num-pictures', type=positive, default=500, help='test pictures for the signal to noise')
+    parser.add_argument('--num-samples', type=positive, default=300, help='training images for the ranges')
+    parser.add_argument('--num-images', type=positive, default=500, help='test images for the signal to noise')
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
@@ -50,7 +50,7 @@ def parse_model(text):
 
 
 def centred(scores):
-    """Logits up to a number that all classes of a picture share."""
+    """Logits up to a number that all classes of an image share."""
     return scores - scores.mean(1, keepdim=True)
 
 
@@ -65,8 +65,8 @@ def measure(config, checkpoint, args, folder):
     set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, checkpoint)
     subject = Subject('model', model, meta, args.batch, folder / 'files', torch.get_num_threads(),
-                      training_pictures(cfg, args.num_samples))
-    arrays = batch_of(test_pictures(cfg, args.num_pictures), meta)
+                      training_images(cfg, args.num_samples))
+    arrays = batch_of(test_images(cfg, args.num_images), meta)
     exact = None
     openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
     openers |= {FORMS[name][1].label: lambda name=name: subject.made(name)[0]() for name in args.formats}

@@ -40,7 +40,7 @@ FORMATS = ('litert-dynamic', 'litert-full', 'litert-full16')
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('weights', help='vit_s_focus.onnx')
-    parser.add_argument('pictures', type=Path, help="folder of scikit-image's photographs")
+    parser.add_argument('images', type=Path, help="folder of scikit-image's photographs")
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
 
@@ -74,7 +74,7 @@ def measured(name, model, cfg, ranges, test):
     """One dict a form, with `snr` in dB or `error`."""
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(name, model, describe_model(model, cfg, {}), 1, Path(folder) / 'files', 1, ranges)
-        exact = torch.cat([subject.exportable.stock.logits(picture[None].float()) for picture in test]).double()
+        exact = torch.cat([subject.exportable.stock.logits(image[None].float()) for image in test]).double()
         for form in FORMATS:
             row = dict(model=name, form=FORMS[form][1].label)
             try:
@@ -82,7 +82,7 @@ def measured(name, model, cfg, ranges, test):
             except PreflightError as error:  # LayerNorm has no kernel in every form
                 yield row | dict(error=str(error))
                 continue
-            arrays = [picture.permute(1, 2, 0)[None].float().numpy() for picture in test]
+            arrays = [image.permute(1, 2, 0)[None].float().numpy() for image in test]
             got = torch.cat([torch.from_numpy(session.call(NAME, array)['logits']) for array in arrays]).double()
             yield row | dict(snr=10 * torch.log10(exact.square().sum() / (got - exact).square().sum()).item())
 
@@ -91,10 +91,10 @@ def measured(name, model, cfg, ranges, test):
 def main(argv=None):
     args = parse_args(argv)
     seen = [*(name for name in PHOTOGRAPHS if name not in HELD_OUT), *GREY]
-    ranges, test = (bytes_of(crops_of(args.pictures, number, names)) for number, names in ((5, seen), (4, HELD_OUT)))
+    ranges, test = (bytes_of(crops_of(args.images, number, names)) for number, names in ((5, seen), (4, HELD_OUT)))
     ln, cfg = classifier(args.weights)
     un = copy.deepcopy(ln)
-    normalized = [ln.data_preprocessor(dict(inputs=picture[None]), False)['inputs'] for picture in ranges]
+    normalized = [ln.data_preprocessor(dict(inputs=image[None]), False)['inputs'] for image in ranges]
     convert_norms(un, normalized, NORM_CFG, progress=True)
     rows = [row for name, model in (('LN', ln), ('UN', un)) for row in measured(name, model, cfg, ranges, test)]
     print(*markdown_table(['model', 'form', 'signal to noise, dB'], [

@@ -62,7 +62,7 @@ def main(argv=None):
     torch.manual_seed(0)
     models, rows = build(device), []
     path = result_file(args.out, 'low_light_speed', device)
-    print('| picture | LN, ms | LN, folded / LN | UN / LN | UN, folded / LN |\n|---|---|---|---|---|')
+    print('| image | LN, ms | LN, folded / LN | UN / LN | UN, folded / LN |\n|---|---|---|---|---|')
     for height, width in zip(args.sizes[::2], args.sizes[1::2], strict=True):
         x = torch.rand(1, 3, height, width, device=device)
         race = measure.Race({name: lambda model=model, x=x: model(x) for name, model in models.items()}, device)

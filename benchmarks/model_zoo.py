@@ -35,7 +35,7 @@ from mmunorm.utils import describe
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'
-# Names with the side of the picture, and arguments where the architecture asks for that.
+# Names with the side of the image, and arguments where the architecture asks for that.
 TIMM = {
     'swin_tiny_patch4_window7_224': 224, 'swin_s3_tiny_224': 224, 'swinv2_tiny_window8_256': (128, dict(img_size=128)),
     'swinv2_cr_tiny_ns_224': 224, 'vit_tiny_patch16_224': (64, dict(img_size=64)),
@@ -80,7 +80,7 @@ def parse_args(argv=None):
 
 def timm_case(name):
     side, kwargs = TIMM[name] if isinstance(TIMM[name], tuple) else (TIMM[name], {})
-    return timm.create_model(name, num_classes=1000, **kwargs), picture(side, side)
+    return timm.create_model(name, num_classes=1000, **kwargs), image(side, side)
 
 
 def mmpretrain_case(name):
@@ -88,7 +88,7 @@ def mmpretrain_case(name):
     cfg = Config.fromfile(folder / f'{name}.py').model
     cfg.pop('train_cfg', None)
     with DefaultScope.overwrite_default_scope('mmpretrain'):
-        return MODELS.build(cfg), picture(MMPRETRAIN[name], MMPRETRAIN[name])
+        return MODELS.build(cfg), image(MMPRETRAIN[name], MMPRETRAIN[name])
 
 
 def mmdet_case(name):
@@ -97,10 +97,10 @@ def mmdet_case(name):
         cfg.num_queries = 50  # DINO takes them from the pixels, of which there are few
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg)
-    return model, [dict(inputs=picture(*size), data_samples=[sample(*size)]) for size in ((96, 128), (101, 150))]
+    return model, [dict(inputs=image(*size), data_samples=[sample(*size)]) for size in ((96, 128), (101, 150))]
 
 
-def picture(height, width):
+def image(height, width):
     return torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 

@@ -47,8 +47,8 @@ def boxes():
             'mask AP': mean(MASK), 'mask AP by seed': mean(MASK, 'each', missing='')}
 
 
-def pictures(metric):
-    """Scores on other pictures."""
+def images(metric):
+    """Scores on other images."""
     return {'as they are': mean(metric, condition='trained'), 'darker (x 0.6)': mean(metric, condition='darker'),
             'noisier (sigma 25 of 255)': mean(metric, condition='noisier'),
             'larger (x 1.25)': mean(metric, condition='larger')}
@@ -137,7 +137,7 @@ TABLES = {
                  'lowest of them': dict(metric='last ten tests, lowest', digits=1),
                  'outlier steps of the first norm': dict(metric='outlier steps, first norm', digits=0),
                  'of all norms': dict(metric='outlier steps, all norms', digits=0),
-                 'at the end, on all pictures': dict(metric=TOP1, digits=1)}),
+                 'at the end, on all images': dict(metric=TOP1, digits=1)}),
     'stress_intel': dict(
         labels=['top-1, seed 0'], where=dict(experiment='swin', seed=0, **INTEL),
         rows=same('UN', 'UN-nofilter', 'LN', 'BN', 'PN*', 'MABN'),
@@ -322,8 +322,8 @@ TABLES = {
         rows={'LN, trained on': dict(way='LN, trained on, 2 x steps, rate 0.0003'),
               'UN, adapted, with the teacher': dict(way='adapted, teacher, 2 x steps, rate 0.0003')},
         columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
-    'conversion_pictures': dict(
-        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=pictures(TOP1)),
+    'conversion_images': dict(
+        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=images(TOP1)),
     'conversion_detector_start': dict(
         labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
@@ -348,8 +348,8 @@ TABLES = {
               'UN from LN, fitted and adapted for 300 steps (the default)': dict(start='LN', adapt=300),
               'UN from a UN backbone': dict(start='UN')},
         columns=boxes()),
-    'conversion_detector_pictures': dict(
-        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=pictures(BOX)),
+    'conversion_detector_images': dict(
+        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
     # docs/deployment_results.md
     'int8': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,

@@ -1,6 +1,6 @@
 # T2T-ViT-14 on ImageNet-1K, 300 epochs from scratch, its published recipe without the 10 epochs of
 # cool-down that mmpretrain's config adds; the total batch of 512 is
-# 8 GPUs x 64 pictures, and `--auto-scale-lr` fits other batches.
+# 8 GPUs x 64 images, and `--auto-scale-lr` fits other batches.
 _base_ = [
     './_base_/t2t_vit_14.py', 'mmpretrain::_base_/datasets/imagenet_bs64_t2t_224.py',
     'mmpretrain::_base_/default_runtime.py', './_base_/mmunorm.py'

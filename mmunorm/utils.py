@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-PICTURE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
+IMAGE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 
 
 class PreflightError(Exception):
@@ -25,7 +25,7 @@ class RunError(Exception):
 
 
 class LocalError(RunError):
-    """A run was stopped by something that only this process has seen, such as a picture that cannot be read."""
+    """A run was stopped by something that only this process has seen, such as an image that cannot be read."""
 
 
 def describe(error: Exception) -> str:

@@ -1,5 +1,5 @@
 """For the site: links that leave docs/ become the paths themselves, roles in docstrings plain code, lists lists, and
-pictures links to themselves."""
+images links to themselves."""
 import re
 from posixpath import join, normpath
 
@@ -38,9 +38,9 @@ def starts_block(line, before):
 
 def on_page_content(html, page, config, files):
     html = re.sub(r':(?:func|class|meth|mod|attr):(?=<code>)', '', html)  # Sphinx's roles in docstrings
-    return with_full_pictures(html)
+    return with_full_images(html)
 
 
-def with_full_pictures(html):
-    """Each picture links to its file: on a phone the page shows it too small to be read."""
+def with_full_images(html):
+    """Each image links to its file: on a phone the page shows it too small to be read."""
     return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

@@ -22,7 +22,7 @@ COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69,
 
 
 def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
-    """COCO 2017 in `root`: every picture has a polygon, a compressed RLE and a crowd as a plain RLE."""
+    """COCO 2017 in `root`: every image has a polygon, a compressed RLE and a crowd as a plain RLE."""
     rng = np.random.default_rng(0)
     height, width = size
     names = CocoDataset.METAINFO['classes']
@@ -31,11 +31,11 @@ def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
     (root / 'annotations').mkdir(parents=True)
     for split in splits:
         (root / split).mkdir()
-        pictures, annotations = [], []
+        listed, annotations = [], []
         for image_id in range(1, images + 1):
             name = f'{image_id:012d}.jpg'
             cv2.imwrite(str(root / split / name), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-            pictures.append(dict(id=image_id, file_name=name, height=height, width=width))
+            listed.append(dict(id=image_id, file_name=name, height=height, width=width))
             for segmentation, box, crowd, category in (
                     ([[8.0, 8.0, 40.0, 8.0, 40.0, 40.0, 8.0, 40.0]], [8, 8, 32, 32], 0, 1),
                     (_rle(height, width, [44, 20, 40, 40]), [44, 20, 40, 40], 0, 90),
@@ -43,7 +43,7 @@ def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
                 annotations.append(
                     dict(id=len(annotations) + 1, image_id=image_id, category_id=category, bbox=box,
                          area=box[2] * box[3], iscrowd=crowd, segmentation=segmentation))
-        text = json.dumps(dict(images=pictures, annotations=annotations, categories=categories))
+        text = json.dumps(dict(images=listed, annotations=annotations, categories=categories))
         (root / 'annotations' / f'instances_{split}.json').write_text(text)
 
 
@@ -68,7 +68,7 @@ def _plain_rle(height, width, box):
 
 
 def make_imagenet(root, images=2, size=(240, 260)):
-    """ImageNet in `root`: 1000 class folders in train and val, of which the first few have a picture."""
+    """ImageNet in `root`: 1000 class folders in train and val, of which the first few have an image."""
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         for i in range(1000):
@@ -104,13 +104,13 @@ def make_cifar(root, dataset, images=2):
 
 
 def make_digits(root, images=10, dark=False):
-    """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and pictures."""
+    """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and images."""
     datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
                          val_images=images, dark=dark)
 
 
 def make_stamps(root, each=4, backgrounds=5):
-    """Stands in for Debian's pictures: coloured ellipses with an empty margin in `root/stamps`, `each` of a kind, and
+    """Stands in for Debian's images: coloured ellipses with an empty margin in `root/stamps`, `each` of a kind, and
     noise in `root/wallpapers`, under the names of the true ones. Returns both folders."""
     rng = np.random.default_rng(0)
     for folders in STAMPS.values():
@@ -118,10 +118,10 @@ def make_stamps(root, each=4, backgrounds=5):
         for name in names[:each]:
             path = root / 'stamps' / f'{name}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture = Image.new('RGBA', (60, 50))
+            image = Image.new('RGBA', (60, 50))
             colour = tuple(int(value) for value in rng.integers(256, size=3))
-            ImageDraw.Draw(picture).ellipse((10, 10, 49, 34), fill=(*colour, 255))
-            picture.save(path)
+            ImageDraw.Draw(image).ellipse((10, 10, 49, 34), fill=(*colour, 255))
+            image.save(path)
     (root / 'wallpapers').mkdir()
     for name in BACKGROUNDS[-backgrounds:]:
         pixels = rng.integers(256, size=(150, 200, 3), dtype=np.uint8)
@@ -130,7 +130,7 @@ def make_stamps(root, each=4, backgrounds=5):
 
 
 def make_photographs(root, sources, **settings):
-    """The sets of `tools/dataset/make_photographs.py` in `root`, a few small pictures of :func:`make_stamps`."""
+    """The sets of `tools/dataset/make_photographs.py` in `root`, a few small images of :func:`make_stamps`."""
     stamps, wallpapers = make_stamps(sources)
     sizes = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10)
     return make_photograph_sets(root, stamps, [wallpapers], **{**sizes, **settings}, progress=False)

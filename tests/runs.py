@@ -38,7 +38,7 @@ class BackboneModel(BaseModel):
 
 
 def backbone_runner(work_dir, max_iters, residual_cfg=None, optim_wrapper=None, **kwargs):
-    """A run of the tiny Vision Transformer on pictures of noise."""
+    """A run of the tiny Vision Transformer on images of noise."""
     torch.manual_seed(0)
     model = BackboneModel(residual_cfg or dict(type='PreNorm'))
     data = loader([dict(x=torch.randn(3, 16, 16)) for _ in range(8)])

@@ -86,7 +86,7 @@ def test_shifted_light(script, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / 'out/shifted_light.jsonl').read_text().splitlines()]
     assert [(row['seed'], row['form']) for row in rows] == [(seed, form) for seed in (0, 1) for form in light.LIGHT]
     cfg = load_config(str(config))
-    (usual, ), (dark, ) = (calibration.test_pictures(light.shifted(cfg, factors), 1)
+    (usual, ), (dark, ) = (calibration.test_images(light.shifted(cfg, factors), 1)
                            for factors in ({}, dict(brightness=0.4)))
     assert usual.float().mean() > 10 and (dark - 0.4 * usual).abs().max() <= 1
 

@@ -1,4 +1,4 @@
-"""Full disks, links that lead nowhere, damaged data, odd pictures: it works, or it is one line, and old files stay."""
+"""Full disks, links that lead nowhere, damaged data, odd images: it works, or it is one line, and old files stay."""
 import errno
 import json
 import math
@@ -88,7 +88,7 @@ def scenes(detector, tmp_path):
 
 
 @pytest.fixture
-def pictures(classifier, tmp_path):
+def images(classifier, tmp_path):
     """The same of the classifier."""
     config, weights, data = classifier
     shutil.copytree(data, tmp_path / 'data')
@@ -97,11 +97,11 @@ def pictures(classifier, tmp_path):
 
 
 @pytest.fixture
-def recorded(pictures, tmp_path):
+def recorded(images, tmp_path):
     """A config of the classifier that also records its norms, and the options."""
     config = tmp_path / 'recorded.py'
-    config.write_text(f"_base_ = ['{pictures[0]}']\ncustom_hooks = [dict(type='NormStatisticsHook')]\n")
-    return config, pictures[1]
+    config.write_text(f"_base_ = ['{images[0]}']\ncustom_hooks = [dict(type='NormStatisticsHook')]\n")
+    return config, images[1]
 
 
 # Full disks
@@ -125,8 +125,8 @@ def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_results_on_a_full_disk(disk, pictures, tmp_path, capsys):
-    config, options, weights, _ = pictures
+def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
+    config, options, weights, _ = images
     write_record(tmp_path / 'w')
     write_log(tmp_path / 'w', '1', [log_entry(step, 1.0) for step in range(1, 60)])
     out = disk / 'out'
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeyp
         patch.setattr(LocalBackend, 'put', half_written)
         message = error_of(capsys, 3, *train, 'train_cfg.max_epochs=3')
     assert message == (f'error: the run in {tmp_path}/w stopped after step 4: No space left on device. Once that is '
-                       'mended, --resume goes on from the last whole checkpoint.')
+                       'fixed, --resume goes on from the last whole checkpoint.')
     assert not is_whole('w/epoch_2.pth') and Path('w/epoch_1.pth').read_bytes() == before
     assert Path('w/last_checkpoint').read_text().endswith('epoch_1.pth')
     assert find_resumable('w') == ('w/epoch_1.pth', ['w/epoch_2.pth'])
@@ -208,8 +208,8 @@ def test_a_folder_for_results_that_cannot_be_written(folder, request, tmp_path):
 
 
 @pytest.mark.slow
-def test_tools_say_so_before_they_run_a_model(pictures, tmp_path, capsys, monkeypatch):
-    config, options, weights, data = pictures
+def test_tools_say_so_before_they_run_a_model(images, tmp_path, capsys, monkeypatch):
+    config, options, weights, data = images
     monkeypatch.setattr('torch.nn.Module.__call__', lambda *_, **__: pytest.fail('a model runs'))
     write_record(tmp_path / 'w')
     write_log(tmp_path / 'w', '1', [log_entry(1, 1.0)])
@@ -231,8 +231,8 @@ def test_tools_say_so_before_they_run_a_model(pictures, tmp_path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_links_that_lead_to_themselves_as_inputs(pictures, tmp_path, capsys):
-    config, options, weights, _ = pictures
+def test_links_that_lead_to_themselves_as_inputs(images, tmp_path, capsys):
+    config, options, weights, _ = images
     (tmp_path / 'loop').symlink_to('loop')
     assert 'no config file loop' in error_of(capsys, 2, 'train', 'loop')
     assert 'no checkpoint loop' in error_of(capsys, 2, 'test', config, 'loop', *options)
@@ -240,12 +240,12 @@ def test_links_that_lead_to_themselves_as_inputs(pictures, tmp_path, capsys):
     assert 'no file loop' in error_of(capsys, 2, 'train', config, *options, 'pretrained=loop')
     assert 'no folder loop' in error_of(capsys, 2, 'train', config, '--cfg-options',
                                         'train_dataloader.dataset.data_root=loop')
-    assert 'no picture at loop' in error_of(capsys, 2, 'infer', config, weights, 'loop', '--out-dir', 'out')
+    assert 'no image at loop' in error_of(capsys, 2, 'infer', config, weights, 'loop', '--out-dir', 'out')
     for name in ANALYSES:
         assert 'loop' in error_of(capsys, 2, f'analysis/{name}', 'loop', '--out', 'out')
 
 
-# Pictures that cannot be read
+# Images that cannot be read
 
 
 def cut(path):
@@ -262,43 +262,43 @@ def lead_nowhere(path):
 
 
 @pytest.mark.parametrize('damage, workers', [(empty, 0), pytest.param(cut, 1, marks=pytest.mark.slow)])
-def test_a_damaged_picture_is_named_in_training_and_test(damage, workers, pictures, capsys):
-    config, options, weights, data = pictures
+def test_a_damaged_image_is_named_in_training_and_test(damage, workers, images, capsys):
+    config, options, weights, data = images
     damage(data / 'dark/1.png')
     more = [f'{split}_dataloader.num_workers={workers}' for split in ('train', 'test')]
     for name, arguments in (('train', []), ('test', [weights])):
         message = error_of(capsys, 3, name, config, *arguments, '--work-dir', 'w', *options, *more)
-        assert message == f'error: cannot use the picture {data}/dark/1.png: it is empty, cut off, or no picture.'
+        assert message == f'error: cannot use the image {data}/dark/1.png: it is empty, cut off, or no image.'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('tool, split, damage, said', [
-    ('train', 'train', cut, 'it is empty, cut off, or no picture'),
+    ('train', 'train', cut, 'it is empty, cut off, or no image'),
     ('test', 'val', lead_nowhere, 'No such file or directory')])
 def test_a_damaged_scene_is_named_in_training_and_test(tool, split, damage, said, scenes, capsys):
     config, options, weights, folder = scenes
-    picture = folder / split / '000001.png'
-    damage(picture)
+    image = folder / split / '000001.png'
+    damage(image)
     message = error_of(capsys, 3, tool, config, *[weights] * (tool == 'test'), '--work-dir', 'w', *options,
                        *(f'{split}_dataloader.num_workers=1' for split in ('train', 'val', 'test')))
-    assert message == f'error: cannot use the picture {picture}: {said}.'
+    assert message == f'error: cannot use the image {image}: {said}.'
 
 
 @pytest.mark.slow
-def test_the_process_that_meets_the_damaged_picture_names_it(pictures):
+def test_the_process_that_meets_the_damaged_image_names_it(images):
     """It need not be the first one."""
-    config, options, _, data = pictures
+    config, options, _, data = images
     cut(data / 'light/1.png')
     statuses = processes.run_tool('train', config, '--work-dir', 'w', *options, 'train_dataloader.batch_size=1',
                                   'train_dataloader.sampler.shuffle=False', processes=2, ERRORS='errors.txt')
     assert statuses[1] == 3
     said = [line for line in Path('errors.txt').read_text().splitlines() if line.startswith('error: ')]
-    assert said == [f'error: cannot use the picture {data}/light/1.png: it is empty, cut off, or no picture.']
+    assert said == [f'error: cannot use the image {data}/light/1.png: it is empty, cut off, or no image.']
 
 
 @pytest.mark.slow
-def test_a_folder_with_damaged_pictures_is_drawn_without_them(pictures, capsys):
-    config, _, weights, data = pictures
+def test_a_folder_with_damaged_images_is_drawn_without_them(images, capsys):
+    config, _, weights, data = images
     for name, damage in (('cut.png', cut), ('empty.png', empty), ('nowhere.png', lead_nowhere)):
         shutil.copyfile(data / 'dark/0.png', data / 'dark' / name)
         damage(data / 'dark' / name)
@@ -307,10 +307,10 @@ def test_a_folder_with_damaged_pictures_is_drawn_without_them(pictures, capsys):
     run('infer', config, weights, data / 'dark', '--out-dir', 'out', '--device', 'cpu')
     *_, skipped, count = capsys.readouterr().out.splitlines()
     assert sorted(skipped.removeprefix('skipped: ').split('; ')) == [
-        f'{data}/dark/{name}.png: not readable as a picture' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
-    assert count == '2 pictures are in out' and sorted(os.listdir('out')) == ['0.png', '1.png']
+        f'{data}/dark/{name}.png: not readable as an image' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
+    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png']
     message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
-    assert message == f'error: no picture could be drawn: {data}/dark/cut.png: not readable as a picture.'
+    assert message == f'error: no image could be drawn: {data}/dark/cut.png: not readable as an image.'
 
 
 # Annotations
@@ -378,7 +378,7 @@ def test_boxes_that_are_none_leave_the_loss_finite(scenes, capsys):
     assert_finite('w', steps=2)
 
 
-# Odd pictures
+# Odd images
 
 
 SIZES = [(1, 1), (20, 20000), (20000, 20)]  # height, width
@@ -390,7 +390,7 @@ def draw(path, height, width):
 
 
 @pytest.mark.slow
-def test_odd_pictures_are_classified(tmp_path):
+def test_odd_images_are_classified(tmp_path):
     config = DIGITS / 'swin_un_classifier.py'
     cfg = Config.fromfile(config)
     options = tiny_runs.tiny_data(cfg, tmp_path / 'digits')
@@ -429,9 +429,9 @@ def test_odd_scenes(scenes, capsys):
     for split, command in commands.items():
         make_odd(folder, split, 1, 1)
         run(*command, '--work-dir', 'w', *options)
-        picture = make_odd(folder, split, 20, 20000)
+        image = make_odd(folder, split, 20, 20000)
         message = error_of(capsys, 3, *command, '--work-dir', 'w', *options)
-        assert message.startswith(f'error: cannot use the picture {picture} of 20000 x 20 pixels: OpenCV refuses it (')
+        assert message.startswith(f'error: cannot use the image {image} of 20000 x 20 pixels: OpenCV refuses it (')
         assert message.endswith(' in resize).')
     assert_finite('w')
 
@@ -445,9 +445,9 @@ def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
     run('infer', config, weights, 'in', *options)
     *_, left_out, count = capsys.readouterr().out.splitlines()
     assert left_out.startswith('skipped: in/wide.png (20000 x 20 pixels): OpenCV')
-    assert count == '1 pictures are in out' and os.listdir('out') == ['small.png']
+    assert count == '1 images are in out' and os.listdir('out') == ['small.png']
     message = error_of(capsys, 2, 'infer', config, weights, 'in/wide.png', *options)
-    assert message.startswith('error: no picture could be drawn: in/wide.png (20000 x 20 pixels): ')
+    assert message.startswith('error: no image could be drawn: in/wide.png (20000 x 20 pixels): ')
     # The scale of COCO leaves it a height.
     run('infer', config, weights, 'in/wide.png', *options, 'test_dataloader.dataset.pipeline.1.scale=(1333,800)')
     assert sorted(os.listdir('out')) == ['small.png', 'wide.png']

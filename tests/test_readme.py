@@ -58,7 +58,7 @@ def test_norm_cfg_in_a_stock_config(tmp_path):
 
 @pytest.mark.slow
 def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
-    """The file word for word, with small pictures and few channels, from weights of LayerNorm."""
+    """The file word for word, with small images and few channels, from weights of LayerNorm."""
     monkeypatch.chdir(tmp_path)
     cfg = stock_config(tmp_path)
     # The stock tools ask for workers that persist.

@@ -33,6 +33,6 @@ def test_a_link_that_leaves_the_docs_is_a_path():
         '`mmunorm/a.py`, a file (`mmunorm/a.py`), [a page](../fusion.md#x)')
 
 
-def test_a_picture_links_to_its_file():
-    picture = '<img alt="a" src="../images/a.png">'
-    assert HOOK['with_full_pictures'](f'<p>{picture}</p>') == f'<p><a href="../images/a.png">{picture}</a></p>'
+def test_a_image_links_to_its_file():
+    image = '<img alt="a" src="../images/a.png">'
+    assert HOOK['with_full_images'](f'<p>{image}</p>') == f'<p><a href="../images/a.png">{image}</a></p>'

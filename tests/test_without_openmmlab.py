@@ -59,10 +59,10 @@ model = timm.create_model('vit_tiny_patch16_224', num_classes=10).eval()
 for parameter in model.parameters():  # so that scales and shifts are not 1 and 0
     parameter.data += 0.1 * torch.rand_like(parameter)
 print(len(convert_norms(model, torch.randn(4, 3, 224, 224)).converted))
-picture = torch.randn(1, 3, 224, 224)
-before = model(picture)
+image = torch.randn(1, 3, 224, 224)
+before = model(image)
 print(len(fuse_norms(model, strict=True).folded))
-torch.testing.assert_close(model(picture), before, rtol=1e-4, atol=1e-4 * before.abs().max().item())
+torch.testing.assert_close(model(image), before, rtol=1e-4, atol=1e-4 * before.abs().max().item())
 print(sum(isinstance(module, (torch.nn.LayerNorm, UN)) for module in model.modules()))
 ''')
     assert done.returncode == 0, done.stderr
@@ -134,8 +134,8 @@ cfg = Config(dict(model=dict(type='TimmModel', name='test_vit', norm_cfg=dict(ty
 model = MODELS.build(cfg.model).eval()
 report = mmunorm.fuse_norms(model, strict=True)
 save_folded(model, {str(tmp_path / 'folded.pth')!r}, cfg, report)
-picture = torch.randn(1, 3, 160, 160)
-print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(picture), model(picture)))
+image = torch.randn(1, 3, 160, 160)
+print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(image), model(image)))
 ''', packages=('mmcv', 'mmdet', 'mmpretrain'))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names

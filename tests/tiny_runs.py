@@ -116,13 +116,13 @@ def scalars(work_dir):
 
 
 def write_classifier(folder):
-    """A small classifier's config in `folder`, with two classes of two 32x32 pictures each."""
+    """A small classifier's config in `folder`, with two classes of two 32x32 images each."""
     rng = np.random.default_rng(0)
     for name in ('dark', 'light'):
         (folder / 'data' / name).mkdir(parents=True)
         for i in range(2):
-            picture = rng.integers(0, 100, (32, 32, 3), dtype=np.uint8) + (155 if name == 'light' else 0)
-            cv2.imwrite(str(folder / 'data' / name / f'{i}.png'), picture.astype(np.uint8))
+            image = rng.integers(0, 100, (32, 32, 3), dtype=np.uint8) + (155 if name == 'light' else 0)
+            cv2.imwrite(str(folder / 'data' / name / f'{i}.png'), image.astype(np.uint8))
     config = folder / 'classifier.py'
     config.write_text(CLASSIFIER.format(root=ROOT, data=folder / 'data'))
     return config
@@ -218,7 +218,7 @@ def _run_options(cfg):
 
 
 def _coco_options(cfg, root, ann_file):
-    """Small pictures, few regions of interest, and some detections from weights that know nothing."""
+    """Small images, few regions of interest, and some detections from weights that know nothing."""
     options = [f'{split}_evaluator.ann_file={root}/annotations/{ann_file}' for split in ('val', 'test')]
     options += ['model.train_cfg.rpn_proposal.max_per_img=50', 'model.train_cfg.rcnn.sampler.num=16',
                 'model.test_cfg.rpn.max_per_img=50', 'model.test_cfg.rcnn.max_per_img=5',

@@ -33,7 +33,7 @@ def parse_args(argv=None):
     parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
-                        help='training pictures for the statistics (default: 512)')
+                        help='training images for the statistics (default: 512)')
     parser.add_argument('--adapt-steps', type=not_negative, default=0, metavar='N',
                         help='then train the backbone for so many steps to give what it gave with LayerNorm; this '
                         'needs no labels (default: 0; 300 are usual)')

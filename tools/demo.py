@@ -33,11 +33,11 @@ def train(title: str, config: str, work_dir: str, *options: str) -> str:
 
 
 def draw_sheet() -> None:
-    """Puts the pictures on one sheet, four in a row."""
+    """Puts the images on one sheet, four in a row."""
     from torchvision.io import read_image
     from torchvision.utils import make_grid, save_image
-    pictures = [read_image(str(path)) for path in sorted(Path(ROOT, OUT, 'ship/pictures').iterdir())]
-    save_image(make_grid(pictures, nrow=4) / 255, Path(ROOT, OUT, 'predictions.png'))
+    images = [read_image(str(path)) for path in sorted(Path(ROOT, OUT, 'ship/images').iterdir())]
+    save_image(make_grid(images, nrow=4) / 255, Path(ROOT, OUT, 'predictions.png'))
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
     run('4/4 From this checkpoint to a file without norms', 'tools/ship.py', DETECTOR, detector, '--format', 'openvino',
         '--out', f'{OUT}/ship')
     draw_sheet()
-    print(f'\nAll of it took {(time.time() - start) / 60:.1f} minutes.\nNumbers, speed and pictures: '
-          f'{OUT}/ship/report.html\nThe pictures alone: {OUT}/predictions.png')
+    print(f'\nAll of it took {(time.time() - start) / 60:.1f} minutes.\nNumbers, speed and images: '
+          f'{OUT}/ship/report.html\nThe images alone: {OUT}/predictions.png')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Draws a model's predictions: boxes and masks, the class, or pictures before and after their enhancement."""
+"""Draws a model's predictions: boxes and masks, the class, or images before and after their enhancement."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -18,7 +18,7 @@ from mmunorm.cli.arguments import (
     positive,
     share,
 )
-from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
+from mmunorm.cli.images import draw_each, drawing_scale, find_images
 from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.utils import PreflightError
@@ -28,10 +28,10 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
-    parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
+    parser.add_argument('images', help='an image, or a folder that is searched for images')
+    parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
     parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw at most so many images of a folder, the first ones')
     add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
@@ -50,13 +50,13 @@ class Detector:
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
 
-    def draw(self, path, picture, out_file):
+    def draw(self, path, image, out_file):
         result = self.infer(self.model, str(path)).cpu()
-        scale = drawing_scale(*picture.shape[:2])
-        picture = mmcv.imrescale(picture, scale)
-        self._enlarge(result.pred_instances, *picture.shape[:2], scale)
+        scale = drawing_scale(*image.shape[:2])
+        image = mmcv.imrescale(image, scale)
+        self._enlarge(result.pred_instances, *image.shape[:2], scale)
         self.visualizer.add_datasample(
-            path.name, picture[..., ::-1], result, draw_gt=False, pred_score_thr=self.score_thr,
+            path.name, image[..., ::-1], result, draw_gt=False, pred_score_thr=self.score_thr,
             out_file=str(out_file))
 
     @staticmethod
@@ -82,27 +82,27 @@ class Classifier:
         pipeline = cfg.test_dataloader.dataset.pipeline
         self.takes_rgb = not any(step.type.endswith('LoadImageFromFile') for step in pipeline)
 
-    def draw(self, path, picture, out_file):
-        rgb = picture[..., ::-1]
-        batch = next(self.inferencer.preprocess([rgb if self.takes_rgb else picture]))
+    def draw(self, path, image, out_file):
+        rgb = image[..., ::-1]
+        batch = next(self.inferencer.preprocess([rgb if self.takes_rgb else image]))
         result = self.inferencer.forward(batch)[0]
         self.visualizer.visualize_cls(
             rgb, result, classes=self.inferencer.classes, draw_gt=False,
-            rescale_factor=drawing_scale(*picture.shape[:2]), out_file=str(out_file))
+            rescale_factor=drawing_scale(*image.shape[:2]), out_file=str(out_file))
 
 
 class Enhancer:
-    """An ImageEnhancer of mmunorm; draws each picture beside what becomes of it."""
+    """An ImageEnhancer of mmunorm; draws each image beside what becomes of it."""
 
     def __init__(self, cfg, checkpoint, device):
         self.model = load_model(cfg, checkpoint).to(device)
 
     @torch.no_grad()
-    def draw(self, path, picture, out_file):
-        data = dict(inputs=[torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1)))])
+    def draw(self, path, image, out_file):
+        data = dict(inputs=[torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))])
         enhanced, = self.model(**self.model.data_preprocessor(data))
         after = (enhanced.flip(0) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-        cv2.imwrite(str(out_file), np.hstack([picture, after]))
+        cv2.imwrite(str(out_file), np.hstack([image, after]))
 
 
 def build_artist(cfg, args):

@@ -2,7 +2,7 @@
 
 It converts the norms, trains on with the old model as the teacher, folds, exports, tests the file, and measures its
 speed beside the model with LayerNorm. Each stage is one of the tools, printed as the command that it is. The same call
-goes on after an interruption. OUT/report.html has the numbers and pictures.
+goes on after an interruption. OUT/report.html has the numbers and images.
 """
 import argparse
 import json
@@ -49,7 +49,7 @@ def parse_args(argv=None):
     parser.add_argument('--steps', type=not_negative, metavar='N',
                         help="training steps after the conversion (default: a quarter of the config's); 0 for none")
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
-                        help='training pictures for the statistics (default: 512)')
+                        help='training images for the statistics (default: 512)')
     parser.add_argument('--adapt-steps', type=not_negative, default=300, metavar='N',
                         help='steps before that, which need no labels (default: 300); 0 for none')
     parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
@@ -63,8 +63,8 @@ def options_of(args):
     return ('--cfg-options', *options) if options else ()
 
 
-def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
-    """The stages; the last two are the seconds of a picture and of a test."""
+def plan(args, cfg, chosen, int8, steps, per_image, a_test):
+    """The stages; the last two are the seconds of an image and of a test."""
     out, name = args.out, parse_goal(args.to)[0]
     tools = os.path.relpath(Path(__file__).resolve().parent)
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
@@ -77,14 +77,14 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
          '--num-samples', str(args.num_samples), '--adapt-steps', str(args.adapt_steps), '--test', *trust,
          *options_of(args)),
         out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * cfg.train_dataloader.batch_size)
-        * per_picture + 2 * a_test)]
+        * per_image + 2 * a_test)]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages.append(Stage(
             'Train on, with the model with LayerNorm as the teacher',
             (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
-            checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_picture + a_test,
+            checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_image + a_test,
             lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)))
     file = out / f'model{chosen.suffixes[0]}'
     kind = () if int8 is None else ('--int8', int8)
@@ -108,8 +108,8 @@ def plan(args, cfg, chosen, int8, steps, per_picture, a_test):
         if (folder := shipping.test_folder(cfg)) is not None:
             stages.append(Stage(
                 'Draw what the file sees', (f'{tools}/deploy/infer.py', str(file), str(folder), '--limit',
-                                            str(shipping.PICTURES), '--out-dir', f'{out}/pictures'),
-                out / 'pictures', shipping.PICTURES * per_picture + 5))
+                                            str(shipping.IMAGES), '--out-dir', f'{out}/images'),
+                out / 'images', shipping.IMAGES * per_image + 5))
     return stages, file
 
 
@@ -128,9 +128,9 @@ def main(argv=None):
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     if not can_adapt(model):
         args.adapt_steps = 0
-    per_picture = shipping.seconds_per_picture(cfg, model) if args.dry_run else 0.
-    a_test = len(DATASETS.build(cfg.test_dataloader.dataset)) * per_picture if args.dry_run else 0.
-    stages, file = plan(args, cfg, chosen, int8, steps, per_picture, a_test)
+    per_image = shipping.seconds_per_image(cfg, model) if args.dry_run else 0.
+    a_test = len(DATASETS.build(cfg.test_dataloader.dataset)) * per_image if args.dry_run else 0.
+    stages, file = plan(args, cfg, chosen, int8, steps, per_image, a_test)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):
             minutes = round(stage.seconds / 60)
@@ -153,7 +153,7 @@ def main(argv=None):
     tables['What the conversion lost, norm by norm'] = next((args.out / 'converted').glob('*.md')).read_text()
     report = args.out / 'report.html'
     shipping.write_report(report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', metrics, stages, seconds,
-                          tables, sorted((args.out / 'pictures').rglob('*.*')))
+                          tables, sorted((args.out / 'images').rglob('*.*')))
     for name, values in metrics.items():
         print(f'{name}: ' + ', '.join(f'{key} {value:.4g}' for key, value in values.items()
                                       if key.endswith(('bbox_mAP', 'segm_mAP', 'top1'))))

@@ -27,8 +27,8 @@ def parse_args(argv=None):
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
-    parser.add_argument('--show-dir', help='write pictures with predictions to this folder')
-    parser.add_argument('--wait-time', type=float, default=2, help='seconds for which --show shows a picture')
+    parser.add_argument('--show-dir', help='write images with predictions to this folder')
+    parser.add_argument('--wait-time', type=float, default=2, help='seconds for which --show shows an image')
     add_runner_arguments(parser)
     args = parser.parse_args(argv)
     if args.out and not args.out.endswith(('.pkl', '.pickle')):

@@ -1,4 +1,4 @@
-"""Trains a detector, a classifier, an enhancer of pictures or a translator."""
+"""Trains a detector, a classifier, an enhancer of images or a translator."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them

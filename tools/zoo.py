@@ -76,7 +76,7 @@ def train(recipe: Recipe) -> dict:
     folder = ROOT / OUT / recipe.name
     print(f'\n=== {recipe.name}\n$ python {shlex.join(recipe.command())}', flush=True)
     if status := run_tool(recipe.command(), ROOT):
-        raise RunError(f'the command above ended with status {status}. Once that is mended, the same call goes on.')
+        raise RunError(f'the command above ended with status {status}. Once that is fixed, the same call goes on.')
     checkpoint = read_checkpoint(str(ROOT / (folder / 'last_checkpoint').read_text().strip()))
     meta = {key: value for key, value in checkpoint['meta'].items() if key in ('cfg', 'dataset_meta', 'epoch', 'iter')}
     weights = folder / 'weights.pth'

@@ -1,4 +1,4 @@
-# CIFAR-10, the Python version, in data/cifar10/cifar-10-batches-py. Pictures are enlarged to 224.
+# CIFAR-10, the Python version, in data/cifar10/cifar-10-batches-py. Images are enlarged to 224.
 _base_ = ['mmpretrain::_base_/datasets/cifar10_bs16.py']
 
 train_pipeline = [

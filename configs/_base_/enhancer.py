@@ -1,4 +1,4 @@
-# IAT on pairs of pictures (arXiv 2205.14871): L1, Adam, random crops and flips. A recipe names its folders and epochs.
+# IAT on pairs of images (arXiv 2205.14871): L1, Adam, random crops and flips. A recipe names its folders and epochs.
 _base_ = ['./mmunorm.py']
 default_scope = 'mmengine'
 

@@ -1,15 +1,15 @@
-# IAT from its LOL-V1 weights before a Swin-T with UPerNet, trained jointly on the night pictures of ACDC. It needs
+# IAT from its LOL-V1 weights before a Swin-T with UPerNet, trained jointly on the night images of ACDC. It needs
 # requirements/segmentation.txt. A frozen IAT: `--cfg-options model.freeze_enhancer=True`.
 _base_ = ['../_base_/mmunorm.py']
 default_scope = 'mmseg'
 
 pretrained = 'work_dirs/swin_t_un_imagenet/epoch_300.pth'
 
-# Few night pictures have a rider, truck, bus or motorcycle: IAT's authors leave these four of Cityscapes' classes out.
+# Few night images have a rider, truck, bus or motorcycle: IAT's authors leave these four of Cityscapes' classes out.
 classes = ('road', 'sidewalk', 'building', 'wall', 'fence', 'pole', 'traffic light', 'traffic sign', 'vegetation',
            'terrain', 'sky', 'person', 'car', 'train', 'bicycle')
 
-# The run has 20,000 steps of 8 pictures, as IAT's.
+# The run has 20,000 steps of 8 images, as IAT's.
 crop_size = (512, 512)
 model = dict(
     type='EnhancedModel',
@@ -54,7 +54,7 @@ model = dict(
         loss_decode=dict(type='CrossEntropyLoss', loss_weight=0.4)),
     test_cfg=dict(mode='whole'))
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some pictures have.
+# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some images have.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),

@@ -1,6 +1,6 @@
 # DeiT-S from mmpretrain's public LayerNorm checkpoint, in 20 epochs. First, with `teacher` below downloaded:
 #   python tools/convert_norms.py mmpretrain::deit/deit-small_4xb256_in1k.py TEACHER --out work_dirs/converted
-# The total batch of 1024 is 4 GPUs x 256 pictures; `--auto-scale-lr` fits other batches.
+# The total batch of 1024 is 4 GPUs x 256 images; `--auto-scale-lr` fits other batches.
 _base_ = ['mmpretrain::deit/deit-small_4xb256_in1k.py', '../_base_/mmunorm.py']
 
 teacher = 'https://download.openmmlab.com/mmclassification/v0/deit/' \

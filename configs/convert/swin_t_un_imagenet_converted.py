@@ -1,6 +1,6 @@
 # Swin-T from mmpretrain's public LayerNorm checkpoint, in 20 epochs. First, with `teacher` below downloaded:
 #   python tools/convert_norms.py configs/swin_t_ln_imagenet.py TEACHER --out work_dirs/converted
-# The total batch of 1024 is 16 GPUs x 64 pictures; `--auto-scale-lr` fits other batches.
+# The total batch of 1024 is 16 GPUs x 64 images; `--auto-scale-lr` fits other batches.
 _base_ = ['../swin_t_un_imagenet.py']
 
 teacher = 'https://download.openmmlab.com/mmclassification/v0/swin-transformer/' \

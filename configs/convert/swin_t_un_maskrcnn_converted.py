@@ -1,6 +1,6 @@
 # Mask R-CNN with Swin-T from mmdet's public LayerNorm checkpoint, in 12 epochs. First, with `teacher` below downloaded:
 #   python tools/convert_norms.py configs/swin_t_ln_maskrcnn_3x.py TEACHER --out work_dirs/converted
-# The total batch of 16 is 8 GPUs x 2 pictures; `--auto-scale-lr` fits other batches.
+# The total batch of 16 is 8 GPUs x 2 images; `--auto-scale-lr` fits other batches.
 _base_ = ['../swin_t_un_maskrcnn_1x.py']
 
 pretrained = None

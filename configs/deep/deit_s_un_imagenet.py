@@ -1,5 +1,5 @@
 # DeiT-S on ImageNet-1K from scratch, with the published recipe; the total batch of 1024 is 4 GPUs x 256
-# pictures, and `--auto-scale-lr` fits other batches.
+# images, and `--auto-scale-lr` fits other batches.
 # Depth and scheme are options. BranchNorm's T is its paper's; the run has about 375000 updates:
 #   --cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=BranchNorm \
 #       model.backbone.residual_cfg.warmup_iters=4000

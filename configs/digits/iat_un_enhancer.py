@@ -1,4 +1,4 @@
-# IAT on pairs of dark and light digit scenes: `python tools/dataset/make_digits.py --dark`. Each picture of 128 pixels
+# IAT on pairs of dark and light digit scenes: `python tools/dataset/make_digits.py --dark`. Each image of 128 pixels
 # has one gamma, so that a quarter of it tells as much.
 _base_ = ['../_base_/enhancer.py']
 

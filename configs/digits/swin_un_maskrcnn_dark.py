@@ -1,7 +1,7 @@
 # The Mask R-CNN of this folder on dark scenes: `python tools/dataset/make_digits.py --dark`.
 _base_ = ['./swin_un_maskrcnn.py']
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that these pictures have.
+# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that these images have.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),

@@ -6,7 +6,7 @@ _base_ = ['../swin_t_un_fasterrcnn_1x.py', './_base_/exdark.py']
 pretrained = None
 load_from = 'work_dirs/swin_t_un_maskrcnn_3x/epoch_36.pth'
 
-# The run has 3600 steps of 16 pictures.
+# The run has 3600 steps of 16 images.
 model = dict(
     type='EnhancedModel',
     task_model='FasterRCNN',

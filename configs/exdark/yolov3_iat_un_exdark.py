@@ -5,7 +5,7 @@ _base_ = ['mmdet::yolo/yolov3_d53_8xb8-ms-608-273e_coco.py', './_base_/exdark.py
 load_from = 'https://download.openmmlab.com/mmdetection/v2.0/yolo/yolov3_d53_mstrain-608_273e_coco/' \
     'yolov3_d53_mstrain-608_273e_coco_20210518_115020-a2c3acb8.pth'
 
-# The run has 14,400 steps of 8 pictures.
+# The run has 14,400 steps of 8 images.
 model = dict(
     type='EnhancedModel',
     task_model='YOLOV3',
@@ -16,7 +16,7 @@ model = dict(
     backbone=dict(init_cfg=None),
     bbox_head=dict(num_classes=12))
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some pictures have.
+# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some images have.
 train_pipeline = [step for step in _base_.train_pipeline if step.type != 'PhotoMetricDistortion']
 train_dataloader = dict(dataset=dict(
     _delete_=True,

@@ -1,4 +1,4 @@
-# Exposure correction: five exposures of each scene, with one target, the picture of expert C where it is tested.
+# Exposure correction: five exposures of each scene, with one target, the image of expert C where it is tested.
 _base_ = ['../_base_/enhancer.py']
 
 # The run has about 88,000 steps on one GPU.

@@ -1,1 +1,1 @@
-"""Measures of models and of their runs, and pictures of these measures."""
+"""Measures of models and of their runs, and images of these measures."""

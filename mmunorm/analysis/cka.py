@@ -99,7 +99,7 @@ def output_grams(layers: dict[str, nn.Module], forward: Callable[[], object], ex
 def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b: Callable,
                    layers_a: dict[str, nn.Module],
                    layers_b: dict[str, nn.Module]) -> tuple[np.ndarray, list[str], list[str]]:
-    """Linear CKA between the layers of two models on the same pictures, summed over batches.
+    """Linear CKA between the layers of two models on the same images, summed over batches.
 
     Args:
         batches: pairs of a batch and its number of examples; batches of fewer than 4 are left out.
@@ -121,10 +121,10 @@ def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b
                  for layers, run in ((layers_a, run_a), (layers_b, run_b))]
         names = names or [list(grams) for grams in found]
         if not all(names):
-            raise ValueError('a model has no norm, attention or feed-forward layer with an output for each picture')
+            raise ValueError('a model has no norm, attention or feed-forward layer with an output for each image')
         a, b = (torch.stack([grams[name] for name in order]) for grams, order in zip(found, names, strict=True))
         cross, self_a, self_b = cross + hsic(a, b), self_a + hsic(a, a).diagonal(), self_b + hsic(b, b).diagonal()
     if names is None:
-        raise ValueError('the unbiased estimate needs batches of at least 4 pictures')
+        raise ValueError('the unbiased estimate needs batches of at least 4 images')
     with np.errstate(invalid='ignore', divide='ignore'):
         return cross / np.sqrt(np.outer(self_a, self_b)), *names

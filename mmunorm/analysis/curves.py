@@ -19,7 +19,7 @@ Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 # Okabe and Ito's colours, which colour-blind people can tell apart. Yellow is left out: it is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
-# The metrics that tables and pictures show if a run has several, and their labels.
+# The metrics that tables and images show if a run has several, and their labels.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP',
            'translation/BLEU': 'BLEU', 'enhancement/PSNR': 'PSNR (dB)'}
 

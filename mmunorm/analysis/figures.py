@@ -1,4 +1,4 @@
-"""Pictures of the measures, in sizes that stay legible on a phone."""
+"""Images of the measures, in sizes that stay legible on a phone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -245,24 +245,24 @@ def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[st
 
 
 class Light(NamedTuple):
-    """One picture, and what an IAT's global branch says of its light."""
+    """One image, and what an IAT's global branch says of its light."""
     name: str
     before: np.ndarray  # RGB uint8 `(h, w, 3)`
     after: np.ndarray
-    gamma: float  # what the light is raised to; below 1 makes a picture lighter
+    gamma: float  # what the light is raised to; below 1 makes an image lighter
     matrix: np.ndarray  # of colours, `(3, 3)`
 
 
 def light_figure(lights: Sequence[Light]) -> Figure:
-    """A row for each picture: before, after, and the colour matrix, with gamma above it."""
+    """A row for each image: before, after, and the colour matrix, with gamma above it."""
     figure, panels = new_panels(len(lights), 3)
     limit = max(1., *(np.abs(light.matrix).max() for light in lights))
     for before, after, axes, light in zip(panels[::3], panels[1::3], panels[2::3], lights, strict=True):
         before.imshow(light.before, aspect='auto')
         before.set_title(wrapped(light.name, WIDTH / 3), fontsize='x-small')
         after.imshow(light.after, aspect='auto')
-        for picture in (before, after):
-            picture.set_axis_off()
+        for image in (before, after):
+            image.set_axis_off()
         axes.grid(False)
         axes.imshow(light.matrix, cmap='RdBu_r', vmin=-limit, vmax=limit, aspect='auto')
         for i, j in np.ndindex(3, 3):

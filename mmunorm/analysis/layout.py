@@ -1,4 +1,4 @@
-"""Panels, title, legend and height of a picture; matplotlib's constrained layout does the rest."""
+"""Panels, title, legend and height of an image; matplotlib's constrained layout does the rest."""
 from __future__ import annotations
 
 import textwrap
@@ -62,6 +62,6 @@ def finish(figure: Figure, inches: float, title: str, below: Sequence[str] = (),
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture."""
+    """Writes an image."""
     with whole_file(path) as part:
         figure.savefig(part, dpi=DPI)

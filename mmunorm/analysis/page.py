@@ -23,14 +23,14 @@ from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twic
 
 @dataclass
 class Section:
-    """A heading, text, notes and rows of pictures; without pictures and notes it is left out."""
+    """A heading, text, notes and rows of images; without images and notes it is left out."""
     title: str
     text: str
-    pictures: list[list[Picture]]
+    images: list[list[Panel]]
     notes: Sequence[str] = ()
 
 
-class Picture:
+class Panel:
     """A PNG in base64, its size in pixels, and what it shows."""
 
     def __init__(self, figure: Figure, text: str):
@@ -77,7 +77,7 @@ def _curves(runs: Sequence[WorkDir]) -> Section:
     logged = {run.name: run.scalars for run in runs if run.scalars}
     names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
     return Section('Training curves', '', [[
-        Picture(figures.scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
+        Panel(figures.scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
         for name in names]])
 
 
@@ -90,9 +90,9 @@ def _pnac(measured: Sequence[MeasuredRun]) -> Section:
         'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
         "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
         'span counts as fluctuation.',
-        [[Picture(figures.pnac_figure(found), 'Mean PNAC over training')] if found else [],
-         [Picture(figures.pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
-         [Picture(figures.pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
+        [[Panel(figures.pnac_figure(found), 'Mean PNAC over training')] if found else [],
+         [Panel(figures.pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
+         [Panel(figures.pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
 
 
 def _channels(measured: Sequence[MeasuredRun]) -> Section:
@@ -101,7 +101,7 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
         'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
         'change their sign have no GM.',
-        [[Picture(figures.statistics_figure(one.run.label, one.histories, WINDOW),
+        [[Panel(figures.statistics_figure(one.run.label, one.histories, WINDOW),
                   f'Statistics of single channels of {one.run.label}') for one in measured if one.histories]])
 
 
@@ -111,35 +111,35 @@ def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
         'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not '
         'subtract the mean (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` '
         'subtracts it.',
-        [[Picture(figures.mean_shares_figure(one.run.label, one.mean_shares),
+        [[Panel(figures.mean_shares_figure(one.run.label, one.mean_shares),
                   f'Share of the mean in the input of each norm of {one.run.label}')
           for one in measured if one.mean_shares]])
 
 
 def _outliers(measured: Sequence[MeasuredRun]) -> Section:
-    pictures = [Picture(figures.outliers_figure(one.run.label, *one.outliers),
+    images = [Panel(figures.outliers_figure(one.run.label, *one.outliers),
                         f'Accumulated outlier steps of {one.run.label}') for one in measured if one.outliers]
     notes = [f'{one.run.label}: no layer has an outlier filter.'
-             for one in measured if pictures and one.run.record is not None and one.outliers is None]
+             for one in measured if images and one.run.record is not None and one.outliers is None]
     return Section('Outlier steps', 'Steps on which a layer dropped its moving averages (Eq. 18-19).',
-                   [pictures], notes)
+                   [images], notes)
 
 
 def _cka(summaries: Sequence[dict]) -> Section:
-    pictures, diagonals = [], {}
+    images, diagonals = [], {}
     for summary in summaries:
         cka = np.array(summary['cka'], dtype=float)
         layers = summary['layers_a'], summary['layers_b']
-        pictures.append(Picture(figures.cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
+        images.append(Panel(figures.cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
                                 f'Linear CKA between the layers of {summary["label"]}'))
         if layers[0] == layers[1]:
             diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
-    pictures += [Picture(figures.cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
+    images += [Panel(figures.cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
                  for layers, lines in diagonals.items()]
     return Section('CKA: how alike two models are',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
-                   'pictures. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
-                   'small batches has no bias.', [pictures])
+                   'images. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
+                   'small batches has no bias.', [images])
 
 
 def read_cka(paths: Sequence[str | Path]) -> list[dict]:

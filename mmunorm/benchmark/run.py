@@ -119,8 +119,8 @@ def _prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, set
     for model in models.values():
         model.to(device)
     generator = torch.Generator().manual_seed(SEED)
-    pictures = torch.randint(256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8, generator=generator)
-    task.load(models[plain], pictures.to(device))
+    images = torch.randint(256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8, generator=generator)
+    task.load(models[plain], images.to(device))
 
     def call(method, *args):
         with precision(device, settings.amp):

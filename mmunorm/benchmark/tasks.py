@@ -25,13 +25,13 @@ class ClassifierTask:
         side = cfg.model.backbone.get('img_size', 224)
         return (side, side) if isinstance(side, int) else tuple(side)
 
-    def load(self, model: nn.Module, pictures: Sequence[Tensor]) -> None:
-        """Prepares the inputs of all models with the data preprocessor of one; pictures are uint8 `(3, H, W)`."""
-        data = model.data_preprocessor(dict(inputs=list(pictures), **self._samples(pictures)), False)
+    def load(self, model: nn.Module, images: Sequence[Tensor]) -> None:
+        """Prepares the inputs of all models with the data preprocessor of one; images are uint8 `(3, H, W)`."""
+        data = model.data_preprocessor(dict(inputs=list(images), **self._samples(images)), False)
         self.images, self.samples = data['inputs'], data.get('data_samples')
 
-    def _samples(self, pictures: Sequence[Tensor]) -> dict:
-        """What the data preprocessor gets beside the pictures."""
+    def _samples(self, images: Sequence[Tensor]) -> dict:
+        """What the data preprocessor gets beside the images."""
         return {}
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
@@ -56,7 +56,7 @@ class ClassifierTask:
 
 
 class DetectorTask(ClassifierTask):
-    """A detector's test step: backbone, neck, RPN, RoI heads, NMS, and masks pasted into the picture."""
+    """A detector's test step: backbone, neck, RPN, RoI heads, NMS, and masks pasted into the image."""
     about = ('backbone, neck, RPN, RoI heads and post-processing, from normalized images on the device to '
              'boxes and pasted masks')
     default_batch_size = {'cpu': 1, 'cuda': 2}
@@ -66,11 +66,11 @@ class DetectorTask(ClassifierTask):
     def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
         return (320, 512) if device_type == 'cpu' else (800, 1333)
 
-    def _samples(self, pictures: Sequence[Tensor]) -> dict:
+    def _samples(self, images: Sequence[Tensor]) -> dict:
         from mmdet.structures import DetDataSample
-        size = tuple(pictures[0].shape[-2:])
+        size = tuple(images[0].shape[-2:])
         return dict(data_samples=[
-            DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in pictures])
+            DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in images])
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """What folding must not change: the maps that the neck hands to the heads.

@@ -198,8 +198,8 @@ def _check_sizes(images: list[dict], folder: str) -> None:
     for image in images[::max(1, len(images) // _SAMPLE)]:
         path = os.path.join(folder, image['file_name'])
         try:
-            with Image.open(path) as picture:
-                size, orientation = picture.size, picture.getexif().get(_EXIF_ORIENTATION, 1)
+            with Image.open(path) as opened:
+                size, orientation = opened.size, opened.getexif().get(_EXIF_ORIENTATION, 1)
         except OSError:  # a missing or damaged image is named when it is loaded
             continue
         annotated = image['width'], image['height']

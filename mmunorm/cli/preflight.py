@@ -28,7 +28,7 @@ SOURCES = {
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
             'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',
     'imagenet': 'get ILSVRC2012 from https://image-net.org/download.php and unpack it in {folder}/train and '
-                '{folder}/val, with one folder of pictures for each of the 1000 classes, or link your copy '
+                '{folder}/val, with one folder of images for each of the 1000 classes, or link your copy '
                 'to {folder}',
     'cifar10': 'get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in {folder}',
     'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',

@@ -13,7 +13,7 @@ def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = No
     parser.add_argument('record', nargs=nargs, metavar='RECORD',
                         help=f'a work directory, its folder {FOLDER}, or a config whose work directory is '
                         'work_dirs/CONFIG')
-    parser.add_argument('--out', required=True, help='folder for pictures and numbers')
+    parser.add_argument('--out', required=True, help='folder for images and numbers')
 
 
 def read_records(sources: Sequence[str]) -> tuple[list[NormRecord], list[str]]:

@@ -19,13 +19,13 @@ from torch import nn
 
 from ..deploy.formats import FORMS
 from ..engine.calibration import training_batches
-from ..utils import PICTURE_SUFFIXES, PreflightError, RunError, write_text
+from ..utils import IMAGE_SUFFIXES, PreflightError, RunError, write_text
 
 # The share of the training in which statistics are those of the step.
 WARMUP = 0.5
 # Of the config's rate, after the adaptation: docs/conversion.md.
 ADAPTED_RATE = 0.3
-PICTURES = 8
+IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
         start = time.time()
         status = run_tool(stage.command)
         if status:
-            raise RunError(f'the command above ended with status {status}. Once that is mended, the same call of '
+            raise RunError(f'the command above ended with status {status}. Once that is fixed, the same call of '
                            f'ship.py goes on from there.')
         done[str(stage)] = round(time.time() - start, 1)
         write_text(file, json.dumps(done, indent=1))
@@ -107,18 +107,18 @@ def form_of(name: str, int8: str | None) -> str | None:
 
 
 def test_folder(cfg: Config) -> Path | None:
-    """The folder of the test pictures; None if the data set has no such folder."""
+    """The folder of the test images; None if the data set has no such folder."""
     dataset = cfg.test_dataloader.dataset
     prefix = dataset.get('data_prefix') or ''
     if isinstance(prefix, dict):
         prefix = prefix.get('img') or prefix.get('img_path') or ''
     folder = Path(dataset.get('data_root') or 'nowhere', prefix)
-    return folder if any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob('*')) else None
+    return folder if any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.rglob('*')) else None
 
 
 @torch.no_grad()
-def seconds_per_picture(cfg: Config, model: nn.Module) -> float:
-    """Seconds of a forward pass, measured on one batch of training pictures."""
+def seconds_per_image(cfg: Config, model: nn.Module) -> float:
+    """Seconds of a forward pass, measured on one batch of training images."""
     batch = training_batches(cfg, 1)[0]
     inputs = model.eval().data_preprocessor(batch, False)
     model(**inputs, mode='tensor')
@@ -135,7 +135,7 @@ def newest_metrics(work_dir: Path) -> dict[str, float]:
 
 
 def write_report(path: Path, title: str, metrics: dict[str, dict], stages: list[Stage], seconds: dict[str, float],
-                 tables: dict[str, str], pictures: list[Path]) -> None:
+                 tables: dict[str, str], images: list[Path]) -> None:
     """Writes a page that opens from disk and loads nothing.
 
     `metrics` are by model, in the order of the chain, `seconds` by the command of a stage, and `tables` Markdown by
@@ -144,10 +144,10 @@ def write_report(path: Path, title: str, metrics: dict[str, dict], stages: list[
     names = [name for name in metrics[next(iter(metrics))] if all(name in each for each in metrics.values())]
     kinds = {'.png': 'png', '.jpg': 'jpeg', '.jpeg': 'jpeg'}
     shown = [(kinds[each.suffix.lower()], base64.b64encode(each.read_bytes()).decode(), each.name)
-             for each in pictures if each.suffix.lower() in kinds]
+             for each in images if each.suffix.lower() in kinds]
     template = jinja2.Template(Path(__file__).with_name('ship.html.jinja').read_text(), autoescape=True)
     write_text(path, template.render(
-        title=title, names=names, metrics=metrics, pictures=shown,
+        title=title, names=names, metrics=metrics, images=shown,
         stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages],
         tables={name: _cells(text) for name, text in tables.items()}))
 

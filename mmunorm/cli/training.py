@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 
 from ..config.checkpoints import load_weights
 from ..config.models import clear_build_errors
-from ..engine.pictures import name_unusable_pictures
+from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
 from ..hooks import unwrapped_model
 from ..norms.layers import norm_layers
@@ -93,7 +93,7 @@ def build_runner(cfg: Config) -> Runner:
     with clear_build_errors():
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     runner.register_hook(PublishedNamesHook(), priority='VERY_HIGH')  # EMAHook reads the same checkpoint
-    name_unusable_pictures(runner)
+    name_unusable_images(runner)
     return runner
 
 
@@ -167,7 +167,7 @@ def train(runner: Runner) -> None:
                         f'{type(hook).__name__} could not write its data: {describe(problem)}')
         if isinstance(error, OSError):  # a full disk, or one that has become read-only
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
-                             'Once that is mended, --resume goes on from the last whole checkpoint.') from error
+                             'Once that is fixed, --resume goes on from the last whole checkpoint.') from error
         if isinstance(error, KeyboardInterrupt):
             raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
                            f'{runner.work_dir}, if there is one.') from None

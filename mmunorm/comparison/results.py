@@ -1,4 +1,4 @@
-"""The table, the numbers and the picture of a comparison."""
+"""The table, the numbers and the image of a comparison."""
 from __future__ import annotations
 
 import math
@@ -27,27 +27,27 @@ def results_of(runs: Iterable[ComparedRun], errors: Mapping[ComparedRun, str]) -
 def write_files(out: Path, name: str, lines: Sequence[str], columns: Sequence[str], rows: Iterable[Sequence],
                 figure: Figure | None) -> list[Path]:
     """Writes the lines of NAME.md, the rows of NAME.csv and, if there is a figure, NAME.png; returns the files."""
-    table, numbers, picture = (out / f'{name}.{suffix}' for suffix in ('md', 'csv', 'png'))
+    table, numbers, image = (out / f'{name}.{suffix}' for suffix in ('md', 'csv', 'png'))
     write_text(table, '\n'.join(lines) + '\n')
     write_csv(numbers, columns, rows)
     if figure is None:
         return [table, numbers]
-    save(figure, picture)
-    return [table, numbers, picture]
+    save(figure, image)
+    return [table, numbers, image]
 
 
 def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mapping[ComparedRun, str],
                 header: str, recipe: str) -> list[Path]:
-    """Writes a table (NAME.md), a CSV and a picture of the curves (PNG) into `out`; returns the files, the table first.
+    """Writes a table (NAME.md), a CSV and an image of the curves (PNG) into `out`; returns the files, the table first.
 
     In the CSV, `last_logged_step` is the last step in a finished run's log; the run itself may have gone further.
-    `failed_step` is the first bad step of a run that diverged. There is no picture before a run has finished.
+    `failed_step` is the first bad step of a run that diverged. There is no image before a run has finished.
 
     Args:
         runs: all runs of the comparison, finished or not.
         errors: what went wrong with runs that crashed.
         header: what the table is about, in Markdown.
-        recipe: the name of what was trained, for the title of the picture.
+        recipe: the name of what was trained, for the title of the image.
     """
     results = results_of(runs, errors)
     metrics = metrics_of(results)
@@ -73,7 +73,7 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     if not ended:
         return None
     conditions = list(dict.fromkeys(run.condition for run in ended))
-    # A norm keeps its colour in every picture of this comparison, finished or not.
+    # A norm keeps its colour in every image of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in results)
     panels = {'' if conditions == [CALM] else condition: {
         norm: [read_scalars(run.work_dir) for run in ended if (run.condition, run.norm) == (condition, norm)]

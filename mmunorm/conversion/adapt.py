@@ -41,7 +41,7 @@ def adapt_batches(student: nn.Module, teacher: nn.Module, batches: Sequence, inp
     Args:
         student (nn.Module): converted; `(N, 3, H, W)` to a sequence of outputs.
         teacher (nn.Module): of :func:`with_layer_norms`.
-        batches (Sequence): training pictures.
+        batches (Sequence): training images.
         inputs_of: the tensor `(N, 3, H, W)` of a batch.
         distance: of the student's outputs to the teacher's, a loss `()`.
         steps (int): of training.

@@ -43,7 +43,7 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
 
 
 def parse_goal(text: str) -> tuple[str, dict]:
-    """The name and the config of the norm that `--to` names; it keeps the means of the pictures, if it has some.
+    """The name and the config of the norm that `--to` names; it keeps the means of the images, if it has some.
 
     Raises:
         PreflightError: there is no such norm, or no LayerNorm can be converted to it.

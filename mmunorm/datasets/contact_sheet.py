@@ -1,4 +1,4 @@
-"""Draws a picture that shows people what a COCO-format data set holds."""
+"""Draws an image that shows people what a COCO-format data set holds."""
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def draw_contact_sheet(annotation_file, image_folder, out_file, columns=4, rows=
     Args:
         annotation_file (str | Path): instances with RLE masks.
         image_folder (str | Path): where the images lie.
-        out_file (str | Path): the picture to write.
+        out_file (str | Path): the image to write.
         columns, rows (int): number of images in a row, and number of rows.
         tile (int): side of one image on the sheet in pixels.
     """
@@ -31,16 +31,16 @@ def draw_contact_sheet(annotation_file, image_folder, out_file, columns=4, rows=
     save_image(make_grid(tiles, nrow=columns, padding=0) / 255, out_file)
 
 
-def _annotate(picture, annotations, coco, tile):
-    scale = tile / picture.shape[-1]
-    picture = resize(picture, [tile, tile], antialias=True)
+def _annotate(image, annotations, coco, tile):
+    scale = tile / image.shape[-1]
+    image = resize(image, [tile, tile], antialias=True)
     if not annotations:
-        return picture
+        return image
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(annotations))]
     masks = torch.from_numpy(np.stack([coco.annToMask(annotation) for annotation in annotations]))
     masks = torch.nn.functional.interpolate(masks[None], (tile, tile))[0].bool()
-    picture = draw_segmentation_masks(picture, masks, alpha=0.35, colors=colours)
+    image = draw_segmentation_masks(image, masks, alpha=0.35, colors=colours)
     boxes = torch.tensor([annotation['bbox'] for annotation in annotations]) * scale
     boxes[:, 2:] += boxes[:, :2]
     names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
-    return draw_bounding_boxes(picture, boxes.clamp(max=tile - 1), names, colours)
+    return draw_bounding_boxes(image, boxes.clamp(max=tile - 1), names, colours)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..utils import PICTURE_SUFFIXES, PreflightError
+from ..utils import IMAGE_SUFFIXES, PreflightError
 from .apt import fetch_packages
 from .made_folder import is_made, making_folder
 
@@ -74,7 +74,7 @@ def find_images(folder: Path) -> list[Source]:
         name = str(path.relative_to(folder))
         if path.suffix == '.rcc':
             found.update({each.name: each for each in _images_inside(path, name)})
-        elif path.suffix.lower() in PICTURE_SUFFIXES:
+        elif path.suffix.lower() in IMAGE_SUFFIXES:
             if path.parent.name.startswith('images') and path.parts[-3] == 'contents':
                 name = str(path.parents[2].relative_to(folder))
             found[name] = max(found.get(name, Source(name, path)), Source(name, path),

@@ -1,6 +1,6 @@
-"""Pictures of cut-out objects on photographs, drawn from files of Debian's packages.
+"""Images of cut-out objects on photographs, drawn from files of Debian's packages.
 
-Everything here is a function of a ``numpy.random.Generator``: the same generator state gives the same picture.
+Everything here is a function of a ``numpy.random.Generator``: the same generator state gives the same image.
 """
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from PIL import Image
 
 from .scenes import Cutout, add_cutout, compose, in_8_bits
 
-# Longest side of an object as a share of the picture's side.
+# Longest side of an object as a share of the image's side.
 SCENE_SIDE_RANGE = (28 / 128, 72 / 128)
 SINGLE_SIDE_RANGE = (0.85, 1.)
 MAX_ANGLE = 20.
 MAX_OBJECTS = 6
-# Sides in pixels that the sources are reduced to: what a picture of 128 pixels can show of them.
+# Sides in pixels that the sources are reduced to: what an image of 128 pixels can show of them.
 STAMP_SIDE = 160
 BACKGROUND_SIDE = 900
 
-# The light of a picture, one value of each: a dark one has a high gamma and a low gain.
+# The light of an image, one value of each: a dark one has a high gamma and a low gain.
 GAMMA_RANGE = (0.6, 1.8)
 GAIN_RANGE = (0.35, 1.)
 CAST_RANGE = (0.85, 1.15)  # of each colour
@@ -30,10 +30,10 @@ NOISE_RANGE = (0., 5.)  # standard deviation, of 255
 
 @dataclass(frozen=True)
 class Stamp:
-    """A cut-out object: its name, such as `animals/birds/crow`, its class and its picture, RGBA."""
+    """A cut-out object: its name, such as `animals/birds/crow`, its class and its image, RGBA."""
     name: str
     label: int
-    picture: Image.Image
+    image: Image.Image
 
     @property
     def origin(self):
@@ -42,25 +42,25 @@ class Stamp:
 
 def read_stamp(path: Path, name: str, label: int) -> Stamp:
     """A stamp of a PNG with transparency, without its empty margin."""
-    picture = Image.open(path).convert('RGBA')
-    return Stamp(name, label, _reduced(picture.crop(_box(picture)), STAMP_SIDE))
+    image = Image.open(path).convert('RGBA')
+    return Stamp(name, label, _reduced(image.crop(_box(image)), STAMP_SIDE))
 
 
 def read_background(path: Path) -> Image.Image:
     """A photograph, RGB, with a longest side of at most `BACKGROUND_SIDE`."""
-    picture = Image.open(path)
-    picture.draft('RGB', (BACKGROUND_SIDE, BACKGROUND_SIDE))
-    return _reduced(picture.convert('RGB'), BACKGROUND_SIDE)
+    image = Image.open(path)
+    image.draft('RGB', (BACKGROUND_SIDE, BACKGROUND_SIDE))
+    return _reduced(image.convert('RGB'), BACKGROUND_SIDE)
 
 
-def _reduced(picture, side):
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return picture
+def _reduced(image, side):
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return image
 
 
-def _box(picture):
+def _box(image):
     """The box of what is more than half opaque."""
-    return picture.getchannel('A').point(lambda alpha: 255 * (alpha > 127)).getbbox()
+    return image.getchannel('A').point(lambda alpha: 255 * (alpha > 127)).getbbox()
 
 
 def draw_background(rng, photographs, size):
@@ -70,22 +70,22 @@ def draw_background(rng, photographs, size):
     side = round(np.exp(rng.uniform(np.log(min(1.5 * size, shortest)), np.log(shortest))))
     left, top = (int(rng.integers(extent - side + 1)) for extent in photograph.size)
     box = (left, top, left + side, top + side)
-    picture = photograph.resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=2)
-    pixels = np.asarray(picture, dtype=np.float32)
+    image = photograph.resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=2)
+    pixels = np.asarray(image, dtype=np.float32)
     return pixels[:, ::-1] if rng.random() < 0.5 else pixels
 
 
 def random_cutout(rng, stamp, size, sides, light):
-    """A stamp at a random place of a picture of `size`, wholly inside it: turned, stretched, some mirrored."""
-    picture = stamp.picture.rotate(rng.uniform(-MAX_ANGLE, MAX_ANGLE), Image.Resampling.BILINEAR, expand=True)
-    picture = picture.crop(_box(picture))
-    extents = np.array(picture.size) * np.exp(rng.uniform(-0.1, 0.1, size=2))
+    """A stamp at a random place of an image of `size`, wholly inside it: turned, stretched, some mirrored."""
+    image = stamp.image.rotate(rng.uniform(-MAX_ANGLE, MAX_ANGLE), Image.Resampling.BILINEAR, expand=True)
+    image = image.crop(_box(image))
+    extents = np.array(image.size) * np.exp(rng.uniform(-0.1, 0.1, size=2))
     extents *= np.exp(rng.uniform(*np.log(sides))) * size / extents.max()
     # Thin objects stay visible: a mask has pixels.
-    picture = picture.resize([max(3, int(extent)) for extent in extents], Image.Resampling.BICUBIC)
+    image = image.resize([max(3, int(extent)) for extent in extents], Image.Resampling.BICUBIC)
     if rng.random() < 0.5:
-        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    pixels = np.asarray(picture, dtype=np.float32)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = np.asarray(image, dtype=np.float32)
     height, width = pixels.shape[:2]
     top, left = (int(rng.integers(size - extent + 1)) for extent in (height, width))
     return Cutout(stamp, pixels[..., 3] / 255, top, left, np.clip(pixels[..., :3] * light, 0, 255))
@@ -96,11 +96,11 @@ def background_light(background):
     return np.clip(np.sqrt(background.mean() / 110), 0.6, 1.2)
 
 
-def illuminate(rng, picture):
-    """The picture in another light, from dark to bright, with a colour cast and a sensor's noise: uint8."""
+def illuminate(rng, image):
+    """The image in another light, from dark to bright, with a colour cast and a sensor's noise: uint8."""
     gamma, gain, noise = (rng.uniform(*each) for each in (GAMMA_RANGE, GAIN_RANGE, NOISE_RANGE))
     cast = rng.uniform(*CAST_RANGE, size=3)
-    seen = 255 * gain * cast * (picture / 255)**gamma + rng.normal(scale=noise, size=picture.shape)
+    seen = 255 * gain * cast * (image / 255)**gamma + rng.normal(scale=noise, size=image.shape)
     return in_8_bits(np.clip(seen, 0, 255))
 
 
@@ -111,10 +111,10 @@ def draw_scene(rng, stamps, photographs, size):
         rng (np.random.Generator): decides everything.
         stamps (Sequence[Sequence[Stamp]]): what may be drawn of each class; the classes are equally frequent.
         photographs (Sequence[Image.Image]): the backgrounds.
-        size (int): side of the square picture in pixels.
+        size (int): side of the square image in pixels.
 
     Returns:
-        tuple[np.ndarray, np.ndarray, list[Cutout]]: the picture, uint8 (size, size, 3), the owner of each pixel
+        tuple[np.ndarray, np.ndarray, list[Cutout]]: the image, uint8 (size, size, 3), the owner of each pixel
         as in :func:`compose`, and the objects from the lowest to the topmost.
     """
     background = draw_background(rng, photographs, size)
@@ -127,12 +127,12 @@ def draw_scene(rng, stamps, photographs, size):
     cutouts = []
     for _ in range(rng.integers(1, MAX_OBJECTS + 1)):
         add_cutout(background, cutouts, draw)
-    picture, owner = compose(background, cutouts)
-    return illuminate(rng, picture), owner, cutouts
+    image, owner = compose(background, cutouts)
+    return illuminate(rng, image), owner, cutouts
 
 
 def draw_single(rng, stamp, photographs, size):
-    """One object that fills most of a picture, uint8 `(size, size, 3)`, looking as objects do in scenes."""
+    """One object that fills most of an image, uint8 `(size, size, 3)`, looking as objects do in scenes."""
     background = draw_background(rng, photographs, size)
     cutout = random_cutout(rng, stamp, size, SINGLE_SIDE_RANGE, background_light(background))
     return illuminate(rng, compose(background, [cutout])[0])

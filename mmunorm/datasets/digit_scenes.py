@@ -1,6 +1,6 @@
-"""Pictures of handwritten digits on photographs, drawn from data that scikit-learn bundles.
+"""Images of handwritten digits on photographs, drawn from data that scikit-learn bundles.
 
-A generator decides all that is random: the same state gives the same picture. The handwriting is
+A generator decides all that is random: the same state gives the same image. The handwriting is
 ``sklearn.datasets.load_digits``: 1797 digits of 8x8 cells. The backgrounds are the two photographs of
 ``sklearn.datasets.load_sample_images``.
 """
@@ -20,7 +20,7 @@ VAL_EVERY = 5
 # Train uses a photograph left of this fraction of its width, val uses the rest.
 PHOTO_CUT = 0.64
 
-# Heights as a share of the picture's side. In a picture of 128 pixels, a digit is legible from a height of about 20.
+# Heights as a share of the image's side. In an image of 128 pixels, a digit is legible from a height of about 20.
 # The largest digits leave room for others.
 SCENE_HEIGHT_RANGE = (20 / 128, 56 / 128)
 SINGLE_HEIGHT_RANGE = (0.6, 0.85)
@@ -81,9 +81,9 @@ def draw_background(rng, split, size, share=1.):
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
     # Clutter is drawn at twice the size: the reduction smooths its edges.
-    picture = Image.fromarray(np.ascontiguousarray(crop)).resize((2 * size, 2 * size), Image.Resampling.BICUBIC)
-    draw_clutter(rng, picture, share)
-    pixels = np.asarray(picture.resize((size, size), Image.Resampling.BOX), dtype=np.float32)
+    image = Image.fromarray(np.ascontiguousarray(crop)).resize((2 * size, 2 * size), Image.Resampling.BICUBIC)
+    draw_clutter(rng, image, share)
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.BOX), dtype=np.float32)
     mean = pixels.mean(axis=(0, 1))
     pixels = mean + (pixels - mean) * rng.uniform(0.6, 1.1)
     pixels = pixels * rng.uniform(0.8, 1.2, size=3) * rng.uniform(0.3, 0.5)
@@ -91,13 +91,13 @@ def draw_background(rng, split, size, share=1.):
     return np.clip(pixels, 0, 255).astype(np.float32)
 
 
-def draw_clutter(rng, picture, share):
-    """Draw strokes, arcs and blobs on a PIL picture, in place: up to six on a whole scene."""
-    draw = ImageDraw.Draw(picture)
-    side = picture.width / share
+def draw_clutter(rng, image, share):
+    """Draw strokes, arcs and blobs on a PIL image, in place: up to six on a whole scene."""
+    draw = ImageDraw.Draw(image)
+    side = image.width / share
     for _ in range(rng.integers(round(6 * share) + 1)):
         shape = rng.integers(3)
-        x, y = (int(v) for v in rng.integers(picture.width, size=2))
+        x, y = (int(v) for v in rng.integers(image.width, size=2))
         width, height = (int(v) for v in rng.uniform(0.08, 0.4, size=2) * side)
         colour = tuple(int(v) for v in rng.integers(256, size=3))
         thickness = max(1, round(side * rng.uniform(0.008, 0.025)))
@@ -119,7 +119,7 @@ def draw_alpha(rng, cells, height):
     angle = np.deg2rad(rng.uniform(-MAX_ANGLE, MAX_ANGLE))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     shape = np.array([[1, 0], [rng.uniform(-0.15, 0.15), rng.uniform(0.85, 1.2)]])
-    # From rows and columns of the picture to those of the cells.
+    # From rows and columns of the image to those of the cells.
     inverse = np.linalg.inv(scale * turn @ shape)
     padded = np.pad(cells, 2)
     side = int(np.ceil(1.8 * height))
@@ -132,7 +132,7 @@ def draw_alpha(rng, cells, height):
 
 
 def random_glyph(rng, sample, size, height_range):
-    """A sample at a random place of a picture of ``size``, wholly inside it, in a light colour like chalk."""
+    """A sample at a random place of an image of ``size``, wholly inside it, in a light colour like chalk."""
     while True:
         alpha = draw_alpha(rng, sample.cells, np.exp(rng.uniform(*np.log(np.array(height_range) * size))))
         if max(alpha.shape) <= size:  # a turned digit can be larger than the height that was asked for
@@ -148,7 +148,7 @@ def draw_scene(rng, samples, split, size):
     """One to five of ``samples`` on a background of a split.
 
     Returns:
-        tuple[np.ndarray, np.ndarray, list[Cutout]]: the picture, uint8 (size, size, 3), the owners as ``compose``
+        tuple[np.ndarray, np.ndarray, list[Cutout]]: the image, uint8 (size, size, 3), the owners as ``compose``
         returns them, and the glyphs from the lowest to the topmost.
     """
     background = draw_background(rng, split, size)
@@ -156,12 +156,12 @@ def draw_scene(rng, samples, split, size):
     for _ in range(rng.integers(1, MAX_DIGITS + 1)):
         add_cutout(background, glyphs,
                    lambda: random_glyph(rng, samples[rng.integers(len(samples))], size, SCENE_HEIGHT_RANGE))
-    picture, owner = compose(background, glyphs)
-    return in_8_bits(picture), owner, glyphs
+    image, owner = compose(background, glyphs)
+    return in_8_bits(image), owner, glyphs
 
 
 def draw_single(rng, sample, split, size):
-    """One digit that fills most of a picture, looking as digits do in scenes: uint8 (size, size, 3)."""
+    """One digit that fills most of an image, looking as digits do in scenes: uint8 (size, size, 3)."""
     background = draw_background(rng, split, size, share=0.35)
-    picture, _ = compose(background, [random_glyph(rng, sample, size, SINGLE_HEIGHT_RANGE)])
-    return in_8_bits(picture)
+    image, _ = compose(background, [random_glyph(rng, sample, size, SINGLE_HEIGHT_RANGE)])
+    return in_8_bits(image)

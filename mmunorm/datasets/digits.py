@@ -1,7 +1,7 @@
 """Small real data sets of handwritten digits, in the formats that OpenMMLab reads.
 
 One is a COCO-format set of scenes for detection and instance segmentation. The other is an ImageNet-folder set for
-classification. Its pictures look like the digits in the scenes, so a detector can start from a classifier's weights.
+classification. Its images look like the digits in the scenes, so a detector can start from a classifier's weights.
 Both come from data that scikit-learn bundles: nothing is downloaded. The scenes can be had in the dark, too.
 """
 import numpy as np
@@ -11,7 +11,7 @@ from .contact_sheet import draw_contact_sheet
 from .darkness import darken
 from .digit_scenes import SPLITS, draw_scene, draw_single, split_samples
 from .made_folder import is_made, making_folder, settings_of
-from .scenes import save_picture, write_scenes
+from .scenes import save_image, write_scenes
 
 CLASSES = tuple('0123456789')
 
@@ -49,7 +49,7 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
 
     The folder gets the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
     ``preview.png``, annotated val scenes. Category k + 1 is the digit k. A mask is exactly what is visible of its
-    digit in the picture (``iscrowd`` 0, compressed RLE), at least 60 % of it; box and area are those of the mask.
+    digit in the image (``iscrowd`` 0, compressed RLE), at least 60 % of it; box and area are those of the mask.
     ``digit_id`` is the index of its handwriting in ``sklearn.datasets.load_digits``. Train and val share none, in both
     sets together. Scene k does not depend on how many there are.
 
@@ -60,8 +60,8 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
     Args:
         out (str | Path): the folder.
         seed (int): decides everything random.
-        train_scenes, val_scenes, train_images, val_images (int): how many pictures.
-        scene_size, image_size (int): side of a scene, and of a picture for classification, in pixels.
+        train_scenes, val_scenes, train_images, val_images (int): how many images.
+        scene_size, image_size (int): side of a scene, and of an image for classification, in pixels.
         dark (bool): whether the folder also gets ``coco_dark/``, the scenes in the dark under the same names and with
             the same annotations, and ``preview_dark.png``. A folder that has them keeps them.
         force (bool): whether to overwrite a folder that this function made before. It never touches any other folder
@@ -104,11 +104,11 @@ def _write_digit_scenes(folder, split, samples, settings, progress):
 
     def draw(index):
         rng = np.random.default_rng([seed, 1, SPLITS.index(split), index])
-        picture, owner, glyphs = draw_scene(rng, samples, split, settings['scene_size'])
+        image, owner, glyphs = draw_scene(rng, samples, split, settings['scene_size'])
         if len(roots) == 1:
-            return [picture], owner, glyphs
+            return [image], owner, glyphs
         rng = np.random.default_rng([seed, 3, SPLITS.index(split), index])
-        return [picture, darken(picture, rng)], owner, glyphs
+        return [image, darken(image, rng)], owner, glyphs
 
     content = dict(
         info=dict(description=f'Handwritten digits on photographs, {split}', version=str(VERSION),
@@ -119,7 +119,7 @@ def _write_digit_scenes(folder, split, samples, settings, progress):
 
 
 def _write_images(folder, split, samples, settings, progress):
-    """Pictures of one digit each, in a folder for each class."""
+    """Images of one digit each, in a folder for each class."""
     for name in CLASSES:
         (folder / name).mkdir(parents=True)
     for index in tqdm(range(settings[f'{split}_images']), f'{split} images', mininterval=0.5,
@@ -128,4 +128,4 @@ def _write_images(folder, split, samples, settings, progress):
         sample = samples[rank]
         rng = np.random.default_rng([settings['seed'], 2, SPLITS.index(split), index])
         path = folder / CLASSES[sample.label] / f'digit{sample.digit_id:04d}_{drawing}.png'
-        save_picture(draw_single(rng, sample, split, settings['image_size']), path)
+        save_image(draw_single(rng, sample, split, settings['image_size']), path)

@@ -12,18 +12,18 @@ from ..utils import PreflightError, write_text
 CLASSES = ('Bicycle', 'Boat', 'Bottle', 'Bus', 'Car', 'Cat', 'Chair', 'Cup', 'Dog', 'Motorbike', 'People', 'Table')
 SPLITS = ('train', 'val', 'test')  # 1, 2 and 3 in ExDark's list
 LIST = 'imageclasslist.txt'
-PICTURES, BOXES = 'ExDark', 'ExDark_Annno'  # as the archives have them
+IMAGES, BOXES = 'ExDark', 'ExDark_Annno'  # as the archives have them
 
 
 def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
     """Writes `annotations/{train,val,test}.json` under `root`.
 
     `root` holds what ExDark's archives do: the list `imageclasslist.txt`, whose lines are name, class, light, place and
-    split, the pictures `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and height.
-    Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the picture.
+    split, the images `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and height.
+    Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the image.
 
     Returns:
-        dict[str, tuple[int, int]]: pictures and boxes of each split.
+        dict[str, tuple[int, int]]: images and boxes of each split.
 
     Raises:
         PreflightError: a file is missing or damaged; names it.
@@ -33,19 +33,19 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
         dict(id=i, name=name) for i, name in enumerate(CLASSES, start=1)]) for split in SPLITS}
     for name, label, split in _listed(root / LIST):
         images, annotations = contents[split]['images'], contents[split]['annotations']
-        path = _find(root / PICTURES / label, name)
+        path = _find(root / IMAGES / label, name)
         try:
-            with Image.open(path) as picture:
-                width, height = picture.size
+            with Image.open(path) as image:
+                width, height = image.size
         except UnidentifiedImageError:
-            raise PreflightError(f'{path} is no picture, or cut off.') from None
-        images.append(dict(id=len(images) + 1, file_name=path.relative_to(root / PICTURES).as_posix(), width=width,
+            raise PreflightError(f'{path} is no image, or cut off.') from None
+        images.append(dict(id=len(images) + 1, file_name=path.relative_to(root / IMAGES).as_posix(), width=width,
                            height=height))
         for category, box in _boxes(root / BOXES / label / f'{name}.txt', width, height):
             annotations.append(dict(id=len(annotations) + 1, image_id=len(images), category_id=category, bbox=box,
                                     area=box[2] * box[3], iscrowd=0))
     if not any(content['images'] for content in contents.values()):
-        raise PreflightError(f'{root / LIST} names no picture.')
+        raise PreflightError(f'{root / LIST} names no image.')
     (root / 'annotations').mkdir(exist_ok=True)
     for split, content in contents.items():
         write_text(root / 'annotations' / f'{split}.json', json.dumps(content))
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Name, class and split of each picture."""
+    """Name, class and split of each image."""
     for place, line in _lines(path):
         fields = line.split()
         if not fields or place.endswith(', line 1') and not fields[-1].isdigit():  # the header
@@ -77,12 +77,12 @@ def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """The picture; some have another case of their suffix in the list than on the disk."""
+    """The image; some have another case of their suffix in the list than on the disk."""
     path = folder / name
     for suffix in (path.suffix, path.suffix.lower(), path.suffix.upper(), path.suffix.capitalize()):
         if path.with_suffix(suffix).is_file():
             return path.with_suffix(suffix)
-    raise PreflightError(f'there is no picture {path}.')
+    raise PreflightError(f'there is no image {path}.')
 
 
 def _boxes(path: Path, width: int, height: int) -> Iterator[tuple[int, list[float]]]:

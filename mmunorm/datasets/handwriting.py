@@ -1,4 +1,4 @@
-"""Handwritten digits as they were scanned: the smallest real pictures, for models that are deep and narrow."""
+"""Handwritten digits as they were scanned: the smallest real images, for models that are deep and narrow."""
 from __future__ import annotations
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..norms.base import check_choice
 class HandwrittenDigits(BaseDataset):
     """UCI's Optical Recognition of Handwritten Digits, as scikit-learn bundles it: nothing is downloaded or read.
 
-    1797 pictures of 8 x 8 pixels, grey, ink bright; `img` is uint8 `(8, 8)`. A fifth of each class is for validation.
+    1797 images of 8 x 8 pixels, grey, ink bright; `img` is uint8 `(8, 8)`. A fifth of each class is for validation.
 
     Args:
         split (str): 'train' or 'val'.

@@ -1,4 +1,4 @@
-"""Pairs of pictures for image-to-image models: two folders, and the steps of a pipeline on both pictures at once."""
+"""Pairs of images for image-to-image models: two folders, and the steps of a pipeline on both images at once."""
 from __future__ import annotations
 
 import re
@@ -14,23 +14,23 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 
-from ..utils import PICTURE_SUFFIXES, LocalError, PreflightError
+from ..utils import IMAGE_SUFFIXES, LocalError, PreflightError
 
 
 @DATASETS.register_module()
 class PairDataset(BaseDataset):
-    """The pictures of a folder, each with the picture of another folder that it is to become.
+    """The images of a folder, each with the image of another folder that it is to become.
 
-    A pair has one name, whatever the suffixes; several pictures may share a target.
+    A pair has one name, whatever the suffixes; several images may share a target.
 
     Args:
         data_prefix (dict): the folders, `dict(img=..., target=...)`, in `data_root`.
         rename (Sequence[str], optional): a regular expression and its replacement, which make the name of the target
-            of that of a picture, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
+            of that of an image, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
         **kwargs: the other arguments of mmengine's BaseDataset. The `pipeline` begins with :class:`LoadPair`.
 
     Raises:
-        PreflightError: a folder does not exist, there is no picture, or one has no target; names it.
+        PreflightError: a folder does not exist, there is no image, or one has no target; names it.
     """
 
     def __init__(self, data_prefix: dict, rename: Sequence[str] | None = None, **kwargs):
@@ -39,22 +39,22 @@ class PairDataset(BaseDataset):
 
     def load_data_list(self) -> list[dict]:
         """`img_path` and `target_path` of each pair, in the order of the names."""
-        sources, targets = (_pictures_in(self.data_prefix[key]) for key in ('img', 'target'))
+        sources, targets = (_images_in(self.data_prefix[key]) for key in ('img', 'target'))
         by_name = {path.stem: path for path in targets}
         pairs = []
         for path in sources:
             name = re.sub(*self.rename, path.stem) if self.rename else path.stem
             if name not in by_name:
-                raise PreflightError(f'{path} has no target: no picture {name} in {self.data_prefix["target"]}.')
+                raise PreflightError(f'{path} has no target: no image {name} in {self.data_prefix["target"]}.')
             pairs.append(dict(img_path=str(path), target_path=str(by_name[name])))
         return pairs
 
 
-def _pictures_in(folder: str) -> list[Path]:
+def _images_in(folder: str) -> list[Path]:
     paths = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
-    if pictures := [path for path in paths if path.suffix.lower() in PICTURE_SUFFIXES]:
-        return pictures
-    raise PreflightError(f'there is no picture in the folder {folder}.')
+    if images := [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]:
+        return images
+    raise PreflightError(f'there is no image in the folder {folder}.')
 
 
 @TRANSFORMS.register_module()
@@ -62,10 +62,10 @@ class LoadPair(BaseTransform):
     """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that."""
 
     def transform(self, results: dict) -> dict:
-        """Adds the two pictures.
+        """Adds the two images.
 
         Raises:
-            LocalError: a picture cannot be read, or the two have not the same size.
+            LocalError: an image cannot be read, or the two have not the same size.
         """
         results['img'], results['target'] = _read(results['img_path']), _read(results['target_path'])
         if results['img'].shape != results['target'].shape:
@@ -77,17 +77,17 @@ class LoadPair(BaseTransform):
 
 def _read(path: str) -> np.ndarray:
     try:
-        picture = mmcv.imfrombytes(Path(path).read_bytes())
+        image = mmcv.imfrombytes(Path(path).read_bytes())
     except (OSError, cv2.error):
-        picture = None
-    if picture is None:
-        raise LocalError(f'cannot use the picture {path}: it is missing, empty, cut off, or no picture.')
-    return picture
+        image = None
+    if image is None:
+        raise LocalError(f'cannot use the image {path}: it is missing, empty, cut off, or no image.')
+    return image
 
 
 @TRANSFORMS.register_module()
 class RandomCropPair(BaseTransform):
-    """Cuts the same random part out of both pictures; a picture that is smaller stays as it is along that side.
+    """Cuts the same random part out of both images; an image that is smaller stays as it is along that side.
 
     Args:
         crop_size (Sequence[int]): height and width.
@@ -107,7 +107,7 @@ class RandomCropPair(BaseTransform):
 
 @TRANSFORMS.register_module()
 class RandomFlipPair(BaseTransform):
-    """Flips both pictures, along each axis in half of the cases."""
+    """Flips both images, along each axis in half of the cases."""
 
     def transform(self, results: dict) -> dict:
         for axis in (0, 1):
@@ -122,7 +122,7 @@ class PackPair(BaseTransform):
     """Gives `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
 
     def transform(self, results: dict) -> dict:
-        picture, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
+        image, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
                            for key in ('img', 'target'))
         sample = BaseDataElement(target=target, metainfo=dict(img_path=results['img_path']))
-        return dict(inputs=picture, data_samples=sample)
+        return dict(inputs=image, data_samples=sample)

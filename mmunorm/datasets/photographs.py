@@ -1,7 +1,7 @@
-"""Data sets of cut-out objects on photographs, in the formats that OpenMMLab reads, from pictures that Debian ships.
+"""Data sets of cut-out objects on photographs, in the formats that OpenMMLab reads, from images that Debian ships.
 
 One is a COCO-format set of scenes for detection and instance segmentation, the other an ImageNet-folder set for
-classification. Its pictures look like the objects in the scenes, so a detector can start from a classifier's weights.
+classification. Its images look like the objects in the scenes, so a detector can start from a classifier's weights.
 Both have the splits train, val and test. No two splits share an object or a background.
 """
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..utils import PICTURE_SUFFIXES, PreflightError
+from ..utils import IMAGE_SUFFIXES, PreflightError
 from .apt import fetch_packages
 from .contact_sheet import draw_contact_sheet
 from .cutouts import Stamp, draw_scene, draw_single, read_background, read_stamp
 from .digits import check_settings
 from .made_folder import is_made, making_folder
-from .scenes import save_picture, write_scenes
+from .scenes import save_image, write_scenes
 from .stamps import BACKGROUNDS, STAMPS
 
 CLASSES = tuple(sorted(STAMPS))
@@ -70,7 +70,7 @@ def find_backgrounds(folders: Sequence[Path]) -> list[tuple[str, Path]]:
     for folder in folders:
         for path in sorted(folder.rglob('*')):
             name = path.parts[-4] if path.parent.name == 'images' else path.stem
-            if name in BACKGROUNDS and path.suffix.lower() in PICTURE_SUFFIXES and path.is_file():
+            if name in BACKGROUNDS and path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
                 found[name] = max(found.get(name, path), path, key=lambda each: each.stat().st_size)
     if len(found) < len(SPLITS):
         raise PreflightError(f'--backgrounds {" ".join(map(str, folders))}: of the {len(BACKGROUNDS)} photographs, '
@@ -91,18 +91,18 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
     """Make both sets in one folder, as a whole or not at all.
 
     The folder gets ``coco/``, ``imagenet/``, ``preview.png``, annotated val scenes, and ``README.md`` with licence and
-    checksum of each file that was used. The same arguments and files give the same pictures.
+    checksum of each file that was used. The same arguments and files give the same images.
 
     Args:
         out (str | Path): the folder.
         stamps (str | Path, optional): the folder of tuxpaint's stamps, such as /usr/share/tuxpaint/stamps. Defaults to
-            None: apt gets the packages, and they are unpacked in `debian_pictures` beside `out`.
+            None: apt gets the packages, and they are unpacked in `debian_images` beside `out`.
         backgrounds (Sequence[str | Path]): folders that have the backgrounds; needed with `stamps`.
         seed (int): decides everything random, the splits, too.
         train_scenes, val_scenes (int): how many scenes; test has as many as val.
         scene_size (int): side of a scene in pixels.
-        train_images, val_images (int): how many pictures for classification; test has as many as val.
-        image_size (int): side of such a picture in pixels.
+        train_images, val_images (int): how many images for classification; test has as many as val.
+        image_size (int): side of such an image in pixels.
         force (bool): whether to overwrite a folder that this function made before.
         progress (bool): whether to show progress bars.
 
@@ -112,7 +112,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
 
     Raises:
         ValueError: a number is outside ``digits.LIMITS``.
-        PreflightError: there are no pictures to make it of.
+        PreflightError: there are no images to make it of.
         FolderError: the folder must not be written; see ``made_folder.is_made``.
     """
     sizes = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
@@ -124,8 +124,8 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
     if is_made(out, settings, force):
         return None
     if stamps is None:
-        sources = Path(out).parent / 'debian_pictures'
-        fetch_packages(sources, LICENCES, 'the pictures', INSTEAD)
+        sources = Path(out).parent / 'debian_images'
+        fetch_packages(sources, LICENCES, 'the images', INSTEAD)
         stamps = sources / STAMP_PACKAGE / 'usr/share/tuxpaint/stamps'
         backgrounds = [sources / package for package in LICENCES if package != STAMP_PACKAGE]
     kinds = [split_sources(kind, seed) for kind in find_stamps(Path(stamps))]
@@ -148,7 +148,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
 
 
 class _Drawer:
-    """Draws the pictures of a split; picture k does not depend on how many there are."""
+    """Draws the images of a split; image k does not depend on how many there are."""
 
     def __init__(self, split: str, seed: int, stamps: list[list[Stamp]], photographs: list[Image.Image]):
         self.split, self.seed, self.stamps, self.photographs = split, seed, stamps, photographs
@@ -157,8 +157,8 @@ class _Drawer:
         return np.random.default_rng([self.seed, kind, SPLITS.index(self.split), index])
 
     def scene(self, index: int, size: int):
-        picture, owner, cutouts = draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
-        return [picture], owner, cutouts
+        image, owner, cutouts = draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
+        return [image], owner, cutouts
 
     def write_images(self, folder: Path, count: int, size: int, progress: bool) -> None:
         """The classes take turns, and the stamps of a class do."""
@@ -168,8 +168,8 @@ class _Drawer:
             drawing, label = divmod(index, len(CLASSES))
             kind = self.stamps[label]
             stamp = kind[drawing % len(kind)]
-            picture = draw_single(self._rng(2, index), stamp, self.photographs, size)
-            save_picture(picture, folder / CLASSES[label] / f'{os.path.basename(stamp.name)}_{drawing}.png')
+            image = draw_single(self._rng(2, index), stamp, self.photographs, size)
+            save_image(image, folder / CLASSES[label] / f'{os.path.basename(stamp.name)}_{drawing}.png')
 
 
 def _coco_content(split: str) -> dict:
@@ -181,11 +181,11 @@ def _coco_content(split: str) -> dict:
 
 def _readme(kinds: list[dict[str, list]], photographs: dict[str, list]) -> str:
     lines = ['# Cut-out objects on photographs', '',
-             'Made by `tools/dataset/make_photographs.py` of mmunorm from pictures of these packages of Debian. Their '
-             'licences hold for the pictures here, too; `usr/share/doc/PACKAGE/copyright` names the authors.', '',
+             'Made by `tools/dataset/make_photographs.py` of mmunorm from images of these packages of Debian. Their '
+             'licences hold for the images here, too; `usr/share/doc/PACKAGE/copyright` names the authors.', '',
              '| package | licence |', '|---|---|',
              *(f'| {package} | {licence} |' for package, licence in LICENCES.items()), '',
-             'What was used, with the SHA-256 checksum of each file:', '', '| split | kind | picture | SHA-256 |',
+             'What was used, with the SHA-256 checksum of each file:', '', '| split | kind | image | SHA-256 |',
              '|---|---|---|---|']
     for split in SPLITS:
         for kind, found in [*zip(CLASSES, (kind[split] for kind in kinds), strict=True),

@@ -13,14 +13,14 @@ from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
 # The share of an object's mask that must stay visible under later objects. A place that would hide more is not used.
-# So every object in a picture is visible enough to be annotated.
+# So every object in an image is visible enough to be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """An object as it lies in a picture.
+    """An object as it lies in an image.
 
     Attributes:
         sample: what it is: has `label`, its class, and `origin`, a dict that its annotation gets.
@@ -51,16 +51,16 @@ def compose(background, cutouts):
         cutouts (Sequence[Cutout]): from the lowest to the topmost.
 
     Returns:
-        tuple[np.ndarray, np.ndarray]: the picture, float32 (H, W, 3), and the owner of each pixel,
+        tuple[np.ndarray, np.ndarray]: the image, float32 (H, W, 3), and the owner of each pixel,
         int (H, W): -1 for the background, else the index of the topmost cutout whose mask has it.
     """
-    picture = background.astype(np.float32)
+    image = background.astype(np.float32)
     owner = np.full(background.shape[:2], -1)
     for index, cutout in enumerate(cutouts):
         alpha = cutout.alpha[..., None]
-        picture[cutout.window] = (1 - alpha) * picture[cutout.window] + alpha * cutout.pixels
+        image[cutout.window] = (1 - alpha) * image[cutout.window] + alpha * cutout.pixels
         owner[cutout.window][cutout.mask] = index
-    return picture, owner
+    return image, owner
 
 
 def add_cutout(background, cutouts, draw, tries=10):
@@ -102,10 +102,10 @@ def write_scenes(folders: Sequence[Path], split: str, count: int, draw: Callable
     A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
 
     Args:
-        folders: several have the same scenes and annotations, each with a picture of its own.
+        folders: several have the same scenes and annotations, each with an image of its own.
         split: its name.
         count: how many scenes.
-        draw: gives the picture for each folder, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an
+        draw: gives the image for each folder, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an
             index.
         content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
         progress: whether to show a progress bar.
@@ -118,11 +118,11 @@ def write_scenes(folders: Sequence[Path], split: str, count: int, draw: Callable
         (folder / 'annotations').mkdir(exist_ok=True)
     images, annotations = [], []
     for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None if progress else True):
-        pictures, owner, cutouts = draw(index)
+        drawn, owner, cutouts = draw(index)
         height, width = owner.shape
         image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=width, height=height, license=1)
-        for folder, picture in zip(folders, pictures, strict=True):
-            save_picture(picture, folder / split / image['file_name'])
+        for folder, pixels in zip(folders, drawn, strict=True):
+            save_image(pixels, folder / split / image['file_name'])
         images.append(image)
         for order, cutout in enumerate(cutouts):
             # COCO's evaluation takes annotation id 0 for "no match".
@@ -142,12 +142,12 @@ def _annotation(mask, sample):
         iscrowd=0, segmentation=dict(size=rle['size'], counts=rle['counts'].decode()), **sample.origin)
 
 
-def in_8_bits(picture):
-    """The picture, in [0, 255], as uint8."""
-    return np.rint(picture).astype(np.uint8)
+def in_8_bits(image):
+    """The image, in [0, 255], as uint8."""
+    return np.rint(image).astype(np.uint8)
 
 
-def save_picture(picture, path):
-    """Save a picture, uint8 (H, W, 3), as a PNG."""
+def save_image(image, path):
+    """Save an image, uint8 (H, W, 3), as a PNG."""
     # Fast compression: noise hardly compresses, and making the sets takes half as long.
-    Image.fromarray(picture).save(path, compress_level=1)
+    Image.fromarray(image).save(path, compress_level=1)

@@ -1,4 +1,4 @@
-"""Which pictures of Debian's packages are photographs: cut-out objects by kind, and backgrounds."""
+"""Which images of Debian's packages are photographs: cut-out objects by kind, and backgrounds."""
 
 # The objects: folders and names, without `.png`, below the folder of tuxpaint's stamps. Drawings, mirrored twins and
 # silhouettes are left out, and so are kinds with few photographs (insects, trees) or little in common (sea animals,
@@ -61,7 +61,7 @@ STAMPS = {
     },
 }
 
-# The backgrounds: names of files without suffix, or of the folder `NAME/contents/images` that has a picture's sizes.
+# The backgrounds: names of files without suffix, or of the folder `NAME/contents/images` that has an image's sizes.
 # Photographs that show something of a kind above, which would have no annotation, are left out.
 BACKGROUNDS = (
     # plasma-workspace-wallpapers

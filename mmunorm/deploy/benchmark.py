@@ -30,7 +30,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
         formats (Sequence[str]): keys of `FORMS`.
-        arrays (Sequence[np.ndarray]): one batch, of as many pictures as the models take at once.
+        arrays (Sequence[np.ndarray]): one batch, of as many images as the models take at once.
         metrics_of (Callable): returns the metrics of a subject for a runner of it, and a title; {} for none.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
 

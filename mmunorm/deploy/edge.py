@@ -112,7 +112,7 @@ class EdgeUnfold(nn.Module):
 
 
 def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> ClassifierGraph | DetectorGraph:
-    """A copy of a graph whose first layer takes pixels as they are, so that an integer file reads a picture's bytes.
+    """A copy of a graph whose first layer takes pixels as they are, so that an integer file reads an image's bytes.
 
     For `y = (x - m) / s` and a convolution `W y + b` that pads nothing, the new one is `W / s` and
     `b - sum(W m / s)`. A backbone that starts with something else (T2T-ViT unfolds its pixels), or reads what an

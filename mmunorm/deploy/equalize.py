@@ -5,7 +5,7 @@ After folding, only linear layers and convolutions read a stream, so each channe
 `s_c > 0` in the layers that write it, and multiplied by it in those that read it: the function stays the same.
 LayerNorm reads all channels of a token together, so nothing can be moved past it.
 
-    s_c = (max |x_c|)^0.75,    the largest value over all tensors of the stream and some training pictures.
+    s_c = (max |x_c|)^0.75,    the largest value over all tensors of the stream and some training images.
 
 The power leaves some of the difference to the activations: the layers that read a stream have steps of their own, and
 their weights become as unequal as the stream becomes even.

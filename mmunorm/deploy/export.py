@@ -20,7 +20,7 @@ from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, describe
 from .graphs import graph_of
-from .pictures import steps_of
+from .images import steps_of
 from .windows import side_multiple, with_windows
 
 
@@ -41,13 +41,13 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         model, cfg: a classifier or detector, and its config.
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
-            for a detector, a square that takes landscape and portrait pictures.
+            for a detector, a square that takes landscape and portrait images.
 
     Raises:
         PreflightError: the test pipeline has a step that a runtime cannot follow, or no size can be told from it.
     """
     if cfg.get('test_dataloader') is None:
-        raise PreflightError(f'{cfg.filename} has no test_dataloader: its pipeline says how pictures are resized.')
+        raise PreflightError(f'{cfg.filename} has no test_dataloader: its pipeline says how images are resized.')
     pipeline = cfg.test_dataloader.dataset.pipeline
     try:
         steps = steps_of(pipeline)
@@ -74,7 +74,7 @@ def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
     if last.get('step') == 'within':
         side = -(-last['size'][0] // divisor) * divisor
         return side, side
-    raise PreflightError('--shape must be given: the test pipeline leaves pictures of any size.')
+    raise PreflightError('--shape must be given: the test pipeline leaves images of any size.')
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +116,13 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     Args:
         model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
         meta (dict): what :func:`describe_model` returns.
-        batch (int): pictures at once. Defaults to 1.
-        dynamic (bool): take any number of pictures, and of a Swin without a table of absolute positions also any
+        batch (int): images at once. Defaults to 1.
+        dynamic (bool): take any number of images, and of a Swin without a table of absolute positions also any
             height and width that are multiples of its total stride. They are None in the `shape` of
             `Exportable.meta`, and its `divisor` has the multiple. Defaults to False.
 
     Raises:
-        PreflightError: the model has a part that cannot be exported, or refuses pictures of this size.
+        PreflightError: the model has a part that cannot be exported, or refuses images of this size.
     """
     stock = graph_of(model)
     multiple = side_multiple(model.backbone) if dynamic else None
@@ -130,7 +130,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
     shape, open_shapes = meta['shape'], None
     if dynamic:
-        # What the graph is exported with must not look like what never changes: one picture, or as high as wide.
+        # What the graph is exported with must not look like what never changes: one image, or as high as wide.
         shape = [2, *shape[1:]]
         meta['shape'] = [None, *shape[1:]]
         open_shapes = tuple({0: torch.export.Dim('batch')} for _ in graph.inputs)
@@ -151,7 +151,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
             expected = graph(*inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
         height, width = shape[2:]
-        raise PreflightError(f'{meta["model"]} does not take pictures of {height} x {width}: {describe(error)}; name '
+        raise PreflightError(f'{meta["model"]} does not take images of {height} x {width}: {describe(error)}; name '
                              'another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
@@ -159,7 +159,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
-    """A batch of blurred noise as a graph's inputs; for a detector, the last picture leaves room for padding."""
+    """A batch of blurred noise as a graph's inputs; for a detector, the last image leaves room for padding."""
     batch, channels, height, width = shape
     generator = np.random.default_rng(0)
     blurred = [mmcv.imresize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),

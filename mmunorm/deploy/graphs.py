@@ -1,4 +1,4 @@
-"""The models as a runtime sees them: from the pixels of a batch of pictures to plain arrays."""
+"""The models as a runtime sees them: from the pixels of a batch of images to plain arrays."""
 from __future__ import annotations
 
 import torch
@@ -11,7 +11,7 @@ from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Enhances and normalizes pictures as a model's `data_preprocessor` does: mmpretrain's or mmdet's, or one of these
+    """Enhances and normalizes images as a model's `data_preprocessor` does: mmpretrain's or mmdet's, or one of these
     with an enhancer before it.
     """
 
@@ -26,7 +26,7 @@ class Pixels(nn.Module):
         self.normalization: nn.Module | None = None  # in place of the arithmetic, see :func:`.edge.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are those of the pictures in them."""
+        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are those of the images in them."""
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
@@ -47,7 +47,7 @@ class ClassifierGraph(nn.Module):
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
-        """Probabilities of the classes, of pictures with values from 0 to 255."""
+        """Probabilities of the classes, of images with values from 0 to 255."""
         return self.logits(images).softmax(1)
 
     def logits(self, images: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ class ClassifierGraph(nn.Module):
 class DetectorGraph(nn.Module):
     """A Faster or Mask R-CNN of mmdet in eval mode, whole.
 
-    Takes `images` `(N, 3, H, W)` float32, pictures with anything to their right and below, and `sizes` `(N, 2)`
-    float32, height and width of the pictures themselves. Returns what :class:`RCNN` returns.
+    Takes `images` `(N, 3, H, W)` float32, images with anything to their right and below, and `sizes` `(N, 2)`
+    float32, height and width of the images themselves. Returns what :class:`RCNN` returns.
     """
     inputs = ('images', 'sizes')
 
@@ -72,7 +72,7 @@ class DetectorGraph(nn.Module):
         self.outputs = ('dets', 'labels', 'masks') if detector.roi_head.with_mask else ('dets', 'labels')
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detections of pictures with values from 0 to 255."""
+        """Detections of images with values from 0 to 255."""
         rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
         columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
         # mmdet pads with zeros after the normalization.

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..utils import PreflightError
 from .formats import Session, open_file
-from .pictures import batch_of, paste, prepare
+from .images import batch_of, paste, prepare
 
 
 @dataclass
 class Detections:
-    """The objects in one picture, in its own pixels."""
+    """The objects in one image, in its own pixels."""
     boxes: np.ndarray  # `(n, 4)` float32, x1 y1 x2 y2
     scores: np.ndarray  # `(n, )` float32, the best first
     labels: np.ndarray  # `(n, )` int64, indices of `Runner.classes`
@@ -45,7 +45,7 @@ class Runner:
         self.is_detector = self.meta['task'] == 'detector'
 
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
-        """The file's outputs for any number `N` of pictures, by name, with `N` as first dimension.
+        """The file's outputs for any number `N` of images, by name, with `N` as first dimension.
 
         Args:
             *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
@@ -54,7 +54,7 @@ class Runner:
         number, (batch, _, height, _) = len(arrays[0]), self.meta['shape']
         batch = batch or number  # a static file takes so many at once
         if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
-            raise PreflightError(f'pictures must be as high and as wide as multiples of {self.meta["divisor"]}, got '
+            raise PreflightError(f'images must be as high and as wide as multiples of {self.meta["divisor"]}, got '
                                  f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
         parts = []
         for start in range(0, number, batch):
@@ -68,8 +68,8 @@ class Runner:
     def test_step(self, batch: dict) -> list:
         """Predictions as mmengine's test loop asks a model for them, for the metrics of a config.
 
-        The `batch` of a data loader has `inputs`, uint8 pictures `(3, h, w)`, and `data_samples`, which get them. A
-        PreflightError if a picture does not fit into the file's input.
+        The `batch` of a data loader has `inputs`, uint8 images `(3, h, w)`, and `data_samples`, which get them. A
+        PreflightError if an image does not fit into the file's input.
         """
         import torch
         from mmengine.structures import InstanceData
@@ -85,33 +85,33 @@ class Runner:
                                                     if each is not None})
         return batch['data_samples']
 
-    def classify(self, picture: np.ndarray) -> np.ndarray:
-        """Probabilities of the classes, `(classes, )` float32, of a picture `(h, w, 3)` uint8, BGR as OpenCV has it."""
-        picture = prepare(picture, self.meta['steps'])
+    def classify(self, image: np.ndarray) -> np.ndarray:
+        """Probabilities of the classes, `(classes, )` float32, of an image `(h, w, 3)` uint8, BGR as OpenCV has it."""
+        image = prepare(image, self.meta['steps'])
         if not self.meta['bgr']:
-            picture = picture[..., ::-1]
+            image = image[..., ::-1]
         _, _, height, width = self.meta['shape']
         if not height:
             divisor = self.meta['divisor']
-            height, width = (max(round(side / divisor), 1) * divisor for side in picture.shape[:2])
-        picture = mmcv.imresize(np.ascontiguousarray(picture), (width, height))
-        return self(picture.transpose(2, 0, 1)[None])['scores'][0]
+            height, width = (max(round(side / divisor), 1) * divisor for side in image.shape[:2])
+        image = mmcv.imresize(np.ascontiguousarray(image), (width, height))
+        return self(image.transpose(2, 0, 1)[None])['scores'][0]
 
-    def detect(self, picture: np.ndarray, score_thr: float = 0.) -> Detections:
-        """The objects in a picture `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
-        small = prepare(picture, self.meta['steps'])
+    def detect(self, image: np.ndarray, score_thr: float = 0.) -> Detections:
+        """The objects in an image `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
+        small = prepare(image, self.meta['steps'])
         _, _, height, width = self.meta['shape']
         shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
         if shrink < 1:
-            small = mmcv.imresize(picture, tuple(max(int(side * shrink), 1) for side in small.shape[1::-1]))
+            small = mmcv.imresize(image, tuple(max(int(side * shrink), 1) for side in small.shape[1::-1]))
         outputs = self(*batch_of([small.transpose(2, 0, 1)], self.meta))
-        scale = (small.shape[1] / picture.shape[1], small.shape[0] / picture.shape[0])
-        return self._detections({name: array[0] for name, array in outputs.items()}, scale, *picture.shape[:2],
+        scale = (small.shape[1] / image.shape[1], small.shape[0] / image.shape[0])
+        return self._detections({name: array[0] for name, array in outputs.items()}, scale, *image.shape[:2],
                                 score_thr)
 
     def _detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
                     score_thr: float = 0.) -> Detections:
-        """One picture's outputs as objects in its own pixels; `scale` is the model's picture over its width, height."""
+        """One image's outputs as objects in its own pixels; `scale` is the model's image over its width, height."""
         scores = outputs['dets'][:, 4]
         found = (scores > 0) & (scores >= score_thr)
         boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)

@@ -28,7 +28,7 @@ class Differences:
     # The largest absolute difference by kind: `scores`; of a detector also `boxes`, in pixels, and `masks`, in
     # probability, each mask's mean. Empty if there are no partners.
     largest: dict[str, float]
-    typical: dict[str, float]  # the median over partners of the same; of a classifier, over pictures
+    typical: dict[str, float]  # the median over partners of the same; of a classifier, over images
     expected: int | None = None  # detections of torch; None for a classifier
     found: int | None = None  # those of the file
     partners: int | None = None  # how many of them have one
@@ -51,7 +51,7 @@ class Exported:
     path: Path
     size: int  # bytes on the disk
     norms: int  # number of norms left in the model
-    difference: Differences  # to torch, for pictures of noise
+    difference: Differences  # to torch, for images of noise
     lines: list[str]  # what the format says about the file
 
 
@@ -84,7 +84,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
-    """Compares the outputs of a file with torch's, for the same pictures; both by name, see :mod:`.graphs`."""
+    """Compares the outputs of a file with torch's, for the same images; both by name, see :mod:`.graphs`."""
     if 'dets' not in expected:
         return Differences(*_largest_and_typical(dict(scores=np.abs(got['scores'] - expected['scores']).max(1))))
     apart, number, wanted = [], 0, 0
@@ -106,7 +106,7 @@ def _largest_and_typical(apart: dict[str, np.ndarray]) -> tuple[dict[str, float]
 
 
 def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Pairs of detections of one picture, by `dets` `(n, 5)` and `labels` `(n, )`; the best IoU first, then the nearest
+    """Pairs of detections of one image, by `dets` `(n, 5)` and `labels` `(n, )`; the best IoU first, then the nearest
     in score.
     """
     overlap = box_iou(torch.from_numpy(a['dets'][:, :4]), torch.from_numpy(b['dets'][:, :4])).numpy()

@@ -11,7 +11,7 @@ from torch import nn
 from ..fusion import fuse_norms
 from .export import prepare_export
 from .formats import FORMS, Session
-from .pictures import Samples
+from .images import Samples
 from .saving import whole_files
 
 
@@ -22,15 +22,15 @@ class Subject:
         name (str): of its rows.
         model (nn.Module): in eval mode, on the CPU; its norms are folded, in place, and `exportable` is the result.
         meta (dict): what :func:`describe_model` returns.
-        batch (int): pictures at once.
+        batch (int): images at once.
         folder (Path): for its files; it is made.
         threads (int): of the CPU.
-        pictures (Sequence[Tensor]): uint8 `(3, h, w)` training pictures, for INT8. Defaults to none.
+        images (Sequence[Tensor]): uint8 `(3, h, w)` training images, for INT8. Defaults to none.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
-                 pictures: Sequence[torch.Tensor] = ()):
-        self.name, self.folder, self.threads, self.pictures, self.batch = name, folder, threads, pictures, batch
+                 images: Sequence[torch.Tensor] = ()):
+        self.name, self.folder, self.threads, self.images, self.batch = name, folder, threads, images, batch
         fuse_norms(model)
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
@@ -39,7 +39,7 @@ class Subject:
         """What opens a form of the model, of `FORMS`, and its size in bytes. The file is written the first time.
 
         Raises:
-            PreflightError: a package is missing, INT8 is asked for and there are no pictures, or the runtime cannot
+            PreflightError: a package is missing, INT8 is asked for and there are no images, or the runtime cannot
                 take the model in this form.
         """
         chosen, form = FORMS[name]
@@ -47,8 +47,8 @@ class Subject:
         if not path.exists():
             chosen.check(form.int8 is not None)
             samples = ()
-            if chosen.needs_pictures(form.int8):
-                samples = Samples(self.pictures, self.exportable.meta, self.batch)
+            if chosen.needs_images(form.int8):
+                samples = Samples(self.images, self.exportable.meta, self.batch)
             with whole_files(path) as part:  # an export that is refused may have written a file in floating point
                 chosen.export(self.exportable, part, int8=form.int8, samples=samples)
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)

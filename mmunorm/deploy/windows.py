@@ -50,7 +50,7 @@ class StaticWindowMSA(nn.Module):
         if not self.pad_small_map and min(height, width) <= window:
             if min(height, width) < window:
                 raise ValueError(f'a map of {height} x {width} tokens is smaller than a window of {window}: '
-                                 'the pictures must be larger, or the backbone needs pad_small_map=True')
+                                 'the images must be larger, or the backbone needs pad_small_map=True')
             shift = 0
         x = self._pad(query.unflatten(1, (height, width)))
         if shift:
@@ -161,8 +161,8 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
 def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
     """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention.
 
-    A `dynamic` one has a :class:`DynamicWindowMSA`, for pictures of any size whose sides are multiples of
-    :func:`side_multiple`. Its paddings go: such pictures need none.
+    A `dynamic` one has a :class:`DynamicWindowMSA`, for images of any size whose sides are multiples of
+    :func:`side_multiple`. Its paddings go: such images need none.
     """
     model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA if dynamic else StaticWindowMSA)
     return replace_modules(model, _is_padding, lambda padding: nn.Identity()) if dynamic else model

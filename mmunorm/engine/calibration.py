@@ -1,4 +1,4 @@
-"""Training and test pictures of a config, and the metrics of a model on its test data."""
+"""Training and test images of a config, and the metrics of a model on its test data."""
 from __future__ import annotations
 
 import copy
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..utils import PreflightError
-from .pictures import name_pictures
+from .images import name_images
 from .repeatable import seed_everything
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
-    """Shuffled batches of training pictures, of so many samples or more; all of them if there are fewer.
+    """Shuffled batches of training images, of so many samples or more; all of them if there are fewer.
 
     They go through the pipeline of testing, without augmentation. The batches are the same each time.
 
@@ -25,7 +25,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
         PreflightError: the config has no training data, or the data set is empty.
     """
     if cfg.get('train_dataloader') is None:
-        raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are taken from training pictures.')
+        raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are taken from training images.')
     cfg = copy.deepcopy(cfg)
     if cfg.get('test_dataloader') is not None:
         cfg.train_dataloader.dataset = _with_pipeline(cfg.train_dataloader.dataset,
@@ -37,7 +37,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
             raise
         raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
     batches, samples = [], 0
-    with tqdm(total=num_samples, desc='reading', unit='picture', disable=None) as bar:
+    with tqdm(total=num_samples, desc='reading', unit='image', disable=None) as bar:
         for batch in loader:
             batches.append(batch)
             samples += len(batch['inputs'])
@@ -47,19 +47,19 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     return batches
 
 
-def training_pictures(cfg: Config, number: int) -> list[Tensor]:
-    """At most so many training pictures, uint8 `(3, h, w)`, without augmentation."""
-    return [picture for batch in training_batches(cfg, number) for picture in batch['inputs']][:number]
+def training_images(cfg: Config, number: int) -> list[Tensor]:
+    """At most so many training images, uint8 `(3, h, w)`, without augmentation."""
+    return [image for batch in training_batches(cfg, number) for image in batch['inputs']][:number]
 
 
-def test_pictures(cfg: Config, number: int) -> list[Tensor]:
-    """The first so many test pictures, uint8 `(3, h, w)`; again from the first one if there are too few."""
-    pictures = []
+def test_images(cfg: Config, number: int) -> list[Tensor]:
+    """The first so many test images, uint8 `(3, h, w)`; again from the first one if there are too few."""
+    images = []
     for batch in _loader(cfg, 'test'):
-        pictures += batch['inputs']
-        if len(pictures) >= number:
+        images += batch['inputs']
+        if len(images) >= number:
             break
-    return (pictures * number)[:number]
+    return (images * number)[:number]
 
 
 @torch.no_grad()
@@ -85,10 +85,10 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
 
 
 def _with_pipeline(dataset: dict, pipeline: list) -> dict:
-    """The config of a data set, or of one around others, with another pipeline for single pictures."""
+    """The config of a data set, or of one around others, with another pipeline for single images."""
     if 'dataset' in dataset:
         inner = _with_pipeline(dataset['dataset'], pipeline)
-        return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes pictures
+        return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes images
     if 'datasets' in dataset:
         return {**dataset, 'datasets': [_with_pipeline(each, pipeline) for each in dataset['datasets']]}
     return {**dataset, 'pipeline': pipeline}
@@ -98,5 +98,5 @@ def _loader(cfg: Config, split: str):
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     seed_everything([0])
     loader = Runner.build_dataloader({**cfg[f'{split}_dataloader'], 'persistent_workers': False}, seed=0)
-    name_pictures(loader.dataset)
+    name_images(loader.dataset)
     return loader

@@ -30,7 +30,7 @@ class OfflineNormHook(Hook):
     """Does what norms need from a training loop; `tools/train.py` adds it.
 
     - A run may begin with weights of a model with LayerNorm, which give norms their scale but not their statistics. The
-      hook then fits the norms to the LayerNorms on training pictures (:func:`mmunorm.conversion.convert_loaded`), and
+      hook then fits the norms to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and
       trains the backbone to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt_batches`). The log
       has a line for each stage of the model, and `conversion.md` in the work directory a table. In a distributed run,
       the first process does this, and the others get its weights.
@@ -46,7 +46,7 @@ class OfflineNormHook(Hook):
 
     Args:
         convert (bool): False refuses to train from the weights of a model with LayerNorm. Defaults to True.
-        num_samples (int): training pictures for that; they are held in memory. Defaults to 512.
+        num_samples (int): training images for that; they are held in memory. Defaults to 512.
         adapt_steps (int): steps of that training, one batch each; 0 for none. Defaults to 300.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
@@ -100,7 +100,7 @@ class OfflineNormHook(Hook):
 
     def _convert(self, runner) -> None:
         """Fits the norms that have no statistics, and adapts the backbone, in the first process."""
-        runner.logger.info('The weights are of a model with LayerNorm: fitting its norms on training pictures.')
+        runner.logger.info('The weights are of a model with LayerNorm: fitting its norms on training images.')
         model = unwrapped_model(runner)
         problem = [None]
         if get_rank() == 0:
@@ -129,7 +129,7 @@ class OfflineNormHook(Hook):
             table = Path(runner.work_dir) / 'conversion.md'
             write_text(table, report.markdown())
             runner.logger.info(f'{report.summary()}: {table}')
-        seed_everything([runner.seed or 0, get_rank()])  # the pictures were drawn with numbers of their own
+        seed_everything([runner.seed or 0, get_rank()])  # the images were drawn with numbers of their own
 
     def _average(self, runner) -> None:
         if get_world_size() > 1:

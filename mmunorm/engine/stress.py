@@ -22,8 +22,8 @@ class InputStressHook(Hook):
     notices: after the patch embedding it divides the factor out again. A norm with averaged or running statistics gets
     outliers.
 
-    The model's data preprocessor must return `inputs` as one batch of normalized pictures, a tensor, as in detectors
-    and classifiers. Token ids, and pictures whose values must stay in [0, 1], are no numbers to multiply.
+    The model's data preprocessor must return `inputs` as one batch of normalized images, a tensor, as in detectors
+    and classifiers. Token ids, and images whose values must stay in [0, 1], are no numbers to multiply.
 
     Args:
         probability (float): share of the steps, in [0, 1]. Defaults to 0.02.
@@ -69,7 +69,7 @@ class InputStressHook(Hook):
     def _disturb(self, module, args, output: dict) -> dict:
         inputs = output.get('inputs')
         if not isinstance(inputs, Tensor):
-            raise PreflightError('InputStressHook multiplies a batch of normalized pictures, and the inputs that '
+            raise PreflightError('InputStressHook multiplies a batch of normalized images, and the inputs that '
                                  f'{type(module).__name__} returns are of type {type(inputs).__name__}: leave the '
                                  'hook out.')
         if self._factor == 1.0:

@@ -1,4 +1,4 @@
-"""Enhancers of dark pictures: by themselves, and before detectors and classifiers."""
+"""Enhancers of dark images: by themselves, and before detectors and classifiers."""
 from . import fold_rules  # noqa: F401  registers them
 from .iat import IAT
 from .model import ImageEnhancer, PairDataPreprocessor

@@ -1,4 +1,4 @@
-"""IAT, an enhancer of 91 K parameters that adapts the light of pictures for later tasks (arXiv 2205.14871)."""
+"""IAT, an enhancer of 91 K parameters that adapts the light of images for later tasks (arXiv 2205.14871)."""
 from __future__ import annotations
 
 import math
@@ -128,7 +128,7 @@ class QueryAttention(nn.Module):
 
 
 class GlobalBranch(nn.Module):
-    """The gamma and the colour matrix of a picture. Arguments as for :class:`IAT`."""
+    """The gamma and the colour matrix of an image. Arguments as for :class:`IAT`."""
 
     def __init__(self, norm_cfg: dict, learn_gamma_base: bool):
         super().__init__()
@@ -169,7 +169,7 @@ def halved(sizes: Tensor | None) -> Tensor | None:
 
 
 def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
-    """Where in a batch `(N, C, H, W)` the pictures of `sizes` are, `(N, 1, H, W)` bool; None without sizes."""
+    """Where in a batch `(N, C, H, W)` the images of `sizes` are, `(N, 1, H, W)` bool; None without sizes."""
     if sizes is None:
         return None
     rows = torch.arange(x.shape[2], device=x.device)[:, None] < sizes[:, 0, None, None]
@@ -178,7 +178,7 @@ def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
 
 
 def blank(x: Tensor, inside: Tensor | None) -> Tensor:
-    """`x` with 0 outside its pictures, as a convolution pads them; `inside` comes from :func:`inside_of`."""
+    """`x` with 0 outside its images, as a convolution pads them; `inside` comes from :func:`inside_of`."""
     return x if inside is None else torch.where(inside, x, 0.)
 
 
@@ -187,7 +187,7 @@ class IAT(BaseModule):
     """Illumination Adaptive Transformer (arXiv 2205.14871): `(M (x * mul + add)) ** gamma`.
 
     The local branch gives `mul` and `add` for each pixel, the global one the colour matrix M and gamma for each
-    picture. With LayerNorm it has 91,154 parameters. If the norms of `norm_cfg` fold, `mmunorm.fuse_norms` leaves no
+    image. With LayerNorm it has 91,154 parameters. If the norms of `norm_cfg` fold, `mmunorm.fuse_norms` leaves no
     norm: the light norms and BatchNorms fold too.
 
     Args:
@@ -215,11 +215,11 @@ class IAT(BaseModule):
         nn.init.zeros_(self.global_branch.attn.v.weight)
 
     def forward(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Enhances pictures of any size.
+        """Enhances images of any size.
 
         Args:
             x: RGB `(N, 3, H, W)` in [0, 1], floating.
-            sizes: height and width of each picture, `(N, 2)`, if pictures are smaller than `x`, at its upper left.
+            sizes: height and width of each image, `(N, 2)`, if images are smaller than `x`, at its upper left.
                 Each is enhanced as if it were alone; pixels outside it mean nothing. In training, BatchNorm's
                 statistics include those. Defaults to None.
 
@@ -234,7 +234,7 @@ class IAT(BaseModule):
         self._check_input(x)
         mul, add = self.local_branch(x, inside_of(x, sizes))
         gamma, matrix = self.global_branch(x, sizes)
-        # bfloat16 has fewer steps than a picture of 8 bits.
+        # bfloat16 has fewer steps than an image of 8 bits.
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype == torch.float32:
                 mul, add, gamma, matrix = (value.float() for value in (mul, add, gamma, matrix))
@@ -242,14 +242,14 @@ class IAT(BaseModule):
             return y.clamp(DARKEST, 1.) ** gamma[:, None, None, None]
 
     def light(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Gamma `(N,)` and the colour matrix `(N, 3, 3)` of pictures as :meth:`forward` takes them."""
+        """Gamma `(N,)` and the colour matrix `(N, 3, 3)` of images as :meth:`forward` takes them."""
         self._check_input(x)
         return self.global_branch(x)
 
     @staticmethod
     def _check_input(x: Tensor) -> None:
         if x.dim() != 4 or x.shape[1] != 3 or 0 in x.shape:
-            raise ValueError(f'IAT: x must be RGB pictures (N, 3, H, W) with a pixel at least, got shape '
+            raise ValueError(f'IAT: x must be RGB images (N, 3, H, W) with a pixel at least, got shape '
                              f'{tuple(x.shape)}')
         if not x.is_floating_point():
             raise TypeError(f'IAT: x must be floating RGB in [0, 1], got {x.dtype}: divide by its largest value, 255 '
@@ -258,5 +258,5 @@ class IAT(BaseModule):
             return
         low, high = (value.item() for value in x.detach().aminmax())
         if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
-            raise ValueError(f'IAT: x must be RGB in [0, 1], got values from {low:g} to {high:g}: divide pictures of 0 '
+            raise ValueError(f'IAT: x must be RGB in [0, 1], got values from {low:g} to {high:g}: divide images of 0 '
                              'to 255 by 255, and do not normalize them')

@@ -13,13 +13,13 @@ from .model import enhance_each
 
 
 class EnhancingPreprocessor(BaseDataPreprocessor):
-    """Enhances pictures, then hands them to the data preprocessor of a model, whose attributes it also has.
+    """Enhances images, then hands them to the data preprocessor of a model, whose attributes it also has.
 
     Args:
         inner (nn.Module): the data preprocessor of a detector or a classifier.
         enhancer (nn.Module): takes RGB `(N, 3, H, W)` in [0, 1], and `sizes`, as :class:`IAT`.
         frozen (bool): whether the enhancer stays in eval mode and gets no gradient.
-        takes_rgb (bool): whether pictures come in RGB. mmcv reads them in BGR.
+        takes_rgb (bool): whether images come in RGB. mmcv reads them in BGR.
     """
 
     def __init__(self, inner: nn.Module, enhancer: nn.Module, frozen: bool, takes_rgb: bool):
@@ -47,28 +47,28 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
         return self
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Returns what `inner` makes of a data loader's batch whose pictures, `(3, h, w)` of 0 to 255, are enhanced.
+        """Returns what `inner` makes of a data loader's batch whose images, `(3, h, w)` of 0 to 255, are enhanced.
 
         Raises:
-            TypeError: `inputs` are neither pictures of three channels nor a batch of them.
+            TypeError: `inputs` are neither images of three channels nor a batch of them.
         """
-        pictures = self.cast_data(data['inputs'])
-        if not all(isinstance(picture, Tensor) and picture.dim() == 3 and len(picture) == 3 for picture in pictures):
-            raise TypeError(f'{type(self).__name__}: inputs must be pictures (3, h, w), got '
-                            f'{[tuple(getattr(each, "shape", ())) or type(each).__name__ for each in pictures]}')
+        images = self.cast_data(data['inputs'])
+        if not all(isinstance(image, Tensor) and image.dim() == 3 and len(image) == 3 for image in images):
+            raise TypeError(f'{type(self).__name__}: inputs must be images (3, h, w), got '
+                            f'{[tuple(getattr(each, "shape", ())) or type(each).__name__ for each in images]}')
         with torch.no_grad() if self.frozen else nullcontext():
-            enhanced = enhance_each(self.enhance, pictures)
-        enhanced = torch.stack(enhanced) if isinstance(pictures, Tensor) else enhanced
+            enhanced = enhance_each(self.enhance, images)
+        enhanced = torch.stack(enhanced) if isinstance(images, Tensor) else enhanced
         return self.inner({**data, 'inputs': enhanced}, training)
 
     def enhance(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Enhances pictures `(N, 3, H, W)` of 0 to 255 in the channel order of `takes_rgb`; `sizes` as for IAT."""
+        """Enhances images `(N, 3, H, W)` of 0 to 255 in the channel order of `takes_rgb`; `sizes` as for IAT."""
         rgb = self._flipped(images.float().clamp(0., 255.) / 255)  # distortions in training leave 0 to 255
         rgb = self.enhancer(rgb) if sizes is None else self.enhancer(rgb, sizes)
         return self._flipped(rgb.float() * 255)
 
     def _flipped(self, images: Tensor) -> Tensor:
-        """RGB from the order of the pictures, and back."""
+        """RGB from the order of the images, and back."""
         return images if self.takes_rgb else images.flip(-3)
 
 

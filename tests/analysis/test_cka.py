@@ -98,7 +98,7 @@ def test_compares_models_on_batches():
             module.register_forward_hook(lambda module, args, output, key=(model is a, name):
                                          outputs.setdefault(key, []).append(output.flatten(1).double()))
     hsics = np.zeros((3, 6, 3))
-    for batch in batches[:2]:  # the last has 2 pictures
+    for batch in batches[:2]:  # the last has 2 images
         outputs.clear()
         with torch.no_grad():
             a(batch), b(batch)
@@ -112,5 +112,5 @@ def test_compares_models_on_batches():
 def test_too_small_batches_are_refused():
     with pytest.raises(ValueError, match='at least 4 examples, got 3'):
         hsic(torch.ones(1, 3, 3), torch.ones(1, 3, 3))
-    with pytest.raises(ValueError, match='at least 4 pictures'):
+    with pytest.raises(ValueError, match='at least 4 images'):
         compare_models([(torch.ones(2, 4), 2)], nn.LayerNorm(4), nn.LayerNorm(4), {}, {})

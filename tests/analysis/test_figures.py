@@ -1,4 +1,4 @@
-"""What the pictures show: names, lines, and that all text has its place, whatever the number of runs."""
+"""What the images show: names, lines, and that all text has its place, whatever the number of runs."""
 import numpy as np
 import pytest
 from matplotlib.colors import same_color
@@ -17,7 +17,7 @@ SHORT = 'norm{} (UN)'
 
 
 def check_room(figure, height):
-    """All text is inside the picture, panels keep about their height, and the legend covers none."""
+    """All text is inside the image, panels keep about their height, and the legend covers none."""
     figure.draw_without_rendering()
     width, total = figure.get_size_inches()
     box = figure.get_tightbbox()
@@ -74,7 +74,7 @@ def test_pnac_over_training(measure, count, name):
             assert handle.get_marker() == line.get_marker()
 
 
-def test_pictures_of_one_run(record, measure):
+def test_images_of_one_run(record, measure):
     name = LONG.format(0)
     layers = figures.pnac_layers_figure(name, measure)
     check_room(layers, 2.4)
@@ -148,7 +148,7 @@ def test_curves(count, name, lines):
         assert drawn.axes[0].get_xlabel() == 'training step' and drawn.axes[0].get_ylabel() == 'loss'
 
 
-def test_each_picture_has_a_row_with_its_light():
+def test_each_image_has_a_row_with_its_light():
     rng = np.random.default_rng(0)
     lights = [figures.Light(f'{i}.png', *rng.integers(0, 256, (2, 8, 12, 3), np.uint8), 0.5 + i, np.eye(3) * (1 + i))
               for i in range(2)]

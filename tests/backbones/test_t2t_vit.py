@@ -39,7 +39,7 @@ def test_parameter_count_of_t2t_vit_14():
     assert sum(value.numel() for value in random_features) == 2 * 32 * 64
 
 
-def mended(stock):
+def fixed(stock):
     """mmpretrain's model with the scale of attention that its layers are given and drop."""
     for module in stock.modules():
         if isinstance(module, MultiheadAttention):
@@ -51,9 +51,9 @@ def mended(stock):
 @pytest.mark.parametrize('training, size, out_type', [
     (False, (32, 32), 'cls_token'), (True, (40, 71), 'featmap'), (True, (32, 32), 'avg_featmap'),
     (False, (40, 71), 'raw')])
-def test_with_ln_and_softmax_tokens_equals_the_mended_stock_class(training, size, out_type):
+def test_with_ln_and_softmax_tokens_equals_the_fixed_stock_class(training, size, out_type):
     arguments = dict(**SMALL, t2t_cfg=SOFTMAX, out_type=out_type, norm_cfg=dict(type='LN'))
-    stock = mended(T2T_ViT(**arguments, out_indices=[0, 1]))
+    stock = fixed(T2T_ViT(**arguments, out_indices=[0, 1]))
     ours = UNT2TViT(**arguments, out_indices=(0, -1))
     assert torch.equal(ours.pos_embed, stock.pos_embed)
     assert_equals_stock(ours, stock, size, training)

@@ -43,8 +43,8 @@ def test_coco(tmp_path):
 
     data_makers.make_coco(tmp_path / 'data/coco')
     check_data(cfg, ['train'])
-    for picture in (tmp_path / 'data/coco/train2017').iterdir():
-        picture.unlink()
+    for image in (tmp_path / 'data/coco/train2017').iterdir():
+        image.unlink()
     assert 'no folder data/coco/train2017, or it is empty' in error(cfg)
 
 

@@ -81,7 +81,7 @@ def test_calm_beside_stressed_and_two_metrics(tmp_path):
     assert (tmp_path / 'comparison.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_the_picture_says_what_it_shows(tmp_path, monkeypatch):
+def test_the_image_says_what_it_shows(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: drawn.append(figure))
     runs = [ComparedRun(tmp_path, norm, seed) for norm in ('LN', 'UN') for seed in range(2)]

@@ -47,8 +47,8 @@ def classifier(kind, num_classes=5, **backbone):
     return build_model(Config(dict(model=model, default_scope='mmpretrain'))).eval()
 
 
-def logits(model, pictures):
-    return model(pictures, mode='tensor')
+def logits(model, images):
+    return model(images, mode='tensor')
 
 
 class SlabRepBN(nn.Module):
@@ -112,8 +112,8 @@ def test_timm_and_the_official_swin(kind, form, tmp_path):
     norm_cfg = dict(type='LN', eps=1e-5 if kind == 'swin' else 1e-6)
     model = classifier(kind, norm_cfg=norm_cfg)
     load_weights(model, path)
-    pictures = torch.randn(3, 3, 32, 32)
-    torch.testing.assert_close(logits(model, pictures), source(pictures), rtol=1e-4, atol=1e-4)
+    images = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(logits(model, images), source(images), rtol=1e-4, atol=1e-4)
     with pytest.raises(PreflightError, match='does not fit the config'):
         load_weights(classifier(kind, num_classes=6, norm_cfg=norm_cfg), path)
 
@@ -139,13 +139,13 @@ def test_slab_s_models_are_rep_bn_and_fold_to_nothing(kind, norm, settings, tmp_
     assert read_checkpoint(path)['config']['MODEL']['NAME'] == 'swin'
     model = classifier(kind, norm_cfg=dict(type='RepBN'))
     load_weights(model, path)
-    pictures = torch.randn(3, 3, 32, 32)
-    expected = source(pictures)
+    images = torch.randn(3, 3, 32, 32)
+    expected = source(images)
     assert expected.std(dim=0).min() > 0.1
-    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(model, images), expected, rtol=1e-4, atol=1e-4)
     report = fuse_norms(model, strict=True)
     assert report.folded and not any(isinstance(module, RepBN) for module in model.modules())
-    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize('extra', [{'blocks.0.attn.dwc.weight': torch.zeros(1)}, {'patch_embed.proj.weight': None}])
@@ -225,9 +225,9 @@ def test_mmdet_s_swin_has_our_names():
     ours = MMDET_MODELS.build(dict(type='UNSwinTransformer', arch=sizes, window_size=4, out_indices=(0, 1),
                                    pad_small_map=True, norm_cfg=dict(type='LN')))
     assert ours.load_state_dict(randomize(stock).state_dict())
-    pictures = torch.randn(2, 3, 40, 72)
+    images = torch.randn(2, 3, 40, 72)
     stock.eval()  # returns None
-    for output, expected in zip(ours.eval()(pictures), stock(pictures), strict=True):
+    for output, expected in zip(ours.eval()(images), stock(images), strict=True):
         torch.testing.assert_close(output, expected)
 
 
@@ -237,9 +237,9 @@ def test_the_official_t2t_vit(performer, tmp_path):
     torch.save(dict(state_dict_ema=weights, state_dict=worse, epoch=310), tmp_path / 't2t.pth.tar')
     model = classifier('t2t', t2t_cfg=dict(token_dims=8, use_performer=performer))
     load_weights(model, str(tmp_path / 't2t.pth.tar'))
-    pictures = torch.randn(3, 3, 32, 32)
-    expected = t2t_logits(weights, pictures, performer)
-    torch.testing.assert_close(logits(model, pictures), expected, rtol=1e-4, atol=1e-4)
+    images = torch.randn(3, 3, 32, 32)
+    expected = t2t_logits(weights, images, performer)
+    torch.testing.assert_close(logits(model, images), expected, rtol=1e-4, atol=1e-4)
 
 
 def mmcv_1(weights):

@@ -3,7 +3,7 @@ import numpy as np
 from mmunorm.datasets.darkness import darken
 
 
-def test_a_dark_picture_is_dark_noisy_and_in_the_same_order():
+def test_a_dark_image_is_dark_noisy_and_in_the_same_order():
     grey = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 300, 1)
     for seed in range(8):
         dark = darken(grey, np.random.default_rng(seed))

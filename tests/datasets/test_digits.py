@@ -43,9 +43,9 @@ def test_coco_layout(made):
         assert [(c['id'], c['name']) for c in content['categories']] == [(k + 1, str(k)) for k in range(10)]
         assert [ann['id'] for ann in content['annotations']] == list(range(1, counts[split] + 1))
         for image in content['images']:
-            with Image.open(folder / 'coco' / split / image['file_name']) as picture:
-                assert picture.mode == 'RGB'
-                assert picture.size == (image['width'], image['height']) == (96, 96)
+            with Image.open(folder / 'coco' / split / image['file_name']) as opened:
+                assert opened.mode == 'RGB'
+                assert opened.size == (image['width'], image['height']) == (96, 96)
 
 
 def test_masks_boxes_and_areas_are_what_was_drawn(made):

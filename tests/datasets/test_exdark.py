@@ -16,7 +16,7 @@ HEADER = '% bbGt version=3\n'
 
 @pytest.fixture
 def root(tmp_path):
-    """Three pictures, one a split, of Bicycle, Cat and Table."""
+    """Three images, one a split, of Bicycle, Cat and Table."""
     lines = ['Name | Class | Light | In/Out | Train/Val/Test']
     for split, (label, name) in enumerate((('Bicycle', '2015_00001.png'), ('Cat', '2015_00002.JPG'),
                                            ('Table', '2015_00003.jpeg')), start=1):
@@ -48,7 +48,7 @@ def test_the_recipe_reads_it(root):
         dataset.data_root = str(root)
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     assert len(dataset) == 2 and dataset.metainfo['classes'] == CLASSES
-    # The recipe crops at random, so a picture as the model sees it may have lost one of its boxes.
+    # The recipe crops at random, so an image as the model sees it may have lost one of its boxes.
     assert [each['bbox_label'] for each in dataset.get_data_info(0)['instances']] == [0, 10]
     item = dataset[0]
     assert item['inputs'].shape[0] == 3 and set(item['data_samples'].gt_instances.labels.tolist()) <= {0, 10}
@@ -60,11 +60,11 @@ def test_the_recipe_reads_it(root):
     ('imageclasslist.txt', 'a.png 13 1 1 1', r"imageclasslist.txt, line 1: .* got 'a.png 13 1 1 1'"),
     ('ExDark_Annno/Cat/2015_00002.JPG.txt', f'{HEADER}Cow 1 2 3 4',
      r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
-    ('ExDark/Cat/2015_00002.jpg', '', 'is no picture, or cut off'),
+    ('ExDark/Cat/2015_00002.jpg', '', 'is no image, or cut off'),
     ('imageclasslist.txt', 'header\na.png,1,1,1,1\n', "line 2: .* got 'a.png,1,1,1,1'"),
-    ('imageclasslist.txt', 'header\n', 'names no picture'),
+    ('imageclasslist.txt', 'header\n', 'names no image'),
     ('imageclasslist.txt', None, 'there is no .*imageclasslist.txt'),
-    ('ExDark/Cat/2015_00002.jpg', None, 'there is no picture .*2015_00002.JPG'),
+    ('ExDark/Cat/2015_00002.jpg', None, 'there is no image .*2015_00002.JPG'),
 ])
 def test_what_is_wrong_is_named_and_nothing_is_written(root, file, content, message):
     (root / file).unlink()
@@ -77,4 +77,4 @@ def test_what_is_wrong_is_named_and_nothing_is_written(root, file, content, mess
 
 def test_the_tool(root, capsys):
     tiny_runs.call(tiny_runs.load_tool('dataset/exdark_to_coco'), root)
-    assert f'{root}/annotations/test.json: 1 pictures with 2 boxes' in capsys.readouterr().out
+    assert f'{root}/annotations/test.json: 1 images with 2 boxes' in capsys.readouterr().out

@@ -15,9 +15,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def write(path, picture=None, size=(12, 16)):
-    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8) if picture is None else picture
-    cv2.imwrite(str(path), picture)
+def write(path, image=None, size=(12, 16)):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8) if image is None else image
+    cv2.imwrite(str(path), image)
 
 
 def dataset(folder, **settings):
@@ -49,24 +49,24 @@ def test_pairs_of_other_names(folder, low, high, rename):
 
 
 def test_what_is_missing_is_named(folder):
-    with pytest.raises(PreflightError, match='no picture in the folder .*low'):
+    with pytest.raises(PreflightError, match='no image in the folder .*low'):
         dataset(folder)
     write(folder / 'low/1.png')
     write(folder / 'high/2.png')
-    with pytest.raises(PreflightError, match=r'low/1.png has no target: no picture 1 in .*high'):
+    with pytest.raises(PreflightError, match=r'low/1.png has no target: no image 1 in .*high'):
         dataset(folder)
 
 
 @pytest.mark.parametrize('kind', ['grey', '16 bit', 'alpha', '1 x 1'])
-def test_any_picture_becomes_three_channels_of_8_bits(folder, kind):
-    picture = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
-    picture = {'grey': picture[..., 0], '16 bit': picture[..., :3].astype(np.uint16) * 257, 'alpha': picture,
-               '1 x 1': picture[:1, :1, :3]}[kind]
-    write(folder / 'low/1.png', picture)
-    write(folder / 'high/1.png', picture)
+def test_any_image_becomes_three_channels_of_8_bits(folder, kind):
+    image = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    image = {'grey': image[..., 0], '16 bit': image[..., :3].astype(np.uint16) * 257, 'alpha': image,
+               '1 x 1': image[:1, :1, :3]}[kind]
+    write(folder / 'low/1.png', image)
+    write(folder / 'high/1.png', image)
     pairs = dataset(folder, pipeline=[LoadPair(), PackPair()])
     data = pairs[0]
-    expected = np.stack([picture] * 3, -1) if kind == 'grey' else picture[..., :3] // (257 if kind == '16 bit' else 1)
+    expected = np.stack([image] * 3, -1) if kind == 'grey' else image[..., :3] // (257 if kind == '16 bit' else 1)
     assert data['inputs'].dtype == torch.uint8
     np.testing.assert_array_equal(data['inputs'].permute(1, 2, 0), expected)
     assert data['data_samples'].img_path.endswith('low/1.png')
@@ -86,13 +86,13 @@ def test_steps_do_the_same_to_both(folder):
     assert len({data['inputs'].numpy().tobytes() for data in found}) > 6
 
 
-def test_a_pair_of_two_sizes_and_what_is_no_picture(folder):
+def test_a_pair_of_two_sizes_and_what_is_no_image(folder):
     write(folder / 'low/1.png')
     write(folder / 'high/1.png', size=(12, 15))
     pairs = dataset(folder, pipeline=[LoadPair()])
     with pytest.raises(LocalError, match=r'16 x 12 pixels and its target .*high/1.png 15 x 12'):
         pairs[0]
-    for name, content in (('high', b''), ('low', b'no picture')):
+    for name, content in (('high', b''), ('low', b'no image')):
         (folder / name / '1.png').write_bytes(content)
-        with pytest.raises(LocalError, match=f'cannot use the picture .*{name}/1.png'):
+        with pytest.raises(LocalError, match=f'cannot use the image .*{name}/1.png'):
             pairs[0]

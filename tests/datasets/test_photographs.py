@@ -33,7 +33,7 @@ def contents(folder):
 
 
 def used(folder):
-    """The rows of the README's table: split, kind, picture, checksum."""
+    """The rows of the README's table: split, kind, image, checksum."""
     rows = [line.strip('| ').split(' | ') for line in (folder / 'README.md').read_text().splitlines()]
     return [row for row in rows if len(row) == 4 and row[0] in SPLITS]
 
@@ -97,11 +97,11 @@ def test_a_mask_is_where_the_object_is(tmp_path):
                      train_images=1, val_images=1, progress=False)
     content = scenes_of(tmp_path / 'out', 'train')
     for image in content['images']:
-        picture = np.asarray(Image.open(tmp_path / 'out/coco/train' / image['file_name'])).mean(axis=2)
+        pixels = np.asarray(Image.open(tmp_path / 'out/coco/train' / image['file_name'])).mean(axis=2)
         mask = sum(coco_mask.decode(each['segmentation']) for each in content['annotations']
                    if each['image_id'] == image['id']).astype(bool)
-        assert (mask == (picture > picture.max() / 3)).mean() > 0.97
-        assert picture[mask].mean() > 3 * picture[~mask].mean()
+        assert (mask == (pixels > pixels.max() / 3)).mean() > 0.97
+        assert pixels[mask].mean() > 3 * pixels[~mask].mean()
 
 
 def test_the_same_arguments_give_the_same_files(made, tmp_path):
@@ -113,8 +113,8 @@ def test_the_same_arguments_give_the_same_files(made, tmp_path):
     assert same == known
     make_tiny(tmp_path / 'few', tmp_path / 'b', **{**TINY, 'train_scenes': 2, 'val_images': 7})
     few = contents(tmp_path / 'few')
-    pictures = [name for name in few if name.endswith('.png') and name != 'preview.png']
-    assert all(few[name] == known[name] for name in pictures)
+    images = [name for name in few if name.endswith('.png') and name != 'preview.png']
+    assert all(few[name] == known[name] for name in images)
     make_tiny(tmp_path / 'other', tmp_path / 'c', **TINY, seed=1)
     assert used(tmp_path / 'other') != used(tmp_path / 'same')
     assert contents(tmp_path / 'other')['coco/train/000001.png'] != known['coco/train/000001.png']
@@ -135,7 +135,7 @@ def test_wallpapers_in_several_sizes(tmp_path):
     assert found['Path'].resolve() == folder / 'images/90x90.jpg'
 
 
-def test_too_few_pictures_are_one_line(tmp_path):
+def test_too_few_images_are_one_line(tmp_path):
     stamps, wallpapers = make_stamps(tmp_path)
     (stamps / 'space/moon/moon_full.png').unlink()
     (stamps / 'space/planets/1_mercury.png').unlink()

@@ -13,7 +13,7 @@ SHAPE = (37, 45)  # windows of 4 tokens of 4 pixels are padded
 
 
 def blurred(number=8, seed=0):
-    """Pictures, uint8 `(number, 3, h, w)`."""
+    """Images, uint8 `(number, 3, h, w)`."""
     small = torch.rand(number, 3, 6, 6, generator=torch.Generator().manual_seed(seed)) * 255
     return torch.nn.functional.interpolate(small, SHAPE, mode='bicubic').clamp(0, 255).byte()
 
@@ -34,7 +34,7 @@ def folded(make, size=(32, 32), **how):
 
 
 def signal_to_noise(model, path, size=SHAPE):
-    """Of the logarithms of probabilities, in dB, on pictures that the ranges were not taken from."""
+    """Of the logarithms of probabilities, in dB, on images that the ranges were not taken from."""
     images = blurred(6, seed=1)[..., :size[0], :size[1]].float()
     with torch.no_grad():
         exact = graph_of(model)(images).log()
@@ -78,7 +78,7 @@ def swin():
 
 @pytest.fixture(scope='session')
 def exportable(swin):
-    """For two pictures at once."""
+    """For two images at once."""
     for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
         pytest.importorskip(package)
     return prepare_export(swin, meta_of(swin), 2)

@@ -13,9 +13,9 @@ from .. import tiny_runs
 for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
-from mmunorm.cli.pictures import drawing_scale
+from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, Runner, describe_model, export_file, prepare_export
-from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.images import Samples
 
 from .detectors import rcnn
 
@@ -31,7 +31,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def exportable(config):
-    """A folded detector for two pictures at once, whose maps windows pad."""
+    """A folded detector for two images at once, whose maps windows pad."""
     model = rcnn()
     fuse_norms(model, strict=True)
     cfg = Config.fromfile(config[0])
@@ -55,7 +55,7 @@ def test_it_is_what_torch_computes(report):
     assert apart.largest['boxes'] < 1e-2 and apart.largest['scores'] < 1e-5 and apart.largest['masks'] < 1e-3
 
 
-def test_pictures_of_any_size_in_one_batch(report):
+def test_images_of_any_size_in_one_batch(report):
     runner = Runner(report.path)
     assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
     images, sizes = torch.rand(3, 3, 72, 100) * 255, torch.tensor([[72., 100.], [50., 31.], [0., 0.]])
@@ -89,10 +89,10 @@ def test_the_tools(config, report, tmp_path, capsys):
     path, options = config
     metrics = tiny_runs.call(TEST, path, report.path, '--cfg-options', *options)
     assert 'coco/bbox_mAP' in metrics and 'coco/segm_mAP' in metrics
-    picture = np.random.default_rng(0).integers(0, 256, (300, 90, 3), np.uint8)  # shrunk to fit
-    cv2.imwrite(str(tmp_path / 'b.png'), picture)
+    image = np.random.default_rng(0).integers(0, 256, (300, 90, 3), np.uint8)  # shrunk to fit
+    cv2.imwrite(str(tmp_path / 'b.png'), image)
     tiny_runs.call(INFER, report.path, tmp_path / 'b.png', '--out-dir', tmp_path / 'drawn', '--score-thr', '0')
-    plain = mmcv.imrescale(picture, drawing_scale(*picture.shape[:2]))
+    plain = mmcv.imrescale(image, drawing_scale(*image.shape[:2]))
     assert not np.array_equal(cv2.imread(str(tmp_path / 'drawn/b.png')), plain)
     with pytest.raises(SystemExit):
         tiny_runs.call(TEST, path, report.path, '--cfg-options', *options,

@@ -8,7 +8,7 @@ from mmunorm.deploy.saving import differences
 
 
 def detections(number=40, seed=0):
-    """Two pictures with as many objects of 3 classes, some of which overlap, and room for more."""
+    """Two images with as many objects of 3 classes, some of which overlap, and room for more."""
     rng = np.random.default_rng(seed)
     dets = np.zeros((2, number + 3, 5), np.float32)
     corner = rng.uniform(0, 900, (2, number, 2))

@@ -12,7 +12,7 @@ from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.images import Samples
 from mmunorm.deploy.subjects import Subject
 from mmunorm.utils import PreflightError
 
@@ -67,8 +67,8 @@ def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number, is_
 
 def export(exportable, path, int8=None, **how):
     height, width = exportable.meta['shape'][2:]
-    pictures = list(blurred()[..., :height, :width])
-    samples = Samples(pictures, exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
+    images = list(blurred()[..., :height, :width])
+    samples = Samples(images, exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
     return export_file(exportable, LITERT, path, int8=int8, samples=samples, **how)
 
 
@@ -161,20 +161,20 @@ def test_what_is_refused(exportable, tmp_path):
 
 def test_a_file_runs_without_torch(full, tmp_path):
     """docs/deployment.md shows these lines."""
-    pictures = blurred(2).permute(0, 2, 3, 1).numpy()
-    np.save(tmp_path / 'pictures.npy', pictures)
+    images = blurred(2).permute(0, 2, 3, 1).numpy()
+    np.save(tmp_path / 'images.npy', images)
     code = f"""
 import sys
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-pictures = np.load({str(tmp_path / 'pictures.npy')!r})
+images = np.load({str(tmp_path / 'images.npy')!r})
 classify = Interpreter({str(full.path)!r}).get_signature_runner('classify')
-logits = classify(images=(pictures.astype(np.int16) - 128).astype(np.int8))['logits']
+logits = classify(images=(images.astype(np.int16) - 128).astype(np.int8))['logits']
 assert 'torch' not in sys.modules and logits.dtype == np.int8
 print(*logits.argmax(1))
 """
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    scores = Runner(full.path)(pictures.transpose(0, 3, 1, 2))['scores']
+    scores = Runner(full.path)(images.transpose(0, 3, 1, 2))['scores']
     assert [int(each) for each in done.stdout.split()] == list(scores.argmax(1))
 
 
@@ -190,8 +190,8 @@ def test_executorch_leaves_a_layer_norm_outside_of_its_parts(swin, exportable, t
 
 def test_executorch_in_int8(tmp_path):
     _, vit = folded(models.deit_classifier)
-    pictures = list(torch.nn.functional.interpolate(blurred().float(), (32, 32)).byte())
-    made = export_file(vit, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=Samples(pictures, vit.meta, 1))
+    images = list(torch.nn.functional.interpolate(blurred().float(), (32, 32)).byte())
+    made = export_file(vit, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=Samples(images, vit.meta, 1))
     assert 1e-4 < made.difference.largest['scores'] < 0.05
 
 

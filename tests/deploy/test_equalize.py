@@ -62,8 +62,8 @@ def test_nothing_is_moved_past_layer_norm(images, tmp_path):
     assert [stream.channels for stream in streams] == [3]  # normalized pixels, which the first convolution reads
 
 
-def test_channels_that_no_picture_has_are_not_blown_up(exportable, images, tmp_path):
-    """Of grey pictures the normalized pixels are 0; where others differ from it, the function is the same."""
+def test_channels_that_no_image_has_are_not_blown_up(exportable, images, tmp_path):
+    """Of grey images the normalized pixels are 0; where others differ from it, the function is the same."""
     path = written(exportable, tmp_path / 'm.tflite')
     before, (_, old) = LiteRtSession(path).call(NAME, images)['logits'], streams_of(path, images)
     for lively, least, most in ((0, 1, 1), (1, 100, 1e3**POWER)):  # a dead stream, and two dead channels

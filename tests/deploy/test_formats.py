@@ -10,7 +10,7 @@ from torch import nn
 from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.images import Samples
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -76,7 +76,7 @@ def export(exportable, name, folder, stem='m', **how):
 
 
 def assert_runs(model, path, number, size, atol=2e-6):
-    """The runtime computes what torch does, for other pictures than the exporter compares."""
+    """The runtime computes what torch does, for other images than the exporter compares."""
     images = torch.rand(number, 3, *size) * 20 + 100
     with torch.no_grad():
         expected = graph_of(model)(images)

@@ -122,10 +122,10 @@ def test_pooled_features(maps, layer):
     assert levels.tolist() == extractor.map_roi_levels(rois, 2).tolist() and 10 < levels.sum() < 110
     expected = extractor(tuple(maps[:2]), rois)
     torch.testing.assert_close(rewritten.pool(extractor, tuple(maps), boxes), expected, rtol=0, atol=1e-5)
-    for picture in range(2):
-        own = host.pool([each[picture].permute(1, 2, 0).numpy() for each in maps[:2]], boxes[picture].numpy(),
+    for image in range(2):
+        own = host.pool([each[image].permute(1, 2, 0).numpy() for each in maps[:2]], boxes[image].numpy(),
                         pool_of(extractor))
-        stock = expected.unflatten(0, (2, 60))[picture].permute(0, 2, 3, 1)
+        stock = expected.unflatten(0, (2, 60))[image].permute(0, 2, 3, 1)
         np.testing.assert_allclose(own, stock.numpy(), rtol=0, atol=1e-5)
 
 
@@ -156,18 +156,18 @@ def test_detections_and_masks(maps, rcnn_cfg):
 
 @pytest.mark.parametrize('mask, fold', [(False, False), (True, True)])
 def test_whole_detector(mask, fold):
-    """From pixels to detections, with a smaller picture in the batch that mmdet pads."""
+    """From pixels to detections, with a smaller image in the batch that mmdet pads."""
     model = rcnn(mask)
     if fold:
         fuse_norms(model, strict=True)
     generator = torch.Generator().manual_seed(1)
-    pictures = [torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in SIZES]
+    inputs = [torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in SIZES]
     model.data_preprocessor.pad_size_divisor = 4
-    data = model.data_preprocessor(dict(inputs=pictures, data_samples=[]), False)
+    data = model.data_preprocessor(dict(inputs=inputs, data_samples=[]), False)
     assert data['inputs'].shape[2:] == SHAPE
-    images = torch.full((2, 3, *SHAPE), 77.)  # what lies beside a picture must not matter
-    for image, picture in zip(images, pictures, strict=True):
-        image[:, :picture.shape[1], :picture.shape[2]] = picture
+    images = torch.full((2, 3, *SHAPE), 77.)  # what lies beside an image must not matter
+    for image, given in zip(images, inputs, strict=True):
+        image[:, :given.shape[1], :given.shape[2]] = given
     with torch.no_grad():
         dets, labels = graph_of(model)(images, torch.tensor(SIZES).float())[:2]
         features = model.extract_feat(data['inputs'])
@@ -220,7 +220,7 @@ def test_it_is_the_graph(options):
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)
 
 
-def test_a_picture_without_pixels_has_no_objects():
+def test_a_image_without_pixels_has_no_objects():
     _, parts = in_parts(rcnn())
     assert all((each == 0).all() for each in parts(IMAGES[:1].numpy(), np.zeros((1, 2), np.float32)))
 

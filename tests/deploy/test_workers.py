@@ -20,7 +20,7 @@ META = dict(task='classifier', classes=['a', 'b'], shape=[2, 3, None, None], div
 
 
 class Sum(nn.Module):
-    """Says how many threads it has, and ends its process at a picture of -1."""
+    """Says how many threads it has, and ends its process at an image of -1."""
 
     def forward(self, images):
         if images.min() == -2:

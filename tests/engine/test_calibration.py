@@ -1,4 +1,4 @@
-"""Training pictures for a calibration: seen as in testing, the same each time."""
+"""Training images for a calibration: seen as in testing, the same each time."""
 import pytest
 import torch
 from mmengine.config import Config
@@ -17,7 +17,7 @@ def cfg(tmp_path):
     return cfg
 
 
-def test_pictures_are_not_augmented_and_always_the_same(cfg):
+def test_images_are_not_augmented_and_always_the_same(cfg):
     flip = dict(type='RandomFlip', prob=1.0, direction='vertical')
     plain = training_batches(cfg, 4)
     cfg.train_dataloader.dataset.pipeline.insert(1, flip)
@@ -37,7 +37,7 @@ def test_whole_batches_until_there_are_enough(cfg, samples, batches):
 
 
 def test_the_pipeline_inside_of_wrappers(cfg):
-    """The test pipeline stands in for that of single pictures; what mixes pictures is left out."""
+    """The test pipeline stands in for that of single images; what mixes images is left out."""
     plain = training_batches(cfg, 4)
     dataset = cfg.train_dataloader.dataset
     dataset.pipeline.insert(1, dict(type='RandomFlip', prob=1.0, direction='vertical'))
@@ -45,13 +45,13 @@ def test_the_pipeline_inside_of_wrappers(cfg):
     for wrapped in (dict(type='RepeatDataset', times=1, dataset=joined),
                     dict(type='MultiImageMixDataset', dataset=dataset, pipeline=[dict(type='Unknown')])):
         cfg.train_dataloader.dataset = wrapped
-        pictures = training_batches(cfg, 4)
-        assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, pictures, strict=True))
+        images = training_batches(cfg, 4)
+        assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, images, strict=True))
 
 
 def test_what_is_refused(cfg, tmp_path):
-    (tmp_path / 'data/dark/0.png').write_bytes(b'no picture')
-    with pytest.raises(LocalError, match='cannot use the picture .*dark/0.png'):
+    (tmp_path / 'data/dark/0.png').write_bytes(b'no image')
+    with pytest.raises(LocalError, match='cannot use the image .*dark/0.png'):
         training_batches(cfg, 4)
     empty = tmp_path / 'empty.txt'
     empty.write_text('')

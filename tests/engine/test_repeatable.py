@@ -53,7 +53,7 @@ def take(data, count):
 def test_neither_workers_nor_a_skipped_part_change_what_is_drawn():
     expected = take(loader(0), 8)
     np.testing.assert_array_equal(take(loader(2), 8), expected)
-    assert len(np.unique(np.array(expected)[..., 1])) == 32  # no number twice, though pictures return
+    assert len(np.unique(np.array(expected)[..., 1])) == 32  # no number twice, though images return
     data = loader(0)
     if hasattr(data.sampler, 'skip'):  # an old mmengine's samplers cannot
         data.sampler.skip(5 * 4)  # as IterBasedTrainLoop does
@@ -74,9 +74,9 @@ def test_an_epoch_begins_alike_whatever_came_before():
     assert not np.isin(epochs[0][:, 1], epochs[1][:, 1]).any()
 
 
-def test_processes_steps_and_pictures_never_share_their_numbers():
+def test_processes_steps_and_images_never_share_their_numbers():
     numbered = _Numbered([4], [7, 0])
-    numbered.start(3, 0)  # the first picture of epoch 3, beside step 3
+    numbered.start(3, 0)  # the first image of epoch 3, beside step 3
     index, = numbered
     drawn = []
     for key in ([*index.place], [7, 0, 3], [7, 1, 3], [7, 0, 3]):
@@ -145,7 +145,7 @@ def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop
     assert 'it is validated' not in ''.join(capfd.readouterr())
 
 
-class Pictures(Noisy):
+class Images(Noisy):
     metainfo = {}
 
     def get_data_info(self, index):
@@ -180,7 +180,7 @@ class Eager(loops._InfiniteDataloaderIterator):
                                            dict(batch_sampler=dict(type='AspectRatioBatchSampler'))])
 def test_workers_that_load_before_the_run_begins_change_nothing(tmp_path, monkeypatch, batch_sampler):
     def train(workers, stop, resume=False):
-        kept, dataset = KeepData(), Pictures()
+        kept, dataset = KeepData(), Images()
         data = runs.loader(dataset, num_workers=workers, persistent_workers=workers > 0,
                            sampler=dict(type='InfiniteSampler'), **batch_sampler)
         runs.runner(tmp_path, Model(), data, stop, hooks=['RepeatableHook', kept], interval=3, resume=resume,
@@ -205,7 +205,7 @@ def test_a_resumed_run_counts_the_places_once(tmp_path, monkeypatch, skips, batc
     places, seeded = [], repeatable.seed_host
 
     def train(stop, resume=False):
-        data = runs.loader(Pictures(), sampler=dict(type='InfiniteSampler'), **batch_sampler)
+        data = runs.loader(Images(), sampler=dict(type='InfiniteSampler'), **batch_sampler)
         places.clear()
         runs.runner(tmp_path, Model(), data, stop, hooks=['RepeatableHook'], interval=3, resume=resume,
                     randomness=dict(seed=0), default_scope='mmdet').train()

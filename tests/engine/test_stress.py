@@ -61,10 +61,10 @@ def test_wrong_arguments(arguments, text):
         InputStressHook(**arguments)
 
 
-def test_what_is_no_batch_of_pictures_is_refused_in_the_first_step():
+def test_what_is_no_batch_of_images_is_refused_in_the_first_step():
     """Not in the first step that is disturbed."""
     hook = InputStressHook(probability=0)
     runner = begin(hook)
     hook.before_train_iter(runner, 0)
-    with pytest.raises(PreflightError, match='a batch of normalized pictures, and the inputs that Preprocessor '):
+    with pytest.raises(PreflightError, match='a batch of normalized images, and the inputs that Preprocessor '):
         runner.model.data_preprocessor(dict(source=torch.ones(2, dtype=torch.long)), True)

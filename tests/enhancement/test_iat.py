@@ -25,7 +25,7 @@ def trained(norm='UN', dtype=torch.float64):
     return model.to(dtype).eval()
 
 
-def pictures(*shape, dtype=torch.float64):
+def images(*shape, dtype=torch.float64):
     return torch.rand(*shape).to(dtype)
 
 
@@ -49,14 +49,14 @@ def test_it_starts_as_the_paper_says():
     assert block.fc1.weight.std().item() == pytest.approx((2 / 64)**0.5, rel=0.2)
     assert all((parameter == 0).all() for name, parameter in model.named_parameters()
                if name.endswith('bias') and 'norm' not in name and 'bn' not in name)
-    gamma, matrix = model.eval().light(pictures(2, 3, 9, 9, dtype=torch.float32))
+    gamma, matrix = model.eval().light(images(2, 3, 9, 9, dtype=torch.float32))
     # v gives zeros, so that all comes from the linear layers' weights on the MLP of zero.
     torch.testing.assert_close(gamma, torch.ones(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(matrix, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
 
 
 def test_the_formula():
-    model, x = trained(), pictures(2, 3, 11, 17)
+    model, x = trained(), images(2, 3, 11, 17)
     mul, add = model.local_branch(x)
     gamma, matrix = model.light(x)
     pixel = matrix[1] @ (x[1, :, 4, 6] * mul[1, :, 4, 6] + add[1, :, 4, 6])
@@ -67,7 +67,7 @@ def test_the_formula():
 @pytest.mark.parametrize('base', [True, False])
 def test_the_base_of_gamma_is_trained_in_low_light_only(base):
     model = IAT(learn_gamma_base=base)
-    model(pictures(2, 3, 8, 8, dtype=torch.float32)).sum().backward()
+    model(images(2, 3, 8, 8, dtype=torch.float32)).sum().backward()
     assert (model.global_branch.gamma_base.grad is not None) == base
 
 
@@ -80,9 +80,9 @@ def test_all_that_can_fold_folds_exactly(norm, kept):
     assert [name for name, module in folded.named_modules() if is_norm(module)] == kept
     assert sum(fold.kind == 'LightNorm2d' for fold in report.folded) == 12
     for size in ((37, 51), (1, 1), (2, 5)):
-        x = pictures(2, 3, *size)
+        x = images(2, 3, *size)
         torch.testing.assert_close(folded(x), model(x), atol=1e-12, rtol=1e-12)
-    assert model(pictures(1, 3, 16, 16)).std() > 0.01
+    assert model(images(1, 3, 16, 16)).std() > 0.01
 
 
 def test_a_norm_that_mixes_channels_does_not_go_into_a_grouped_convolution():
@@ -94,13 +94,13 @@ def test_a_norm_that_mixes_channels_does_not_go_into_a_grouped_convolution():
         def forward(self, x):
             return self.conv(self.norm(x))
 
-    report = fuse_norms(Grouped().eval(), example=pictures(1, 4, 3, 3).float())
+    report = fuse_norms(Grouped().eval(), example=images(1, 4, 3, 3).float())
     assert 'mixes channels' in report.kept[0].where
 
 
 @pytest.mark.parametrize('size', [(20, 33), (1, 1), (37, 2), (21, 51)])
-def test_a_picture_in_a_larger_batch_is_enhanced_as_alone(size):
-    model, x = trained(), pictures(2, 3, 37, 51)
+def test_a_image_in_a_larger_batch_is_enhanced_as_alone(size):
+    model, x = trained(), images(2, 3, 37, 51)
     height, width = size
     together = model(x, torch.tensor([[37, 51], size]))
     torch.testing.assert_close(together[:1], model(x[:1]), atol=1e-12, rtol=1e-12)
@@ -110,7 +110,7 @@ def test_a_picture_in_a_larger_batch_is_enhanced_as_alone(size):
 
 def test_padding_is_in_no_statistic_of_un():
     model = trained().train()
-    x = pictures(1, 3, 16, 16)
+    x = images(1, 3, 16, 16)
     seen = []
     model.global_branch.norm1.register_forward_pre_hook(lambda norm, args: seen.append(args[1]))
     model(nn.functional.pad(x, (0, 8, 0, 4)), torch.tensor([[16, 16]]))
@@ -118,7 +118,7 @@ def test_padding_is_in_no_statistic_of_un():
 
 
 def test_dtypes():
-    model, x = IAT().eval(), pictures(1, 3, 9, 7, dtype=torch.float32)
+    model, x = IAT().eval(), images(1, 3, 9, 7, dtype=torch.float32)
     expected = model(x)
     with torch.autocast('cpu', torch.bfloat16):
         y = model(x)

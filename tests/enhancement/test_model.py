@@ -12,13 +12,13 @@ def model():
 
 
 def pairs(*sizes):
-    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
-    return dict(inputs=[picture // 8 for picture in pictures],
-                data_samples=[BaseDataElement(target=picture, metainfo=dict(img_path=f'{i}.png'))
-                              for i, picture in enumerate(pictures)])
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
+    return dict(inputs=[image // 8 for image in images],
+                data_samples=[BaseDataElement(target=image, metainfo=dict(img_path=f'{i}.png'))
+                              for i, image in enumerate(images)])
 
 
-def test_pictures_come_as_rgb_in_0_to_1(model):
+def test_images_come_as_rgb_in_0_to_1(model):
     data = pairs((8, 9))
     expected = data['inputs'][0].flip(0) / 255., data['data_samples'][0].target.flip(0) / 255.
     prepared = model.data_preprocessor(data)
@@ -33,7 +33,7 @@ def test_a_step_of_training_is_one_of_l1(model):
 
 
 @pytest.mark.parametrize('sizes', [((8, 9), (5, 12)), ((7, 7), (7, 7))])
-def test_pictures_of_any_sizes_are_enhanced_as_alone(model, sizes):
+def test_images_of_any_sizes_are_enhanced_as_alone(model, sizes):
     model.eval()
     samples = model.test_step(pairs(*sizes))
     assert [tuple(sample.pred.shape[1:]) for sample in samples] == list(sizes)

@@ -49,8 +49,8 @@ def classifier(**settings):
 
 
 def batch(*sizes):
-    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
-    return dict(inputs=pictures, data_samples=[DataSample().set_gt_label(1) for _ in sizes])
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
+    return dict(inputs=images, data_samples=[DataSample().set_gt_label(1) for _ in sizes])
 
 
 def det_batch(*sizes):
@@ -79,7 +79,7 @@ PREPROCESSORS = [
 @pytest.mark.parametrize('cfg, takes_rgb', PREPROCESSORS)
 def test_the_enhancer_gets_rgb_in_0_to_1_and_the_model_what_it_got_without_one(cfg, takes_rgb):
     data, expected, found, spy = with_and_without(cfg, takes_rgb, (24, 32), (24, 32))
-    rgb = torch.stack(data['inputs'] if takes_rgb else [picture.flip(0) for picture in data['inputs']])
+    rgb = torch.stack(data['inputs'] if takes_rgb else [image.flip(0) for image in data['inputs']])
     torch.testing.assert_close(spy.seen, rgb / 255.)
     torch.testing.assert_close(found['inputs'], expected['inputs'], atol=1e-4, rtol=1e-5)
     if 'Det' in cfg['type']:
@@ -93,11 +93,11 @@ def test_no_padding_is_enhanced():
     assert (found['inputs'][1, :, 30:] == 0).all()
 
 
-def test_wrong_pictures_are_one_line():
+def test_wrong_images_are_one_line():
     preprocessor = classifier().data_preprocessor
-    with pytest.raises(TypeError, match=r'must be pictures \(3, h, w\), got \[\(1, 8, 8\)\]'):
+    with pytest.raises(TypeError, match=r'must be images \(3, h, w\), got \[\(1, 8, 8\)\]'):
         preprocessor(dict(inputs=[torch.zeros(1, 8, 8)]))
-    with pytest.raises(TypeError, match='must be pictures'):
+    with pytest.raises(TypeError, match='must be images'):
         preprocessor(dict(inputs=dict(weak=[torch.zeros(3, 8, 8)])))
 
 
@@ -175,8 +175,8 @@ def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
     expected = found()
     assert all(len(each) > 3 for each in expected)
     fuse_norms(model, strict=True)
-    images = torch.stack([nn.functional.pad(picture.float(), (0, 128 - w, 0, 96 - h), value=77.)
-                          for picture, (h, w) in zip(data['inputs'], sizes, strict=True)])
+    images = torch.stack([nn.functional.pad(image.float(), (0, 128 - w, 0, 96 - h), value=77.)
+                          for image, (h, w) in zip(data['inputs'], sizes, strict=True)])
     dets, labels, _ = graph_of(model)(images, torch.tensor(sizes).float())
     for i, (before, folded) in enumerate(zip(expected, found(), strict=True)):
         assert torch.equal(folded.labels, before.labels) and torch.equal(labels[i][:len(before)], before.labels)
@@ -186,13 +186,13 @@ def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
         torch.testing.assert_close(dets[i][:len(before), :4], before.bboxes, atol=1e-2, rtol=1e-3)
 
 
-def test_test_time_augmentation_enhances_each_picture():
+def test_test_time_augmentation_enhances_each_image():
     cfg = classifier_cfg()
     model = MODELS.build(dict(type='mmpretrain.AverageClsScoreTTA', module=cfg)).eval()
     spread(model.module)
     data = batch((32, 32))
     alone, = model.module.test_step(copy.deepcopy(data))
-    # A batch of test-time augmentation: for each picture a list of inputs and samples.
+    # A batch of test-time augmentation: for each image a list of inputs and samples.
     twice = {key: [copy.deepcopy(value), copy.deepcopy(value)] for key, value in data.items()}
     together, = model.test_step(twice)
     torch.testing.assert_close(together.pred_score, alone.pred_score)

@@ -15,7 +15,7 @@ def sample(size=(16, 20), noise=0.1):
                 img_path='a.png')
 
 
-def test_means_over_pictures():
+def test_means_over_images():
     pytest.importorskip('torchmetrics')
     metric, samples = ImageQuality(), [sample(), sample((24, 13), 0.3)]
     metric.process({}, samples)
@@ -29,7 +29,7 @@ def test_means_over_pictures():
     assert metric.results[0]['SSIM'] == pytest.approx(1)
 
 
-def test_a_picture_that_is_too_small_is_named():
+def test_a_image_that_is_too_small_is_named():
     pytest.importorskip('torchmetrics')
     with pytest.raises(LocalError, match='at least 6 x 6 pixels, and a.png has 9 x 5'):
         ImageQuality().process({}, [sample((5, 9))])

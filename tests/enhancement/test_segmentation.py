@@ -39,7 +39,7 @@ def batch(*sizes):
     return dict(inputs=[torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes], data_samples=samples)
 
 
-def test_pictures_and_labels_are_padded_as_without_an_enhancer():
+def test_images_and_labels_are_padded_as_without_an_enhancer():
     cfg = dict(type='mmseg.SegDataPreProcessor', mean=MEAN, std=STD, bgr_to_rgb=True, size=CROP)
     spy, data = Spy(), batch((64, 80), (60, 96))
     expected = MODELS.build(cfg)(copy.deepcopy(data), True)
@@ -92,11 +92,11 @@ def test_the_tools_run_it_on_files_named_as_acdcs(in_a_folder, tmp_path):
     labels = np.full((80, 120), 13, np.uint8)  # a car
     labels[:20] = 255
     for split in ('train', 'val'):
-        for folder, suffix, picture in (('rgb_anon', 'rgb_anon', rng.integers(0, 60, (80, 120, 3), dtype=np.uint8)),
+        for folder, suffix, image in (('rgb_anon', 'rgb_anon', rng.integers(0, 60, (80, 120, 3), dtype=np.uint8)),
                                         ('gt', 'gt_labelTrainIds', labels)):
             path = tmp_path / f'data/acdc/{folder}/night/{split}/GOPR0351'
             path.mkdir(parents=True)
-            cv2.imwrite(str(path / f'GOPR0351_frame_000159_{suffix}.png'), picture)
+            cv2.imwrite(str(path / f'GOPR0351_frame_000159_{suffix}.png'), image)
     cfg = small_config()
     cfg.train_cfg.update(max_iters=1, val_interval=1)
     cfg.default_hooks.checkpoint.interval = 1

@@ -18,7 +18,7 @@ from mmunorm.fusion import FoldedNorm, NotFoldedError
 from . import models
 from .blocks import BLOCKS, DIM, Block, Net
 
-PICTURES = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
 
 def vectors(tokens, seed=0, batch=2):
@@ -177,7 +177,7 @@ def test_padding_at_other_sizes_is_found(always):
 
 
 @pytest.mark.parametrize('example, error, match', [
-    ('picture', TypeError, 'example: must be a tensor, .* got str'),
+    ('image', TypeError, 'example: must be a tensor, .* got str'),
     ([], TypeError, 'example: the list is empty'),
     (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1')])
 def test_bad_examples(example, error, match):
@@ -233,7 +233,7 @@ def timm_config(name, **kwargs):
     return Config(dict(model=dict(type='TimmModel', name=name, norm_cfg=dict(type='UN'), num_classes=5, **kwargs)))
 
 
-def fold_by_graph(model, x=PICTURES):
+def fold_by_graph(model, x=IMAGES):
     return models.fold(model, x, example=x)
 
 
@@ -250,13 +250,13 @@ def test_timm(name, tmp_path):
     save_folded(model.float(), tmp_path / 'folded.pth', cfg, report)
     loaded = load_folded(tmp_path / 'folded.pth')
     assert models.norms(loaded) == [fold.norm for fold in report.kept]
-    models.assert_equal(*(models.outputs(each, PICTURES.float()) for each in (loaded, model)), 0)
+    models.assert_equal(*(models.outputs(each, IMAGES.float()) for each in (loaded, model)), 0)
 
 
 def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path):
     cfg = timm_config('beit_base_patch16_224', **VIT)
     model = models.randomize(models.build(cfg.model))
-    report = fuse_norms(model, example=PICTURES.float())
+    report = fuse_norms(model, example=IMAGES.float())
     save_folded(model, tmp_path / 'first.pth', cfg, report)
     loaded, second = load_folded(tmp_path / 'first.pth'), cfg.copy()
     second.model = folded_config(cfg.model, ['norm'], {})
@@ -303,5 +303,5 @@ def test_mmpretrain(backbone, neck):
 
 def test_another_neck():
     model = models.detector(backbone=models.mmdet_swin(), type='ChannelMapper', num_outs=2, kernel_size=1)
-    where = {fold.norm: fold.where for fold in models.fold(model, PICTURES).folded}
+    where = {fold.norm: fold.where for fold in models.fold(model, IMAGES).folded}
     assert where['backbone.norm0'] == 'neck.convs.0.conv' and where['backbone.norm1'] == 'neck.convs.1.conv'

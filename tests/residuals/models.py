@@ -13,7 +13,7 @@ IMAGES = (2, 3, 16, 16)
 
 
 def vit(residual='PreNorm', depth=2, norm='LN', counted=True, **kwargs):
-    """A ViT of width 8, two heads, 5 tokens of a 16 x 16 picture; `residual` is a type or a config.
+    """A ViT of width 8, two heads, 5 tokens of a 16 x 16 image; `residual` is a type or a config.
 
     With `counted`, BranchNorm does not warn that nobody counts.
     """

@@ -48,7 +48,7 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def check_pictures(folder, *names):
+def check_images(folder, *names):
     assert sorted(path.name for path in folder.glob('*.png')) == sorted(names)
     for name in names:
         assert min(Image.open(folder / name).size) > 500
@@ -57,7 +57,7 @@ def check_pictures(folder, *names):
 def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     write_record(tmp_path / 'one'), write_record(tmp_path / 'two', norm='LayerNorm', gradient=False)
     run(PNAC, 'one', '--out', 'a', '--span', '30')
-    check_pictures(tmp_path / 'a', 'pnac.png', 'pnac_layers.png', 'pnac_density.png')
+    check_images(tmp_path / 'a', 'pnac.png', 'pnac_layers.png', 'pnac_density.png')
     rows = read_csv('a/pnac.csv')
     assert len(rows) == 2 * 2 * 3 and {row['layer'] for row in rows} == set(NAMES)
     assert {(row['first_step'], row['last_step']) for row in rows} == {('1', '30'), ('31', '60')}
@@ -67,7 +67,7 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     capsys.readouterr()
     run(PNAC, 'one', 'two/norm_statistics', '--out', 'b')
     assert 'two (LayerNorm): No layer has gradient statistics' in capsys.readouterr().out
-    check_pictures(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
+    check_images(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
                                                  for i in (1, 2)))
     for other in ('one', 'one/.', 'one/norm_statistics'):
         assert 'is named twice' in error_of(capsys, PNAC, 'one', other, '--out', 'c')
@@ -85,7 +85,7 @@ def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
     last = NormRecord(tmp_path / 'w/norm_statistics').activation(1)[17:20, 7].astype(float)
     np.testing.assert_allclose([float(rows[9][name]) for name in ('value', 'am', 'gm')],
                                [last[-1], last.mean(), np.prod(last) ** (1 / 3)], rtol=1e-5)
-    check_pictures(tmp_path / 'b', 'channels.png')
+    check_images(tmp_path / 'b', 'channels.png')
     assert 'no layer' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--layers', 'gone')
     assert '--steps' in error_of(capsys, CHANNELS, 'w', '--out', 'c', '--steps', '100', '200')
     with pytest.raises(SystemExit):
@@ -98,7 +98,7 @@ def test_outliers(tmp_path, capsys):
     rows = read_csv('a/outliers.csv')
     assert [(row['step'], row['outlier_steps']) for row in rows] == [
         ('30', '0')] * 3 + [('60', '10'), ('60', '15'), ('60', '30')]
-    check_pictures(tmp_path / 'a', 'outliers.png')
+    check_images(tmp_path / 'a', 'outliers.png')
     write_record(tmp_path / 'ln', norm='LayerNorm')
     assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
 
@@ -114,7 +114,7 @@ def write_deep_run(folder, layers, scheme):
 def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
     write_deep_run(tmp_path / 'deep', 4, 'BranchNorm'), write_deep_run(tmp_path / 'flat', 1, 'PostNorm')
     run(DEPTH, 'deep', 'flat', '--out', 'a')
-    check_pictures(tmp_path / 'a', 'depth.png')
+    check_images(tmp_path / 'a', 'depth.png')
     rows = read_csv('a/depth.csv')
     assert len(rows) == 3 * 5 and rows[3] == dict(
         run='deep', layer='layers.3', step='1', gradient='3', cosine='0.6', active='0.5')
@@ -140,7 +140,7 @@ def test_curves(tmp_path, capsys):
         write_log(tmp_path / name, '1', [train(10, 5.0), {'accuracy/top1': 20.0, 'step': 1}])
     out = tmp_path / 'new/run.v1'
     run(CURVES, 'a', 'b', '--out', out)
-    check_pictures(out, 'curves.png')
+    check_images(out, 'curves.png')
     assert (out / 'curves.csv').read_text().splitlines() == [
         'run,scalar,step,value', 'a,loss,10,5', 'a,accuracy/top1,10,20', 'b,loss,10,5', 'b,accuracy/top1,10,20']
     assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_curves(tmp_path, capsys):
         assert message in error_of(capsys, CURVES, *arguments, '--out', out)
 
 
-def test_a_grid_of_pictures_and_a_model_without_iat(classifier, tmp_path, capsys):
+def test_a_grid_of_images_and_a_model_without_iat(classifier, tmp_path, capsys):
     config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
     (tmp_path / 'in').mkdir()
@@ -157,7 +157,7 @@ def test_a_grid_of_pictures_and_a_model_without_iat(classifier, tmp_path, capsys
         cv2.imwrite(str(tmp_path / f'in/{i}.png'), np.full((9, 7, 3), 20 * i, np.uint8))
     options = ('--out', tmp_path / 'out', '--device', 'cpu')
     run(LIGHT, config, checkpoint, tmp_path / 'in', *options, '--limit', '2')
-    assert 'shows 2 pictures' in capsys.readouterr().out and (tmp_path / 'out/light.png').is_file()
+    assert 'shows 2 images' in capsys.readouterr().out and (tmp_path / 'out/light.png').is_file()
 
     config, checkpoint, _ = classifier
     error = error_of(capsys, LIGHT, config, checkpoint, tmp_path / 'in', *options)
@@ -184,7 +184,7 @@ def test_cka_of_detectors(tmp_path):
 
 @pytest.mark.slow
 def test_from_training_to_cka_and_the_report(tmp_path, capsys):
-    """The whole way on tiny pictures: two runs that record, CKA between them, with a folded model too, and the page."""
+    """The whole way on tiny images: two runs that record, CKA between them, with a folded model too, and the page."""
     config = tiny_runs.write_classifier(tmp_path)
     config.write_text(config.read_text() + "custom_hooks = [dict(type='NormStatisticsHook')]\n")
     train_tool = tiny_runs.load_tool('train')
@@ -205,7 +205,7 @@ def test_from_training_to_cka_and_the_report(tmp_path, capsys):
     summary = cka('un.py', 'un.pth', 'ln.py', 'ln.pth', out='cka')
     assert (summary['model_a'], summary['model_b'], summary['batch_size']) == ('un', 'ln', 4)
     assert np.shape(summary['cka']) == (11, 11)  # 7 norms, 2 attentions, 2 feed-forward networks
-    check_pictures(tmp_path / 'cka', 'cka.png', 'cka_diagonal.png')
+    check_images(tmp_path / 'cka', 'cka.png', 'cka_diagonal.png')
     cfg = load_config('un.py')
     model = load_model(cfg, 'un.pth')
     report = fuse_norms(model)

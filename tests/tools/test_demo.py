@@ -13,7 +13,7 @@ def demo(tmp_path, monkeypatch):
 
     def run(title, *command):
         commands.append(command)
-        folder = tmp_path / command[-1] / 'pictures' if command[0] == 'tools/ship.py' else tmp_path / 'data'
+        folder = tmp_path / command[-1] / 'images' if command[0] == 'tools/ship.py' else tmp_path / 'data'
         folder.mkdir(parents=True, exist_ok=True)
         if command[0] == 'tools/train.py':
             folder = tmp_path / command[command.index('--work-dir') + 1]

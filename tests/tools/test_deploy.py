@@ -49,7 +49,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     made = tiny_runs.call(EXPORT, config, checkpoint, '--format', 'openvino', '--out', tmp_path / 'model')
     printed = capsys.readouterr().out
     assert 'norms left: 0' in printed and 'compared with torch: largest difference of scores' in printed
-    assert 'takes: 1 picture of 32 x 32 pixels' in printed
+    assert 'takes: 1 image of 32 x 32 pixels' in printed
     assert f'tools/deploy/infer.py {made.path}' in printed and ' MB, in ' in printed
     assert tiny_runs.call(TEST, config, made.path, '--work-dir', tmp_path / 'tested') == expected
     cfg = Config.fromfile(config)
@@ -68,7 +68,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
 def test_int8(classifier, tmp_path, capsys):
     config, checkpoint, _ = classifier
     arguments = (EXPORT, config, checkpoint, '--format', 'onnx', '--int8')
-    assert '--batch 9' in error_of(capsys, *arguments, '--batch', '9')  # of four pictures
+    assert '--batch 9' in error_of(capsys, *arguments, '--batch', '9')  # of four images
     for other in ('--half', '--dynamic'):
         assert f'{other} does not go with --int8' in error_of(capsys, *arguments, other)
     made = tiny_runs.call(*arguments, '--batch', '2', '--num-samples', '4')
@@ -83,7 +83,7 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     assert '--batch does not go with --dynamic' in message
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--shape', '12', '12', '--out',
                        tmp_path / 'a')
-    assert 'does not take pictures of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
+    assert 'does not take images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
     assert f'--out {tmp_path}: it must be a file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
@@ -132,7 +132,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
         if row['format'] == 'openvino-bf16':
             assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
             continue
-        # The four test pictures: the runtimes see them as torch does. INT8 may break a tie of untrained scores.
+        # The four test images: the runtimes see them as torch does. INT8 may break a tie of untrained scores.
         same = next(each for each in result['rows'] if each['model'] == row['model'])
         assert 'accuracy/top1' in row['metrics'] and (row['metrics'] == same['metrics'] or row['format'] == 'onnx-int8')
         assert len(row['seconds']) == 2 and row['size'] > 10_000

@@ -87,7 +87,7 @@ def test_a_detector_is_tested_folded(detector):
             torch.testing.assert_close(b['scores'], a['scores'], rtol=1e-3, atol=1e-4)
 
 
-def test_pictures_are_drawn_by_a_folded_model(folded, trained, tmp_path):
+def test_images_are_drawn_by_a_folded_model(folded, trained, tmp_path):
     config, _ = folded
     tiny_runs.call('infer', config, 'folded.pth', trained / 'data', '--out-dir', 'out', '--device', 'cpu')
     tiny_runs.call('infer', config, 'unfolded.pth', trained / 'data', '--out-dir', 'plain', '--device', 'cpu')
@@ -101,11 +101,11 @@ def test_pictures_are_drawn_by_a_folded_model(folded, trained, tmp_path):
 def test_the_classification_inferencer_loads_it(folded, trained):
     from mmpretrain import ImageClassificationInferencer
     _, cfg = folded
-    picture = str(trained / 'data/dark/0.png')
+    image = str(trained / 'data/dark/0.png')
 
     def scores(config, checkpoint):
         inferencer = ImageClassificationInferencer(config, pretrained=str(checkpoint), device='cpu')
-        return torch.as_tensor(inferencer(picture)[0]['pred_scores'])
+        return torch.as_tensor(inferencer(image)[0]['pred_scores'])
 
     folded_cfg = Config(torch.load('folded.pth', weights_only=True)['meta']['mmunorm']['config'])
     torch.testing.assert_close(scores(folded_cfg, 'folded.pth'), scores(cfg, 'unfolded.pth'))
@@ -120,10 +120,10 @@ def test_the_classification_inferencer_loads_it(folded, trained):
 def test_the_detection_inferencer_loads_it(detector, tmp_path):
     from mmdet.apis import DetInferencer, init_detector
     config, _ = detector
-    picture = str(next((tmp_path / 'coco/val2017').iterdir()))
+    image = str(next((tmp_path / 'coco/val2017').iterdir()))
 
     def scores(**kwargs):
-        result = DetInferencer(device='cpu', show_progress=False, **kwargs)(picture)
+        result = DetInferencer(device='cpu', show_progress=False, **kwargs)(image)
         return torch.tensor(result['predictions'][0]['scores'])
 
     from_folded = scores(weights='folded.pth')  # the config is in the checkpoint

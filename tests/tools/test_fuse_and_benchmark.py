@@ -31,8 +31,8 @@ def test_classifier(classifier, tmp_path, capsys, monkeypatch):
     assert result['rows'][2]['output_difference']['relative'] < 1e-4
     assert result['fusion']['folded'] == 7 and result['fusion']['kept'] == 0
     from PIL import Image
-    with Image.open(folder / 'benchmark.png') as picture:
-        assert picture.width > 1000
+    with Image.open(folder / 'benchmark.png') as image:
+        assert image.width > 1000
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
 
 from mmunorm.cli.arguments import load_config
-from mmunorm.cli.pictures import read_picture
+from mmunorm.cli.images import read_image
 
 from .. import tiny_runs
 
@@ -23,28 +23,28 @@ def infer(*arguments):
 
 
 def read(path):
-    picture = cv2.imread(str(path))
-    assert picture is not None
-    return picture
+    image = cv2.imread(str(path))
+    assert image is not None
+    return image
 
 
-def test_a_folder_of_pictures_keeps_its_names(classifier, tmp_path, capsys):
+def test_a_folder_of_images_keeps_its_names(classifier, tmp_path, capsys):
     config, checkpoint, data = classifier
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
     drawn = sorted(path.relative_to(tmp_path / 'out').as_posix() for path in tmp_path.rglob('*.png'))
     assert drawn == ['dark/0.png', 'dark/1.png', 'light/0.png', 'light/1.png']
     printed = capsys.readouterr()
-    assert f'4 pictures are in {tmp_path / "out"}' in printed.out
+    assert f'4 images are in {tmp_path / "out"}' in printed.out
     assert '4/4' not in printed.err  # the bar is for terminals
 
     shutil.copytree(data / 'dark', tmp_path / 'in')
     for limit, names in ((('--limit', '1'), ['0.png']), ((), ['0.png', '1.png'])):
         infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'in/drawn', *limit)
-        # Drawings of an earlier run are not pictures.
+        # Drawings of an earlier run are not images.
         assert sorted(path.name for path in (tmp_path / 'in/drawn').rglob('*.*')) == names
 
 
-def test_a_class_is_written_on_an_enlarged_picture(classifier, tmp_path):
+def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
     config, checkpoint, _ = classifier
     red = np.zeros((32, 48, 3), dtype=np.uint8)
     red[..., 2] = 255
@@ -56,30 +56,30 @@ def test_a_class_is_written_on_an_enlarged_picture(classifier, tmp_path):
     assert (drawn[256:] == [0, 0, 255]).all() and not (drawn[:64, :256] == [0, 0, 255]).all()
 
 
-def test_an_enhancer_draws_before_and_after_of_any_picture(tmp_path):
+def test_an_enhancer_draws_before_and_after_of_any_image(tmp_path):
     config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
     rng = np.random.default_rng(0)
-    pictures = {'grey.png': rng.integers(0, 60, (12, 17), np.uint8),
+    images = {'grey.png': rng.integers(0, 60, (12, 17), np.uint8),
                 '16_bit.png': rng.integers(0, 2**14, (12, 17, 3)).astype(np.uint16),
                 'alpha.png': rng.integers(0, 60, (12, 17, 4), np.uint8),
                 'one.png': np.full((1, 1, 3), 30, np.uint8)}
     (tmp_path / 'in').mkdir()
-    for name, picture in pictures.items():
-        cv2.imwrite(str(tmp_path / 'in' / name), picture)
+    for name, image in images.items():
+        cv2.imwrite(str(tmp_path / 'in' / name), image)
     infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'out')
     assert len(list((tmp_path / 'out').iterdir())) == 4
-    for name in pictures:
+    for name in images:
         before, drawn = read(tmp_path / 'in' / name), read(tmp_path / 'out' / name)
         height, width = before.shape[:2]
         assert drawn.shape == (height, 2 * width, 3)
         np.testing.assert_array_equal(drawn[:, :width], before)
-        # Untrained weights, too, make another picture.
+        # Untrained weights, too, make another image.
         assert not np.array_equal(drawn[:, width:], before)
 
 
 @pytest.mark.slow
-def test_objects_are_drawn_on_an_enlarged_picture(tmp_path):
+def test_objects_are_drawn_on_an_enlarged_image(tmp_path):
     config, _ = tiny_runs.write_detector(tmp_path)
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', [f'class {i}' for i in range(80)])
     data = tmp_path / 'coco/val2017'
@@ -98,13 +98,13 @@ def test_objects_are_drawn_on_an_enlarged_picture(tmp_path):
 
 
 @pytest.mark.parametrize('number', [0, 2])
-def test_boxes_and_masks_are_enlarged_with_their_picture(number):
+def test_boxes_and_masks_are_enlarged_with_their_image(number):
     instances = InstanceData(bboxes=torch.ones(number, 4), masks=torch.ones(number, 6, 5, dtype=torch.bool))
     INFER.Detector._enlarge(instances, 24, 20, 4)
     assert instances.masks.shape == (number, 24, 20) and instances.masks.all() and (instances.bboxes == 4).all()
 
 
-def test_how_much_a_picture_is_enlarged():
+def test_how_much_a_image_is_enlarged():
     sizes = {(128, 128): 4, (64, 128): 8, (600, 900): 1, (10, 1000): 2.048, (10, 4000): 1}
     assert {size: INFER.drawing_scale(*size) for size in sizes} == sizes
 
@@ -129,19 +129,19 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(in_a_folder, tmp_
         rgb = row.reshape(3, 32, 32).transpose(1, 2, 0)
         path = tmp_path / f'{i}.png'
         cv2.imwrite(str(path), rgb[..., ::-1])
-        classifier.draw(path, read_picture(path), tmp_path / 'out.png')
+        classifier.draw(path, read_image(path), tmp_path / 'out.png')
     for sample, expected in zip(seen, tested, strict=True):
         # Batches of another size round otherwise; blue for red changes scores by more than 0.001.
         torch.testing.assert_close(sample.pred_score, expected['pred_score'], atol=1e-4, rtol=0)
 
 
-def test_no_pictures_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):
+def test_no_images_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):
     config, checkpoint, data = classifier
     folder = tmp_path / 'in'
     shutil.copytree(data / 'dark', folder)
     for said, *command in (
-            ('no picture at', config, checkpoint, tmp_path / 'gone.jpg', tmp_path / 'out'),
-            ('no picture at', config, checkpoint, config.parent / 'w', tmp_path / 'out'),
+            ('no image at', config, checkpoint, tmp_path / 'gone.jpg', tmp_path / 'out'),
+            ('no image at', config, checkpoint, config.parent / 'w', tmp_path / 'out'),
             ('no checkpoint', config, tmp_path / 'gone.pth', folder, tmp_path / 'out'),
             ('no config file', tmp_path / 'gone.py', checkpoint, folder, tmp_path / 'out'),
             ('overwritten', config, checkpoint, folder, folder / '../in'),

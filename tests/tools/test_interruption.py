@@ -161,7 +161,7 @@ def test_a_detector_killed_and_resumed(tmp_path):
     config = write(DETECTOR.format(root=tiny_runs.ROOT))
     options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data'), 'train_cfg.max_iters=4',
                'train_cfg.val_interval=2', 'default_hooks.checkpoint.save_optimizer=True']
-    # In a process of its own the pictures' random numbers do not set those of the step.
+    # In a process of its own the images' random numbers do not set those of the step.
     train(config, '--work-dir', 'whole', '--cfg-options', *options, 'train_dataloader.num_workers=1')
     kill(config, 3, 'iter_2', *options)
     train(config, '--work-dir', 'parts', '--resume', '--cfg-options', *options)

@@ -53,11 +53,11 @@ def test_a_detector_starts_from_a_classifier_and_is_tested(tmp_path):
     assert torch.equal(state['backbone.patch_embed.projection.weight'], weight)
 
     tiny_runs.call('test', config, 'w/epoch_1.pth', '--work-dir', 'w', '--out', 'predictions.pkl', '--show-dir',
-                   'pictures', '--cfg-options', *options)
+                   'images', '--cfg-options', *options)
     predictions = load_predictions()
     assert [len(item['pred_instances']['scores']) for item in predictions] == [5, 5]
     assert {'counts', 'size'} == set(predictions[0]['pred_instances']['masks'][0])
-    assert len(list(tmp_path.glob('w/*/pictures/*.jpg'))) == 2
+    assert len(list(tmp_path.glob('w/*/images/*.jpg'))) == 2
 
 
 def test_missing_data_and_weights_are_told_of_before_a_model_is_built(tmp_path, monkeypatch, capsys):
@@ -179,7 +179,7 @@ def test_two_processes_without_a_gpu(classifier):
     """dist_train.sh runs in test_interruption."""
     config, *_ = classifier
     assert processes.run_tool('train', config, '--work-dir', 'w', '--auto-scale-lr', processes=2) == [0, 0]
-    # Two processes with two pictures each see all four in one step, a batch of 4 of 8.
+    # Two processes with two images each see all four in one step, a batch of 4 of 8.
     entry = next(entry for entry in tiny_runs.scalars('w') if 'lr' in entry)
     assert (entry['iter'], entry['lr']) == (1, pytest.approx(0.05))
 

@@ -1,5 +1,5 @@
-"""Computes linear CKA between all norm, attention and feed-forward outputs of two models on the same pictures
-(Fig. 6). Writes a heat map, the diagonal as a line, cka.csv and cka.json. The pictures are CONFIG_A's test data."""
+"""Computes linear CKA between all norm, attention and feed-forward outputs of two models on the same images
+(Fig. 6). Writes a heat map, the diagonal as a line, cka.csv and cka.json. The images are CONFIG_A's test data."""
 import argparse
 import json
 from itertools import islice
@@ -30,10 +30,10 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint_a', help='its checkpoint file')
     parser.add_argument('config_b', help='config file of the second model')
     parser.add_argument('checkpoint_b', help='its checkpoint file')
-    parser.add_argument('--out', required=True, help='folder for pictures and numbers')
-    parser.add_argument('--images', type=int, default=512, help='use at most so many pictures (default 512)')
+    parser.add_argument('--out', required=True, help='folder for images and numbers')
+    parser.add_argument('--images', type=int, default=512, help='use at most so many images (default 512)')
     parser.add_argument('--batch-size', type=int,
-                        help='pictures in a batch, at least 4 (default 32, for detectors 4)')
+                        help='images in a batch, at least 4 (default 32, for detectors 4)')
     add_device_argument(parser)
     add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
@@ -44,15 +44,15 @@ def parse_args(argv=None):
 
 
 def default_batch_size(cfg):
-    """Pictures in a batch. Detectors get the minimum, because their pictures are twenty times as large."""
+    """Images in a batch. Detectors get the minimum, because their images are twenty times as large."""
     return 4 if cfg.get('default_scope') == 'mmdet' else 32
 
 
 def read_batches(cfg, batch_size, images):
-    """Batches of the config's test pictures with their sizes, `images` pictures at most."""
+    """Batches of the config's test images with their sizes, `images` images at most."""
     loader_cfg = cfg.test_dataloader
     loader_cfg.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
-    # Without the shuffle, the folders of the classes come one after the other, and pictures of a class are alike.
+    # Without the shuffle, the folders of the classes come one after the other, and images of a class are alike.
     loader_cfg.sampler = dict(type='DefaultSampler', shuffle=True)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     loader = Runner.build_dataloader(loader_cfg, seed=0)
@@ -105,7 +105,7 @@ def main(argv=None):
     else:
         print('The models have different layers: there is no diagonal.')
     write_text(out / 'cka.json', json.dumps(summary, indent=1))
-    print(f'{out} has cka.csv, cka.json and the pictures.')
+    print(f'{out} has cka.csv, cka.json and the images.')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and a picture.
+"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and an image.
 
 The same command continues after an interruption: finished runs are not repeated, others resume from their
 last checkpoint. FAIL marks a run that diverged, as for compare_norms.py. The results are OUT/depths.md, .csv and .png.
@@ -94,7 +94,7 @@ def plan(args):
 
 
 def write(errors, args, runs, kinds):
-    """The table, the numbers and the picture of the runs so far."""
+    """The table, the numbers and the image of the runs so far."""
     results = results_of(runs, errors)
     metric = next(iter(metrics_of(results)), '')
     cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]

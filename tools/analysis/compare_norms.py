@@ -1,4 +1,4 @@
-"""Trains one recipe with several norms and seeds; writes one table, one CSV and one picture of the curves.
+"""Trains one recipe with several norms and seeds; writes one table, one CSV and one image of the curves.
 
 The same command continues after an interruption: finished runs are not repeated, others resume from their
 last checkpoint. A run that crashes is an error. The next call tries it again.
@@ -37,7 +37,7 @@ from mmunorm.utils import PreflightError
 
 # What --stress cannot multiply, by the model that reads it.
 NOT_STRESSED = dict(TranslationModel='a TranslationModel reads token ids',
-                    ImageEnhancer='an ImageEnhancer reads pictures whose values must stay in [0, 1]')
+                    ImageEnhancer='an ImageEnhancer reads images whose values must stay in [0, 1]')
 
 
 def parse_args(argv=None):
@@ -79,7 +79,7 @@ def plan(args):
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
     if args.stress and class_name(base.model) in NOT_STRESSED:
-        raise PreflightError('--stress multiplies normalized pictures by a factor, and '
+        raise PreflightError('--stress multiplies normalized images by a factor, and '
                              f'{NOT_STRESSED[class_name(base.model)]}.')
     check_data(base, ['train', 'val'])
     steps = count_steps(base)

@@ -1,4 +1,4 @@
-"""Draws training curves of several runs in one picture, curves.png (Fig. 1), and writes their numbers, curves.csv."""
+"""Draws training curves of several runs in one image, curves.png (Fig. 1), and writes their numbers, curves.csv."""
 import argparse
 
 from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars
@@ -14,7 +14,7 @@ def parse_args(argv=None):
     parser.add_argument('log', nargs='+', help="work directories, or mmengine's scalars.json files")
     parser.add_argument('--keys', nargs='+', metavar='KEY',
                         help='scalars to draw (default: the loss and the usual metrics)')
-    parser.add_argument('--out', required=True, help='folder for the picture and the numbers')
+    parser.add_argument('--out', required=True, help='folder for the image and the numbers')
     return parser.parse_args(argv)
 
 

@@ -25,7 +25,7 @@ from mmunorm.utils import write_text
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('work_dir', nargs='+', help='work directories of training runs')
-    parser.add_argument('--out', required=True, help='folder for the picture and the numbers')
+    parser.add_argument('--out', required=True, help='folder for the image and the numbers')
     parser.add_argument('--steps', type=positive, default=100, help='how many steps are the start (default 100)')
     return parser.parse_args(argv)
 

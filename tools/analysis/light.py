@@ -1,4 +1,4 @@
-"""Draws pictures before and after an IAT, with the gamma and the colour matrix that it gives each."""
+"""Draws images before and after an IAT, with the gamma and the colour matrix that it gives each."""
 import argparse
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from mmunorm.analysis.figures import Light, light_figure
 from mmunorm.analysis.layout import save
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder, positive
-from mmunorm.cli.pictures import find_images, read_picture
+from mmunorm.cli.images import find_images, read_image
 from mmunorm.config.models import load_model
 from mmunorm.enhancement import IAT
 from mmunorm.utils import PreflightError
@@ -21,9 +21,9 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config of an ImageEnhancer, or of an EnhancedModel')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('images', help='a picture, or a folder that is searched for pictures')
+    parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out', required=True, help='folder, which gets light.png')
-    parser.add_argument('--limit', type=positive, default=6, help='at most so many pictures (default: 6)')
+    parser.add_argument('--limit', type=positive, default=6, help='at most so many images (default: 6)')
     add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
@@ -31,11 +31,11 @@ def parse_args(argv=None):
 
 @torch.no_grad()
 def light_of(iat, path, device):
-    """The :class:`Light` of a picture."""
-    picture = read_picture(path)
-    if picture is None:
-        raise PreflightError(f'{path} cannot be read as a picture.')
-    before = np.ascontiguousarray(picture[..., ::-1])
+    """The :class:`Light` of an image."""
+    image = read_image(path)
+    if image is None:
+        raise PreflightError(f'{path} cannot be read as an image.')
+    before = np.ascontiguousarray(image[..., ::-1])
     x = torch.from_numpy(before).to(device).permute(2, 0, 1)[None] / 255
     gamma, matrix = iat.light(x)
     after = (iat(x)[0] * 255).round().byte().permute(1, 2, 0)
@@ -53,7 +53,7 @@ def main(argv=None):
         raise PreflightError(f'{args.config} has no IAT: its model is a {type(model).__name__}.')
     out = out_folder(args.out)
     save(light_figure([light_of(iat, Path(path), args.device) for path, _ in images]), out / 'light.png')
-    print(f'{out / "light.png"} shows {len(images)} pictures.')
+    print(f'{out / "light.png"} shows {len(images)} images.')
 
 
 if __name__ == '__main__':

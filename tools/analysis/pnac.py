@@ -32,7 +32,7 @@ def main(argv=None):
         save(pnac_density_figure(name, measure), out / f'pnac_density{suffix}.png')
         for remark in measure.remarks():
             print(f'{name}: {remark}')
-    print(f'{out} has pnac.csv and the pictures.')
+    print(f'{out} has pnac.csv and the images.')
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ from mmunorm.datasets.exdark import convert_exdark
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog='ROOT holds imageclasslist.txt, the pictures ExDark/CLASS/NAME and the boxes '
+        description=__doc__, epilog='ROOT holds imageclasslist.txt, the images ExDark/CLASS/NAME and the boxes '
         'ExDark_Annno/CLASS/NAME.txt. ROOT/annotations gets train.json, val.json and test.json.')
     parser.add_argument('root', metavar='ROOT', help='folder of ExDark, such as data/exdark')
     return parser.parse_args(argv)
@@ -16,8 +16,8 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    for split, (pictures, boxes) in convert_exdark(args.root).items():
-        print(f'{args.root}/annotations/{split}.json: {pictures} pictures with {boxes} boxes')
+    for split, (images, boxes) in convert_exdark(args.root).items():
+        print(f'{args.root}/annotations/{split}.json: {images} images with {boxes} boxes')
 
 
 if __name__ == '__main__':

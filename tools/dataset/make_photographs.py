@@ -9,8 +9,8 @@ from mmunorm.utils import PreflightError
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog='apt fetches the pictures (320 MB) from the package sources of this system, as an ordinary user, '
-        'installs nothing and unpacks them in debian_pictures beside OUT, unless --stamps and --backgrounds say where.')
+        epilog='apt fetches the images (320 MB) from the package sources of this system, as an ordinary user, '
+        'installs nothing and unpacks them in debian_images beside OUT, unless --stamps and --backgrounds say where.')
     parser.add_argument('--out', default='data/photographs', help='folder to write')
     parser.add_argument('--stamps', metavar='DIR',
                         help="folder of tuxpaint's stamps, such as /usr/share/tuxpaint/stamps")

@@ -21,9 +21,9 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.benchmark import chart, markdown, measure_formats
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS, need
-from mmunorm.deploy.pictures import batch_of
+from mmunorm.deploy.images import batch_of
 from mmunorm.deploy.subjects import Subject
-from mmunorm.engine.calibration import test_metrics, test_pictures, training_pictures
+from mmunorm.engine.calibration import test_images, test_metrics, training_images
 
 
 def parse_args(argv=None):
@@ -34,11 +34,11 @@ def parse_args(argv=None):
                         help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
     parser.add_argument('--formats', nargs='+', choices=list(FORMS), default=list(FORMS), metavar='FORMAT',
                         help=f'what to measure, of {", ".join(FORMS)} (default: all)')
-    parser.add_argument('--batch', type=positive, default=1, help='pictures at once (default: 1)')
+    parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training pictures for the ranges of INT8 (default: 300)')
+                        help='training images for the ranges of INT8 (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
     parser.add_argument('--no-metrics', action='store_true', help='measure speed and size alone')
@@ -70,10 +70,10 @@ def main(argv=None):
                 name += ' (model)'
             own_cfg[name] = cfg
             model, meta = loaded_model(cfg, checkpoint, args.shape)
-            pictures = training_pictures(cfg, args.num_samples) if wants_int8 else ()
+            images = training_images(cfg, args.num_samples) if wants_int8 else ()
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
-                                    torch.get_num_threads(), pictures))
-        arrays = batch_of(test_pictures(cfgs[-1], args.batch), subjects[-1].exportable.meta)
+                                    torch.get_num_threads(), images))
+        arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
         def metrics_of(subject, runner, title):
             return {} if args.no_metrics else test_metrics(own_cfg[subject.name], runner, title)

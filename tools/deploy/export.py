@@ -17,9 +17,9 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model, prepare_export
 from mmunorm.deploy.formats import FORMATS, find_format, table
-from mmunorm.deploy.pictures import Samples
+from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
-from mmunorm.engine.calibration import training_pictures
+from mmunorm.engine.calibration import training_images
 from mmunorm.fusion import fuse_norms
 from mmunorm.fusion.report import by_reason
 from mmunorm.utils import PreflightError, warn
@@ -35,13 +35,13 @@ def parse_args(argv=None):
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
                         help='in INT8; the table below has the kinds, the usual one first')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training pictures for the ranges of INT8 (default: 300)')
+                        help='training images for the ranges of INT8 (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
-                        help='take any number of pictures; with a Swin, also of any size')
-    parser.add_argument('--batch', type=positive, help='pictures at once (default: 1)')
+                        help='take any number of images; with a Swin, also of any size')
+    parser.add_argument('--batch', type=positive, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: what the test pipeline makes; for a detector a '
-                        'square, for landscape and portrait pictures)')
+                        'square, for landscape and portrait images)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for each in FORMATS.values():
@@ -51,7 +51,7 @@ def parse_args(argv=None):
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
-        parser.error('--batch does not go with --dynamic: the file takes any number of pictures')
+        parser.error('--batch does not go with --dynamic: the file takes any number of images')
     if args.int8 is not None and (args.half or args.dynamic):
         parser.error(f'--{"half" if args.half else "dynamic"} does not go with --int8')
     return args
@@ -91,13 +91,13 @@ def main(argv=None):
         out_file(args.out, '--out')
     out = file_of(args.out, Path(args.checkpoint), chosen, int8)
     out_file(out, '--out', args.checkpoint)
-    if chosen.needs_pictures(int8):
+    if chosen.needs_images(int8):
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, args.checkpoint, args.shape)
     samples = ()
-    if chosen.needs_pictures(int8):
-        samples = Samples(training_pictures(cfg, args.num_samples), meta, args.batch or 1)
+    if chosen.needs_images(int8):
+        samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
     for names, kind, why in by_reason(fuse_norms(model).kept):
         warn(f'{names}: not folded ({kind}): {why}')
     start = time.perf_counter()
@@ -106,7 +106,7 @@ def main(argv=None):
     print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
     batch, _, height, width = exportable.meta['shape']
     size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
-    number = 'any number of pictures' if batch is None else f'{batch} picture' + 's' * (batch > 1)
+    number = 'any number of images' if batch is None else f'{batch} image' + 's' * (batch > 1)
     print(f'takes: {number} of {size}')
     print(f'norms left: {made.norms}')
     print(f'compared with torch: {made.difference}')

@@ -1,4 +1,4 @@
-"""Draws an exported model's predictions on one or many pictures, without building a torch model."""
+"""Draws an exported model's predictions on one or many images, without building a torch model."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -9,24 +9,24 @@ import mmcv
 import numpy as np
 
 from mmunorm.cli.arguments import command, out_folder, positive, share
-from mmunorm.cli.pictures import draw_each, drawing_scale, find_images
+from mmunorm.cli.images import draw_each, drawing_scale, find_images
 from mmunorm.deploy.runner import Runner
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('file', help='a file from tools/deploy/export.py')
-    parser.add_argument('pictures', help='a picture, or a folder that is searched for pictures')
-    parser.add_argument('--out-dir', required=True, help='folder for the drawn pictures')
+    parser.add_argument('images', help='an image, or a folder that is searched for images')
+    parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
     parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=positive, help='draw at most so many pictures of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw at most so many images of a folder, the first ones')
     return parser.parse_args(argv)
 
 
-def draw(runner, picture, score_thr):
-    """The picture, enlarged until letters can be read, with what the model sees in it."""
-    scale = drawing_scale(*picture.shape[:2])
-    large = mmcv.imrescale(picture, scale)
+def draw(runner, image, score_thr):
+    """The image, enlarged until letters can be read, with what the model sees in it."""
+    scale = drawing_scale(*image.shape[:2])
+    large = mmcv.imrescale(image, scale)
 
     def write(label, score, x, y, colour):
         text = f'{runner.classes[label] if label < len(runner.classes) else label} {score:.2f}'
@@ -34,11 +34,11 @@ def draw(runner, picture, score_thr):
             cv2.putText(large, text, (x, y), cv2.FONT_HERSHEY_SIMPLEX, 0.4, outline, thickness, cv2.LINE_AA)
 
     if not runner.is_detector:
-        scores = runner.classify(picture)
+        scores = runner.classify(image)
         large = cv2.copyMakeBorder(large, 0, 24, 0, 0, cv2.BORDER_CONSTANT)
         write(int(scores.argmax()), scores.max(), 4, large.shape[0] - 7, (255, 255, 255))
         return large
-    found = runner.detect(picture, score_thr)
+    found = runner.detect(image, score_thr)
     for index in reversed(range(len(found.scores))):  # the best on top
         label = int(found.labels[index])
         # Neighbours in the list of classes get hues that are far from each other.
@@ -55,12 +55,12 @@ def draw(runner, picture, score_thr):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    images = find_images(args.pictures, args.out_dir, args.limit)
+    images = find_images(args.images, args.out_dir, args.limit)
     runner = Runner(args.file)
     out_folder(args.out_dir, '--out-dir')
 
-    def write(path, picture, part):
-        cv2.imwrite(str(part), draw(runner, picture, args.score_thr))
+    def write(path, image, part):
+        cv2.imwrite(str(part), draw(runner, image, args.score_thr))
 
     draw_each(images, write, args.out_dir)
 

@@ -53,7 +53,7 @@ class Format(ABC):
     packages: tuple[str, ...] = ()  # what the export needs
     run_packages: tuple[str, ...] = ()  # what running a file needs
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the usual one first
-    uncalibrated: tuple[str, ...] = ()  # those of them that need no training pictures
+    uncalibrated: tuple[str, ...] = ()  # those of them that need no training images
     int8_packages: tuple[str, ...] = ()  # what the export needs besides for INT8
     install: str = "pip install -e '.[deploy]'"  # gets its packages
     # What tools/deploy/export.py takes for it alone, by name: arguments of `argparse`'s `add_argument`. `export` gets
@@ -81,8 +81,8 @@ class Format(ABC):
             raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
 
-    def needs_pictures(self, int8: str | None) -> bool:
-        """Whether a kind of INT8 takes its ranges from training pictures."""
+    def needs_images(self, int8: str | None) -> bool:
+        """Whether a kind of INT8 takes its ranges from training images."""
         return int8 is not None and int8 not in self.uncalibrated
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Format(ABC):
 
     def usage(self, path: Path) -> str:
         """How a file is used: a line."""
-        return f'use it: python tools/deploy/infer.py {quote(str(path))} PICTURES --out-dir DIR'
+        return f'use it: python tools/deploy/infer.py {quote(str(path))} IMAGES --out-dir DIR'
 
     def report(self, path: Path) -> list[str]:
         """What tools/deploy/export.py prints about a new file besides its size: lines."""

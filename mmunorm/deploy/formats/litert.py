@@ -30,7 +30,7 @@ PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 
 
 class LiteRtSession(Session):
-    """Takes float32 pictures `(N, 3, H, W)` as every session, and gives the file what its input's type asks for."""
+    """Takes float32 images `(N, 3, H, W)` as every session, and gives the file what its input's type asks for."""
 
     def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
         from ai_edge_litert.interpreter import Interpreter
@@ -51,7 +51,7 @@ class LiteRtSession(Session):
         return item
 
     def call(self, part: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs of a signature by name, for any number of pictures or regions; all are float32."""
+        """The outputs of a signature by name, for any number of images or regions; all are float32."""
         (name, taken), given = self.input_of(part), self._parts[part].get_output_details()
         outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in given.items()}
         for start in range(0, len(array), taken['shape'][0]):
@@ -101,7 +101,7 @@ class LiteRt(Format):
 
 
 class _Classify(nn.Module):
-    """A classifier as the file has it: a picture's bytes in their own order, and no softmax."""
+    """A classifier as the file has it: an image's bytes in their own order, and no softmax."""
 
     def __init__(self, graph: ClassifierGraph):
         super().__init__()
@@ -172,7 +172,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
             equalize(path, data)
             made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
         ranges = made.calibrate(data)
-        # A step of one and a zero at -128: the integers are the picture's bytes, less 128.
+        # A step of one and a zero at -128: the integers are the image's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
         ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
         with changed(path) as file:
@@ -212,7 +212,7 @@ def rename_operators(path: Path, old: str, new: str) -> None:
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
                      rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
-    """What each signature of a file in floating point reads of some pictures; `heads` and `masks` if `regions` is set.
+    """What each signature of a file in floating point reads of some images; `heads` and `masks` if `regions` is set.
 
     Regions are the best ones of the first hundred batches: they are large, and all in memory.
     """

@@ -20,7 +20,7 @@ class RCNN(nn.Module):
         self.rpn_head, self.roi_head = detector.rpn_head, detector.roi_head
 
     def forward(self, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detects the objects in each picture of a batch, whose height and width without padding are `sizes` `(N, 2)`.
+        """Detects the objects in each image of a batch, whose height and width without padding are `sizes` `(N, 2)`.
 
         `features` are maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2 y2
         and score, the best first; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)` float32,
@@ -126,9 +126,9 @@ def segment(roi_head: nn.Module, features: tuple[Tensor, ...], dets: Tensor, lab
 
 
 def decode(coder: DeltaXYWHBBoxCoder, boxes: Tensor, deltas: Tensor, sizes: Tensor) -> Tensor:
-    """`DeltaXYWHBBoxCoder.decode`: boxes `(N, P, 4)` moved by `(N, P, 4 * classes)`, inside of pictures of `sizes`.
+    """`DeltaXYWHBBoxCoder.decode`: boxes `(N, P, 4)` moved by `(N, P, 4 * classes)`, inside of images of `sizes`.
 
-    mmdet's function for batches does it; the stock method takes one picture's size.
+    mmdet's function for batches does it; the stock method takes one image's size.
     """
     return onnx_delta2bbox(boxes, deltas, coder.means, coder.stds, sizes, clip_border=coder.clip_border,
                            add_ctr_clamp=coder.add_ctr_clamp, ctr_clamp=coder.ctr_clamp)
@@ -138,7 +138,7 @@ def pool(extractor: nn.Module, features: tuple[Tensor, ...], boxes: Tensor) -> T
     """`SingleRoIExtractor.forward`: the features `(N * P, C, h, w)` in boxes `(N, P, 4)`.
 
     Each level pools all boxes, and those of other levels are made empty for it: an empty box has no samples, so
-    that it costs next to nothing. mmdet gathers each level's own, whose number depends on the picture.
+    that it costs next to nothing. mmdet gathers each level's own, whose number depends on the image.
     """
     batch, number = boxes.shape[:2]
     index = torch.arange(batch, device=boxes.device, dtype=boxes.dtype)

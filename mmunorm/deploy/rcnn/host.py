@@ -1,6 +1,6 @@
 """What a Faster or Mask R-CNN does between and after the parts that a chip runs: in numpy, and nothing else.
 
-Every function does for one picture what its namesake of :mod:`.detector` does for a batch. Boxes that are dropped are
+Every function does for one image what its namesake of :mod:`.detector` does for a batch. Boxes that are dropped are
 gone here, until the end. Copied elsewhere, this file runs without the package.
 """
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Host:
         self.settings, self.run = settings, run
 
     def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        """Detects the objects in each picture of a batch.
+        """Detects the objects in each image of a batch.
 
         `images` `(N, 3, H, W)` float32, 0 to 255, have anything to their right and below; `sizes` `(N, 2)` float32 are
-        height and width of the pictures in them. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a
+        height and width of the images in them. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a
         Mask R-CNN, `masks` `(N, K, h, w)` float32, as `RCNN` of :mod:`.detector` does.
         """
         features = self.run('features', self.pad(images, sizes))
@@ -38,7 +38,7 @@ class Host:
         return [np.stack(each) for each in zip(*batch, strict=True)]
 
     def pad(self, images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Pictures with the mean pixel beside them, which the normalization turns into mmdet's zeros; channels last."""
+        """Images with the mean pixel beside them, which the normalization turns into mmdet's zeros; channels last."""
         padded = np.empty((len(images), *images.shape[2:], 3), np.float32)
         padded[:] = self.settings['pad']
         for own, image, (height, width) in zip(padded, images, sizes.astype(int), strict=True):
@@ -46,7 +46,7 @@ class Host:
         return padded
 
     def detect(self, features: dict[str, np.ndarray], size: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs of one picture, from those of `features`."""
+        """The outputs of one image, from those of `features`."""
         heads, masks = self.settings['heads'], self.settings['masks']
         proposals = propose(features, size, self.settings)
         maps = [features[name] for name in sorted(features) if name.startswith('map')]
@@ -104,7 +104,7 @@ def suppress_classes(proposals: np.ndarray, logits: np.ndarray, deltas: np.ndarr
 
 
 def decode(boxes: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict) -> np.ndarray:
-    """Boxes `(P, 4)` moved by `(P, n, 4)`, to such, inside of a picture: `DeltaXYWHBBoxCoder.decode`."""
+    """Boxes `(P, 4)` moved by `(P, n, 4)`, to such, inside of an image: `DeltaXYWHBBoxCoder.decode`."""
     deltas = deltas * np.float32(coder['stds']) + np.float32(coder['means'])
     corner, sides = boxes[:, None, :2], boxes[:, None, 2:] - boxes[:, None, :2]
     move, grow = sides * deltas[..., :2], np.minimum(deltas[..., 2:], LARGEST_LOG_RATIO)

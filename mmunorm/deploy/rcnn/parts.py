@@ -19,7 +19,7 @@ REGIONS = dict(heads=100, masks=20)
 class Features(nn.Module):
     """From pixels to what proposals are made of.
 
-    Its normalization also changes what lies beside a picture, so that 0 there means to pad with the mean.
+    Its normalization also changes what lies beside an image, so that 0 there means to pad with the mean.
     """
 
     def __init__(self, graph: DetectorGraph):
@@ -76,10 +76,10 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
     them; `graph` is unchanged.
 
     Raises:
-        PreflightError: its enhancer would read what lies beside a picture.
+        PreflightError: its enhancer would read what lies beside an image.
     """
     if graph.pixels.enhancing is not None:
-        raise PreflightError('a detector in parts has no enhancer, which would read what lies beside a picture.')
+        raise PreflightError('a detector in parts has no enhancer, which would read what lies beside an image.')
     roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
     parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)),
                  heads=(Heads(graph), _regions(roi.bbox_roi_extractor, min(REGIONS['heads'], most))))

@@ -1,4 +1,4 @@
-"""Errors of data sets that name the picture that cannot be used."""
+"""Errors of data sets that name the image that cannot be used."""
 from __future__ import annotations
 
 import cv2
@@ -8,29 +8,29 @@ from mmengine.runner import Runner
 from ..utils import LocalError
 
 
-def name_unusable_pictures(runner: Runner) -> None:
-    """Makes the data sets of a Runner raise a LocalError that names a picture that cannot be read or resized."""
+def name_unusable_images(runner: Runner) -> None:
+    """Makes the data sets of a Runner raise a LocalError that names an image that cannot be read or resized."""
     build = runner.build_dataloader
 
     def build_dataloader(*args, **kwargs):
         loader = build(*args, **kwargs)
-        name_pictures(loader.dataset)
+        name_images(loader.dataset)
         return loader
 
     runner.build_dataloader = build_dataloader  # which every loop calls
 
 
-def name_pictures(dataset) -> None:
-    """Makes a data set, and those inside of it, raise a LocalError that names an unusable picture."""
+def name_images(dataset) -> None:
+    """Makes a data set, and those inside of it, raise a LocalError that names an unusable image."""
     if isinstance(getattr(dataset, 'pipeline', None), Compose):
         dataset.pipeline = _NamingPipeline(dataset.pipeline)
     inner = getattr(dataset, 'dataset', None)
     for wrapped in [*(getattr(dataset, 'datasets', None) or []), *([] if inner is None else [inner])]:
-        name_pictures(wrapped)
+        name_images(wrapped)
 
 
 class _NamingPipeline(Compose):
-    """A pipeline whose errors name the picture."""
+    """A pipeline whose errors name the image."""
 
     def __init__(self, pipeline: Compose):
         self.transforms = pipeline.transforms
@@ -40,23 +40,23 @@ class _NamingPipeline(Compose):
         try:
             return super().__call__(data)
         except (AssertionError, OSError, cv2.error) as error:
-            reason = picture_problem(error)
+            reason = image_problem(error)
             if path is None or reason is None:
                 raise
             height, width = data.get('ori_shape') or (None, None)
             size = f' of {width} x {height} pixels' if width else ''
-            raise LocalError(f'cannot use the picture {path}{size}: {reason}.') from error
+            raise LocalError(f'cannot use the image {path}{size}: {reason}.') from error
 
 
-def picture_problem(error: Exception) -> str | None:
-    """What an error says about a picture; None if it is about something else."""
+def image_problem(error: Exception) -> str | None:
+    """What an error says about an image; None if it is about something else."""
     if isinstance(error, OSError):  # Pillow's has no text of the system's
         return error.strerror or _DAMAGED
-    if isinstance(error, AssertionError):  # mmcv's, if OpenCV returns no picture
+    if isinstance(error, AssertionError):  # mmcv's, if OpenCV returns no image
         return _DAMAGED if 'failed to load image' in str(error) else None
     if error.func == 'imdecode_':
         return _DAMAGED
     return f'OpenCV refuses it ({error.err} in {error.func})'
 
 
-_DAMAGED = 'it is empty, cut off, or no picture'
+_DAMAGED = 'it is empty, cut off, or no image'

@@ -1,4 +1,4 @@
-"""How pictures become the input of an exported model, and masks part of a picture."""
+"""How images become the input of an exported model, and masks part of an image."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import numpy as np
 from ..utils import PreflightError
 
 
-def prepare(picture: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
-    """A picture `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
+def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
+    """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
     for step in steps:
-        (height, width), size = picture.shape[:2], step['size']
+        (height, width), size = image.shape[:2], step['size']
         if step['step'] == 'crop':
             top, left = max(round((height - size[0]) / 2), 0), max(round((width - size[1]) / 2), 0)
-            picture = picture[top:top + size[0], left:left + size[1]]
+            image = image[top:top + size[0], left:left + size[1]]
             continue
         if step['step'] == 'resize':
             height, width = size
@@ -26,15 +26,15 @@ def prepare(picture: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
             factor = min(size[0] / max(height, width), size[1] / min(height, width))
             height, width = int(height * factor + 0.5), int(width * factor + 0.5)
         how = {name: step[name] for name in ('backend', 'interpolation') if name in step}
-        picture = mmcv.imresize(picture, (width, height), **how)
-    return picture
+        image = mmcv.imresize(image, (width, height), **how)
+    return image
 
 
 def steps_of(pipeline: Sequence[dict]) -> list[dict]:
-    """What a test pipeline of mmpretrain or mmdet does to a picture's size, as plain data for :func:`prepare`.
+    """What a test pipeline of mmpretrain or mmdet does to an image's size, as plain data for :func:`prepare`.
 
     Raises:
-        ValueError: a transform changes pictures in a way that is not known here.
+        ValueError: a transform changes images in a way that is not known here.
     """
     steps = []
     for transform in pipeline:
@@ -55,65 +55,65 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
             size = transform['crop_size']
             steps.append(dict(step='crop', size=[size, size] if isinstance(size, int) else [size[1], size[0]]))
         elif not (kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
-            raise ValueError(f'{kind} changes pictures in a way that an exported model does not know')
+            raise ValueError(f'{kind} changes images in a way that an exported model does not know')
     return steps
 
 
-def batch_of(pictures: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-    """The inputs of a file that says `meta` about itself, for uint8 pictures `(3, h, w)` that its steps have prepared.
+def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
+    """The inputs of a file that says `meta` about itself, for uint8 images `(3, h, w)` that its steps have prepared.
 
     Returns:
         `images` `(N, 3, H, W)`, uint8 of a classifier; of a detector float32, and also `sizes` `(N, 2)` float32.
 
     Raises:
-        PreflightError: a picture does not fit into the file's input.
+        PreflightError: an image does not fit into the file's input.
     """
-    pictures = [np.asarray(picture) for picture in pictures]
+    images = [np.asarray(image) for image in images]
     _, _, height, width = meta['shape']
     if meta['task'] != 'detector':
-        for picture in pictures:
-            if height and picture.shape[1:] != (height, width):
-                raise PreflightError(f'the config makes pictures of {picture.shape[1]} x {picture.shape[2]}, and the '
+        for image in images:
+            if height and image.shape[1:] != (height, width):
+                raise PreflightError(f'the config makes images of {image.shape[1]} x {image.shape[2]}, and the '
                                      f'file takes {height} x {width}: export with another --shape.')
-        return (np.stack(pictures), )
-    sizes = np.array([picture.shape[1:] for picture in pictures], np.float32)
+        return (np.stack(images), )
+    sizes = np.array([image.shape[1:] for image in images], np.float32)
     if not height:
         height, width = (int(-(-side // meta['divisor']) * meta['divisor']) for side in sizes.max(0))
-    images = np.zeros((len(pictures), 3, height, width), np.float32)
-    for image, picture in zip(images, pictures, strict=True):
-        if picture.shape[1] > height or picture.shape[2] > width:
-            raise PreflightError(f'a picture of {picture.shape[1]} x {picture.shape[2]} pixels does not fit into '
+    batch = np.zeros((len(images), 3, height, width), np.float32)
+    for place, image in zip(batch, images, strict=True):
+        if image.shape[1] > height or image.shape[2] > width:
+            raise PreflightError(f'an image of {image.shape[1]} x {image.shape[2]} pixels does not fit into '
                                  f'{height} x {width}: export with a larger --shape.')
-        image[:, :picture.shape[1], :picture.shape[2]] = picture
-    return images, sizes
+        place[:, :image.shape[1], :image.shape[2]] = image
+    return batch, sizes
 
 
 class Samples(Sequence):
     """Batches of inputs of a file that says `meta` about itself, which the ranges of INT8 are taken from.
 
-    `pictures` are uint8 `(3, h, w)`, such as the tensors of a data loader; each batch is floating point only when it is
+    `images` are uint8 `(3, h, w)`, such as the tensors of a data loader; each batch is floating point only when it is
     asked for. Those that do not fill the last batch are left out.
 
     Raises:
-        PreflightError: there are fewer pictures than a batch.
+        PreflightError: there are fewer images than a batch.
     """
 
-    def __init__(self, pictures: Sequence[np.ndarray], meta: dict, batch: int):
-        if len(pictures) < batch:
-            raise PreflightError(f'--int8 needs at least as many training pictures as a batch has, got {len(pictures)} '
+    def __init__(self, images: Sequence[np.ndarray], meta: dict, batch: int):
+        if len(images) < batch:
+            raise PreflightError(f'--int8 needs at least as many training images as a batch has, got {len(images)} '
                                  f'for --batch {batch}.')
-        self._pictures, self._meta, self._batch = pictures, meta, batch
+        self._images, self._meta, self._batch = images, meta, batch
 
     def __len__(self) -> int:
-        return len(self._pictures) // self._batch
+        return len(self._images) // self._batch
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        part = self._pictures[range(len(self))[index] * self._batch:][:self._batch]
+        part = self._images[range(len(self))[index] * self._batch:][:self._batch]
         return tuple(array.astype(np.float32) for array in batch_of(part, self._meta))
 
 
 def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
-    """Lays a mask into a picture, as mmdet's `_do_paste_mask` does.
+    """Lays a mask into an image, as mmdet's `_do_paste_mask` does.
 
     `mask` `(h, w)` float32 has probabilities in the area of `box`, x1 y1 x2 y2 in pixels. Returns `(height, width)`
     bool: where the probability is at least `threshold`.

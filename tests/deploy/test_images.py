@@ -1,4 +1,4 @@
-"""How a picture is prepared for an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
+"""How an image is prepared for an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
 import numpy as np
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
-from mmunorm.deploy.pictures import paste, prepare, steps_of
+from mmunorm.deploy.images import paste, prepare, steps_of
 
 from .. import tiny_runs
 
@@ -23,10 +23,10 @@ SIZES = [(40, 60), (300, 257)]
 ])
 @pytest.mark.parametrize('size', SIZES)
 def test_as_the_test_pipeline(scope, pipeline, size):
-    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     with DefaultScope.overwrite_default_scope(scope):
-        expected = Compose(pipeline)(dict(img=picture, img_shape=size, ori_shape=size))['img']
-    own = prepare(picture, steps_of(pipeline))
+        expected = Compose(pipeline)(dict(img=image, img_shape=size, ori_shape=size))['img']
+    own = prepare(image, steps_of(pipeline))
     assert own.shape == expected.shape and np.array_equal(own, expected)
 
 
