@@ -25,6 +25,7 @@ setup(
     long_description_content_type='text/markdown',
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=['mmunorm', 'mmunorm.*']),
+    package_dir={'': '.'},  # so that an editable install finds projects/ as well
     # .mim is where mmengine looks for configs; in the repository it is links to configs/ and tools/.
     package_data={'mmunorm.analysis': ['*.jinja'], 'mmunorm.cli': ['*.jinja'],
                   'mmunorm': ['py.typed', '.mim/*.yml', '.mim/configs/**/*.py', '.mim/tools/**/*.py',

@@ -28,10 +28,10 @@ import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 import torch
 from fuse_models import CONFIGS
 from fuse_models import result_file as fusion_file
-from norm_layers import ROOT, result_file
+from norm_layers import ROOT
 
 from mmunorm.analysis.curves import read_scalars
-from mmunorm.benchmark.environment import device_name, environment
+from mmunorm.benchmark.environment import device_name, environment, result_file
 from mmunorm.benchmark.report import markdown_table
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model

@@ -49,7 +49,7 @@ def classifier(weights):
     """The ViT as a classifier whose logits are its class token, and its config."""
     options = {'model.backbone.patch_size': 14, 'model.backbone.img_size': 224, 'model.head.num_classes': WIDTH,
                'model.train_cfg': None}
-    cfg = load_config(str(ROOT / 'configs/deep/deit_s_un_imagenet.py'), options, norm='LN=LN,eps=1e-6')
+    cfg = load_config(str(ROOT / 'projects/deep/configs/deit_s_un_imagenet.py'), options, norm='LN=LN,eps=1e-6')
     cfg.model.head.loss = dict(type='CrossEntropyLoss')
     model = build_model(cfg).eval()
     state = weights_of(weights)

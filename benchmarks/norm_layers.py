@@ -9,7 +9,6 @@ BatchNorm is torch's, with the tokens as samples. The rows go to benchmarks/resu
 """
 import argparse
 import json
-import re
 import statistics
 import time
 from functools import partial
@@ -20,7 +19,7 @@ from torch import nn
 
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.benchmark import measure
-from mmunorm.benchmark.environment import device_name, environment
+from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
 from mmunorm.norms.layers import ONLINE_NORMS
 
@@ -123,12 +122,6 @@ def measure_norms(names, shape, dtype, device, mode, args):
             seconds=statistics.median(seconds[name]) / times,
             to_ln=measure.ratio(seconds[name], seconds[LN]), peak_memory=memory[name],
             peak_memory_to_ln=memory[name] / memory[LN], clock=args.clock, rounds=args.rounds)
-
-
-def result_file(folder, name, device):
-    """The data file of a benchmark on a device; makes its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
 
 
 def main(argv=None):

@@ -15,11 +15,10 @@ import torch
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.backbones import UNVisionTransformer
 from mmunorm.benchmark import measure
-from mmunorm.benchmark.environment import environment
+from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.residuals import count_updates
 
 # isort: split
-from norm_layers import result_file
 from train_step import add_step_arguments, warm_step
 
 SCHEMES = dict(PostNorm={}, DeepNorm={}, BranchNorm=dict(warmup_iters=10**6), PreNorm={})

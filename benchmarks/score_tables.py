@@ -147,7 +147,7 @@ TABLES = {
         rows={**same('LN', 'BN', 'MABN'), 'MABN with an alpha of 0.98': dict(norm='alpha0.98'),
               **same('PN*', 'PN', 'UN', 'UN-nofilter', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm')},
         columns=by_seed(TOP1, 3)),
-    # docs/translation_results.md
+    # projects/translation/RESULTS.md
     'translation': dict(
         labels=['norm'], where=dict(experiment='translation', **PLAIN),
         rows=norms({'LN': 'LN', 'UN': 'UN', 'UN with its filter': 'UN-filter'}),
@@ -207,7 +207,7 @@ TABLES = {
               for text in ('clean', 'noisy')},
         columns={'BLEU, mean': dict(metric=BLEU, digits=2), 'chrF, mean': dict(metric=CHRF, digits=1),
                  **{f'BLEU, {code}': dict(metric=f'{BLEU}/{code}', digits=2) for code in ('de', 'fr', 'it')}}),
-    # docs/deep_results.md
+    # projects/deep/RESULTS.md
     'depth': dict(
         labels=['scheme', 'norm'], where=dict(experiment='depth'),
         rows={(label, norm): dict(norm=norm, scheme=label.partition(',')[0], **({'T': T} if T else {}))
@@ -278,7 +278,7 @@ TABLES = {
         columns={'box AP, Xeon, seed 0': mean(BOX, **INTEL_BF16), 'mask AP': mean(MASK, missing='', **INTEL_BF16),
                  'box AP, EPYC, seeds 0 to 2': mean(BOX, 'each', **AVX512),
                  'mask AP, seeds 0 to 2': mean(MASK, 'each', missing='', **AVX512)}),
-    # docs/low_light.md
+    # projects/low_light/README.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),
         rows={'before': dict(norm='none'), 'IAT, LN': dict(norm='LN'), 'IAT, UN': dict(norm='UN')},

@@ -18,11 +18,11 @@ import torch
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.benchmark import measure
-from mmunorm.benchmark.environment import environment
+from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.run import precision
 
 # isort: split
-from norm_layers import ROOT, result_file
+from norm_layers import ROOT
 
 NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
 

@@ -103,10 +103,10 @@ def make_cifar(root, dataset, images=2):
     return tables
 
 
-def make_digits(root, images=10, dark=False):
+def make_digits(root, images=10):
     """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and images."""
     datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
-                         val_images=images, dark=dark)
+                         val_images=images)
 
 
 def make_stamps(root, each=4, backgrounds=5):

@@ -60,25 +60,6 @@ def test_residual_step(run):
     assert all(row['to_post_norm']['value'] > 0 for row in rows)
 
 
-def test_low_light_speed(run):
-    printed, rows = run('low_light_speed', '--sizes', '12', '17')
-    assert '12 x 17' in printed and [row['norm'] for row in rows] == ['LN', 'LN, folded', 'UN', 'UN, folded']
-    assert all(row['shape'] == [1, 3, 12, 17] and row['to_ln']['value'] > 0 for row in rows)
-
-
-def test_translation_speed(run, script, monkeypatch):
-    sizes = dict(encoder_layers=1, decoder_layers=1, embed_dims=8, feedforward_channels=8, num_heads=2)
-    speed = script('translation_speed')
-    monkeypatch.setattr(speed, 'SMALL', sizes)
-    monkeypatch.setattr(speed, 'VOCABULARY', 20)
-    printed, rows = run('translation_speed', '--sentences', '3', '--searched', '2', '--length', '4')
-    assert '| search | LN, no cache |' in printed
-    assert [(row['what'], row['norm']) for row in rows] == [
-        ('training', 'LN'), ('training', 'UN'), ('search', 'LN'), ('search', 'UN'), ('search', 'UN, folded'),
-        ('search', 'LN, no cache')]
-    assert all(row['to_ln']['value'] > 0 for row in rows)
-
-
 def test_shifted_light(script, tmp_path):
     config, checkpoint, _ = tiny_runs.untrained_classifier(tmp_path)
     light = script('shifted_light')
@@ -167,7 +148,7 @@ def test_the_vit_receives_what_torchvision_makes_of_a_photograph(script, tmp_pat
     wanted = normalize(to_tensor(photograph), mean.tolist(), std.tolist())[None]
     crops = list(of_timm(tmp_path, 1, ['a.png']))
     torch.testing.assert_close(crops[0], wanted)
-    cfg = load_config(str(tiny_runs.ROOT / 'configs/deep/deit_s_un_imagenet.py'))
+    cfg = load_config(str(tiny_runs.ROOT / 'projects/deep/configs/deit_s_un_imagenet.py'))
     preprocessor = MODELS.build(dict(cfg.data_preprocessor, type='mmpretrain.ClsDataPreprocessor'))
     image, = script('int8_vit').bytes_of(crops)
     torch.testing.assert_close(preprocessor(dict(inputs=image[None]), False)['inputs'], wanted, rtol=0, atol=1e-4)

@@ -8,27 +8,18 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.hub import get_config
-from mmengine.optim import build_optim_wrapper
-from mmengine.registry import HOOKS, MODELS
-from mmpretrain.models import VisionTransformer
-from torch import nn
+from mmengine.registry import HOOKS
 
-from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, slug
-from mmunorm.norms import Norm
 
 from . import tiny_runs
 
 FOLDER = tiny_runs.ROOT / 'configs'
-CONFIGS = sorted(path.relative_to(FOLDER).with_suffix('').as_posix()
-                 for path in FOLDER.rglob('*.py') if '_base_' not in path.parts)
+CONFIGS = tiny_runs.configs_in(FOLDER)
 
 # Configs that record the norms' statistics, and are their base in all else.
 RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
-
-# The size at which the Transformers of translation are built; `tests/translation` builds and trains them.
-SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=8, feedforward_channels=8, num_heads=2)
 
 
 def norm_of(name):
@@ -42,24 +33,7 @@ def load(name):
 
 @pytest.mark.parametrize('name', [name for name in CONFIGS if name not in RECORDED])
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
-    if name.startswith('acdc/'):
-        pytest.importorskip('mmseg')
-    cfg = load(name)
-    if name.startswith('translation/'):
-        cfg.model.backbone.update(vocab_size=8, arch=SMALL)
-    model = build_model(cfg)
-    norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
-    kind = norm_of(name).upper()
-    assert len(norms) >= (2 if 'iat_' in name else 11) and {type(norm) for norm in norms} == {MODELS.get(kind)}
-
-    wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-    decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
-             for parameter in group['params']}
-    assert len(decay) == sum(parameter.requires_grad for parameter in model.parameters())
-    assert {decay[id(parameter)] for norm in norms for parameter in norm.parameters()
-            if parameter.requires_grad} == {0.0}
-    assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay
-    assert max(decay.values()) > 0 or '/wmt' in name
+    tiny_runs.check_norms_and_decay(load(name), norm_of(name))
 
 
 def recipe(cfg):
@@ -67,14 +41,12 @@ def recipe(cfg):
     cfg = cfg.to_dict()
     for key in ('pretrained', 'load_from'):
         cfg.pop(key, None)
-    for part in (cfg['model']['backbone'], cfg['model'].get('enhancer', {})):
-        part.pop('norm_cfg', None)
-        if 'checkpoint' in (part.get('init_cfg') or {}):
-            part['init_cfg'].pop('checkpoint')
+    cfg['model']['backbone'].pop('norm_cfg', None)
+    (cfg['model']['backbone'].get('init_cfg') or {}).pop('checkpoint', None)
     return cfg
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) == 'ln' and '/wmt' not in name])
+@pytest.mark.parametrize('name', [name for name in CONFIGS if norm_of(name) == 'ln'])
 def test_twins_differ_in_the_norm_alone(name):
     cfg, ln = load(name.replace('_ln_', '_un_')), load(name)
     assert recipe(cfg) == recipe(ln)
@@ -82,13 +54,6 @@ def test_twins_differ_in_the_norm_alone(name):
         if config.get('pretrained'):
             assert f'_{norm}_' in config.pretrained
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
-
-
-def test_norm_reaches_the_enhancer_and_its_weights():
-    cfg = load_config(f'{FOLDER}/digits/swin_un_maskrcnn_dark_joint.py', norm='LN')
-    assert cfg.model.enhancer.norm_cfg == cfg.model.backbone.norm_cfg == dict(type='LN')
-    assert cfg.model.enhancer.init_cfg.checkpoint == 'work_dirs/iat_ln_enhancer/epoch_4.pth'
-    assert cfg.model.backbone.init_cfg.checkpoint == 'work_dirs/swin_ln_classifier/epoch_8.pth'
 
 
 @pytest.mark.parametrize('name', RECORDED)
@@ -102,36 +67,6 @@ def without_scopes(value):
     if isinstance(value, dict):
         return {key: without_scopes(inner) for key, inner in value.items() if key != '_scope_'}
     return [without_scopes(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def test_the_deep_deit_is_the_stock_one_with_another_norm():
-    cfg, stock = (without_scopes(load(name).to_dict()) for name in (
-        'deep/deit_s_un_imagenet', 'mmpretrain::deit/deit-small_4xb256_in1k.py'))
-    backbone, other = cfg['model'].pop('backbone'), stock['model'].pop('backbone')
-    assert backbone.pop('residual_cfg') == dict(type='PreNorm') and backbone.pop('norm_cfg')['type'] == 'UN'
-    assert backbone.pop('arch') == VisionTransformer.arch_zoo['deit-small'] and other.pop('arch') == 'deit-small'
-    assert (backbone.pop('type'), other.pop('type')) == ('UNVisionTransformer', 'VisionTransformer')
-    assert backbone == other
-    for config in (cfg, stock):
-        config['default_hooks'].pop('checkpoint')
-        config.pop('custom_imports', None)
-    assert cfg == stock
-
-
-@pytest.mark.parametrize('name', ['digits/vit_un_classifier', 'deep/deit_s_un_imagenet'])
-def test_depth_and_scheme_are_options(name):
-    options = {'arch.num_layers': 15, 'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
-    backbone = build_model(load_config(f'{FOLDER}/{name}.py',
-                                       {f'model.backbone.{key}': value for key, value in options.items()})).backbone
-    assert len(backbone.layers) == 15 and backbone.layers[14].residual2.warmup_iters == 9
-
-
-def test_depth_and_scheme_of_the_translator_are_options():
-    options = {'arch.encoder_layers': 4, 'arch.decoder_layers': 5, 'arch.embed_dims': 8, 'vocab_size': 8,
-               'residual_cfg.type': 'BranchNorm', 'residual_cfg.warmup_iters': 9}
-    backbone = build_model(load_config(f'{FOLDER}/translation/wmt17_en_de_deep_ln.py',
-                                       {f'model.backbone.{key}': value for key, value in options.items()})).backbone
-    assert (len(backbone.encoder), len(backbone.decoder)) == (4, 5)
 
 
 # Of a conversion, by its name.
@@ -215,7 +150,6 @@ RECIPES = {
     'swin_t_un_fasterrcnn_3x': ('AdamW', 1e-4, 0.05, 36, 16),
     'swin_t_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_imagenet': ('AdamW', 5e-4, 0.05, 300, 512),
-    'deep/deit_s_un_imagenet': ('AdamW', 1e-3, 0.05, 300, 1024),
     't2t_vit_14_un_cifar10': ('SGD', 0.05, 5e-4, 60, 128),
     't2t_vit_14_un_cifar100': ('SGD', 0.05, 5e-4, 60, 128),
 }
@@ -243,25 +177,6 @@ def test_recipe(name):
             assert dataset.pipeline[0] == dict(type='Resize', scale=224)
             # Never a surprise download.
             assert dataset.download is False
-
-
-# The specification's settings of translation: architecture, layers a side, scheme, optimizer, rate, warm-up.
-TRANSLATION = {
-    'iwslt14_de_en_un': ('small', 'PreNorm', 'RAdam', 7e-4, 6000),
-    'wmt14_en_fr_un': ('base', 'PreNorm', 'Adam', 7e-4, 4000),
-    'wmt17_en_de_deep_ln': ((18, 18, 512, 2048, 8), 'DeepNorm', 'Adam', 1e-3, 4000),
-}
-
-
-@pytest.mark.parametrize('name', TRANSLATION)
-def test_translation_recipe(name):
-    cfg = load(f'translation/{name}')
-    backbone, optimizer = cfg.model.backbone, cfg.optim_wrapper.optimizer
-    arch = backbone.arch if isinstance(backbone.arch, str) else tuple(backbone.arch.values())
-    assert TRANSLATION[name] == (arch, backbone.get('residual_cfg', dict(type='PreNorm'))['type'], optimizer.type,
-                                 optimizer.lr, cfg.param_scheduler[0].warmup)
-    assert cfg.train_cfg.max_iters == 100_000 and cfg.train_dataloader.batch_sampler.max_tokens == 4096
-    assert backbone.norm_cfg.get('outlier_filter', False) is False
 
 
 def test_faster_rcnn_is_the_stock_one_but_for_the_backbone():
@@ -311,43 +226,20 @@ def test_backbone_starts_from_the_imagenet_classifier(name, tmp_path):
 # detector on COCO.
 SAMPLE = {
     't2t_vit_14_un_cifar10': ['model.backbone.num_layers=2'],
-    'deep/deit_s_un_imagenet': ['model.backbone.arch.num_layers=2', 'model.backbone.residual_cfg.type=BranchNorm',
-                                'model.backbone.residual_cfg.warmup_iters=9'],
     'digits/swin_un_classifier': [],
-    'digits/swin_un_maskrcnn_dark_joint': [],
-    'digits/iat_un_enhancer': [],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
     name if name in SAMPLE else pytest.param(name, marks=pytest.mark.grid) for name in CONFIGS
-    if not name.startswith(('acdc/', 'convert/', 'translation/', 'exdark/', 'iat/'))])
+    if not name.startswith('convert/')])
 def test_trains_and_tests_one_step(name, in_a_folder, tmp_path, monkeypatch):
-    if 'iat_' in name:
-        pytest.importorskip('torchmetrics')
     config = FOLDER / f'{name}.py'
     options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data', monkeypatch), *SAMPLE.get(name, [])]
-    tiny_runs.call('train', config, '--work-dir', 'w', '--cfg-options', *options)
-    logged = {key: value for entry in tiny_runs.scalars('w') for key, value in entry.items()}
-    losses = [value for key, value in logged.items() if key.startswith('loss')]
-    assert losses and all(map(math.isfinite, losses))
-
-    checkpoint = next(Path('w').glob('*_1.pth'))
-    state = tiny_runs.checkpoint(checkpoint)['state_dict']
-    assert all(tensor.isfinite().all() for tensor in state.values())
-    steps = {('enhancer' in key, int(tensor)) for key, tensor in state.items()
-             if key.endswith('num_batches_tracked')}
-    enhanced = {(True, int('frozen' not in name))} if 'dark_' in name else set()
-    assert steps == (set() if '_ln_' in name else {(False, 1)} | enhanced)
-    updates = [int(tensor) for key, tensor in state.items() if key.endswith('update_clock.updates')]
-    assert updates == [1] * ('deit' in name)
-
-    metrics = tiny_runs.call('test', config, checkpoint, '--work-dir', 'w', '--cfg-options', *options)
-    checkpoint.unlink()
-    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'enhancement/PSNR'} if 'iat_' in name else {'accuracy/top1'}
+    wanted = {'coco/bbox_mAP'} if 'rcnn' in name else {'accuracy/top1'}
     if 'maskrcnn' in name:
         wanted.add('coco/segm_mAP')
-    assert wanted <= set(metrics)
-    # The same weights were validated after the step.
-    assert all(metrics[key] == pytest.approx(logged[key], abs=1e-3) for key in wanted)
+    state = tiny_runs.train_and_test_one_step(config, options, wanted)
+    steps = {int(tensor) for key, tensor in state.items() if key.endswith('num_batches_tracked')}
+    assert steps == (set() if '_ln_' in name else {1})

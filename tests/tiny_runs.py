@@ -2,6 +2,7 @@
 import gc
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS
 from mmengine.runner import loops
 from mmengine.utils import ManagerMixin
 from mmpretrain.registry import DATASETS
+from torch import nn
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mmunorm.config.models import build_model
+from mmunorm.norms import Norm
 
 from . import data_makers
 
@@ -60,8 +65,10 @@ model = dict(
 
 
 def load_tool(name):
-    """The module of tools/{name}.py."""
-    spec = importlib.util.spec_from_file_location(f'tool_{name}', ROOT / 'tools' / f'{name}.py')
+    """The module of tools/{name}.py; of projects/PROJECT/tools/{name}.py for 'PROJECT:name'."""
+    project, _, name = name.rpartition(':')
+    folder = ROOT / 'projects' / project / 'tools' if project else ROOT / 'tools'
+    spec = importlib.util.spec_from_file_location(f'tool_{project}_{name}', folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -115,6 +122,42 @@ def scalars(work_dir):
     return [json.loads(line) for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')) for line in log.open()]
 
 
+def configs_in(folder):
+    """The names of a folder's configs that are no `_base_`."""
+    return sorted(path.relative_to(folder).with_suffix('').as_posix()
+                  for path in folder.rglob('*.py') if '_base_' not in path.parts)
+
+
+def check_norms_and_decay(cfg, norm, least=11):
+    """All norms of a config's model, `least` of them, are `norm`, and have no weight decay; other weights have some."""
+    model = build_model(cfg)
+    norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
+    assert len(norms) >= least and {type(each) for each in norms} == {MODELS.get(norm.upper())}
+    wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
+             for parameter in group['params']}
+    assert len(decay) == sum(parameter.requires_grad for parameter in model.parameters())
+    assert {decay[id(parameter)] for each in norms for parameter in each.parameters()
+            if parameter.requires_grad} == {0.0}
+    assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay
+
+
+def train_and_test_one_step(config, options, metrics):
+    """Trains a config in `w`, and tests what it saved; returns the checkpoint's weights."""
+    call('train', config, '--work-dir', 'w', '--cfg-options', *options)
+    logged = {key: value for entry in scalars('w') for key, value in entry.items()}
+    losses = [value for key, value in logged.items() if key.startswith('loss')]
+    assert losses and all(map(math.isfinite, losses))
+    path = next(Path('w').glob('*_1.pth'))
+    state = checkpoint(path)['state_dict']
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    tested = call('test', config, path, '--work-dir', 'w', '--cfg-options', *options)
+    assert metrics <= set(tested)
+    # The same weights were validated after the step.
+    assert all(tested[key] == pytest.approx(logged[key], abs=1e-3) for key in metrics)
+    return state
+
+
 def write_classifier(folder):
     """A small classifier's config in `folder`, with two classes of two 32x32 images each."""
     rng = np.random.default_rng(0)
@@ -164,41 +207,39 @@ def tiny_data(cfg, root, monkeypatch=None):
         return _tiny_photographs(cfg, root)
     if dataset.type == 'CocoDataset':
         data_makers.make_coco(root)
-        return [*_options(cfg, root), *_coco_options(cfg, root, 'instances_val2017.json')]
+        return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val2017.json')]
     if dataset.type == 'ImageNet':
         data_makers.make_imagenet(root)
-        return _options(cfg, root)
+        return run_options(cfg, root)
     if dataset.type in ('CIFAR10', 'CIFAR100'):
         cls = DATASETS.get(f'mmpretrain.{dataset.type}')
         for table, entries in data_makers.make_cifar(root, cls, images=1).items():
             monkeypatch.setattr(cls, table, entries)
-        return _options(cfg, root, batch_size=10)
+        return run_options(cfg, root, batch_size=10)
     raise NotImplementedError(f'no tiny data in the format of {dataset.type}')
 
 
 def _tiny_digits(cfg, root):
     dataset = cfg.train_dataloader.dataset
-    is_dark = dataset.type == 'PairDataset' or 'coco_dark' in dataset.data_root
-    data_makers.make_digits(root, dark=is_dark)
-    if dataset.type == 'PairDataset':
-        return _options(cfg, root)
+    data_makers.make_digits(root)
     if dataset.type == 'CocoDataset':
-        root = root / ('coco_dark' if is_dark else 'coco')
-        return [*_options(cfg, root), *_coco_options(cfg, root, 'instances_val.json')]
-    return _options(cfg, root / 'imagenet', batch_size=10)
+        root = root / 'coco'
+        return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val.json')]
+    return run_options(cfg, root / 'imagenet', batch_size=10)
 
 
 def _tiny_photographs(cfg, root):
     """Tests on val, so that a test of a config finds the scores of its validation."""
     data_makers.make_photographs(root, root.with_name('sources'))
     if cfg.train_dataloader.dataset.type == 'CocoDataset':
-        return [*_options(cfg, root / 'coco'), *_coco_options(cfg, root / 'coco', 'instances_val.json'),
+        return [*run_options(cfg, root / 'coco'), *coco_options(cfg, root / 'coco', 'instances_val.json'),
                 'test_dataloader.dataset.ann_file=annotations/instances_val.json',
                 'test_dataloader.dataset.data_prefix.img=val/']
-    return [*_options(cfg, root / 'imagenet', batch_size=10), 'test_dataloader.dataset.data_prefix=val']
+    return [*run_options(cfg, root / 'imagenet', batch_size=10), 'test_dataloader.dataset.data_prefix=val']
 
 
-def _options(cfg, root, batch_size=2):
+def run_options(cfg, root, batch_size=2):
+    """The options for one step on small batches of the data in `root`."""
     options = [f'{split}_dataloader.{setting}'
                for split in ('train', 'val', 'test')
                for setting in (f'dataset.data_root={root}', f'batch_size={batch_size}', 'num_workers=0')]
@@ -213,11 +254,10 @@ def _run_options(cfg):
     schedulers = cfg.param_scheduler if isinstance(cfg.param_scheduler, list) else []
     options += [f'param_scheduler.{i}.begin=0' for i, scheduler in enumerate(schedulers)
                 if scheduler.get('begin', 0) > 0]
-    options += ['model.enhancer.init_cfg=None'] * ('enhancer' in cfg.model)
     return options + ['pretrained=None'] * ('pretrained' in cfg)
 
 
-def _coco_options(cfg, root, ann_file):
+def coco_options(cfg, root, ann_file):
     """Small images, few regions of interest, and some detections from weights that know nothing."""
     options = [f'{split}_evaluator.ann_file={root}/annotations/{ann_file}' for split in ('val', 'test')]
     options += ['model.train_cfg.rpn_proposal.max_per_img=50', 'model.train_cfg.rcnn.sampler.num=16',

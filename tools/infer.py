@@ -1,4 +1,4 @@
-"""Draws a model's predictions: boxes and masks, the class, or images before and after their enhancement."""
+"""Draws a model's predictions: boxes and masks, or the class."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -6,8 +6,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import cv2
 import mmcv
-import numpy as np
 import torch
+from mmengine.registry import MODELS
 
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -91,31 +91,27 @@ class Classifier:
             rescale_factor=drawing_scale(*image.shape[:2]), out_file=str(out_file))
 
 
-class Enhancer:
-    """An ImageEnhancer of mmunorm; draws each image beside what becomes of it."""
+class OwnDrawing:
+    """A model that draws for itself: `draw(image)` returns the drawing, both uint8 BGR `(h, w, 3)`."""
 
     def __init__(self, cfg, checkpoint, device):
         self.model = load_model(cfg, checkpoint).to(device)
 
-    @torch.no_grad()
     def draw(self, path, image, out_file):
-        data = dict(inputs=[torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))])
-        enhanced, = self.model(**self.model.data_preprocessor(data))
-        after = (enhanced.flip(0) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-        cv2.imwrite(str(out_file), np.hstack([image, after]))
+        cv2.imwrite(str(out_file), self.model.draw(image))
 
 
 def build_artist(cfg, args):
     """The model of the config with the visualizer of its library."""
     with clear_build_errors():
-        if cfg.model.get('of', cfg.model.type) == 'ImageEnhancer':
-            return Enhancer(cfg, args.checkpoint, args.device)
+        if hasattr(MODELS.get(cfg.model.get('of', cfg.model.type)), 'draw'):
+            return OwnDrawing(cfg, args.checkpoint, args.device)
         if cfg.get('default_scope') == 'mmdet':
             return Detector(cfg, args.checkpoint, args.device, args.score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
             return Classifier(cfg, args.checkpoint, args.device)
-    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model an "
-                         f"ImageEnhancer; got {cfg.get('default_scope')!r} and {cfg.model.type}.")
+    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model one that draws "
+                         f"for itself; got {cfg.get('default_scope')!r} and {cfg.model.type}.")
 
 
 @command

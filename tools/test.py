@@ -1,4 +1,4 @@
-"""Tests a trained detector, classifier, enhancer or translator and prints its metrics."""
+"""Tests a trained model and prints its metrics."""
 import argparse
 import copy
 import functools

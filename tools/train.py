@@ -1,4 +1,4 @@
-"""Trains a detector, a classifier, an enhancer of images or a translator."""
+"""Trains a model."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them

@@ -55,8 +55,8 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe('vit_ln_classifier', 'configs/digits/vit_un_classifier.py', data='', norm='LN'),
-    Recipe('vit_un_classifier', 'configs/digits/vit_un_classifier.py', data=''),
+    Recipe('vit_ln_classifier', 'projects/deep/configs/vit_un_classifier.py', data='', norm='LN'),
+    Recipe('vit_un_classifier', 'projects/deep/configs/vit_un_classifier.py', data=''),
     Recipe('swin_ln_classifier', 'configs/digits/swin_ln_classifier.py'),
     Recipe('swin_un_classifier', 'configs/digits/swin_un_classifier.py'),
     Recipe('swin_un_plus_classifier', 'configs/digits/swin_un_classifier.py', norm='UN+'),

@@ -19,9 +19,13 @@ Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 # Okabe and Ito's colours, which colour-blind people can tell apart. Yellow is left out: it is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
-# The metrics that tables and images show if a run has several, and their labels.
-METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP',
-           'translation/BLEU': 'BLEU', 'enhancement/PSNR': 'PSNR (dB)'}
+# The metrics that tables and figures show if a run has several, and their labels. A metric of a project adds its own.
+METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
+
+
+def metric_label(name: str) -> str:
+    """The label of a scalar; without one, its name."""
+    return METRICS.get(name, name)
 
 
 def read_scalars(path: str | Path) -> Scalars:
@@ -112,7 +116,7 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
     drawn = np.concatenate(drawn) if drawn else np.ones(1)
     if drawn.min() > 0 and drawn.max() > 100 * np.median(drawn):
         axes.set_yscale('log')
-    axes.set(xlabel='training step', ylabel=METRICS.get(name, name))
+    axes.set(xlabel='training step', ylabel=metric_label(name))
 
 
 def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: Sequence[str], title: str,
@@ -121,6 +125,6 @@ def curves_figure(panels: Mapping[str, Mapping[str, Sequence[Scalars]]], names: 
     figure, grid = new_panels(len(panels), len(names), width=6. * len(names))
     for axes, ((panel, runs), name) in zip(grid, itertools.product(panels.items(), names), strict=True):
         draw_curves(axes, runs, name)
-        axes.set_title(': '.join(filter(None, (panel, METRICS.get(name, name)))))
+        axes.set_title(': '.join(filter(None, (panel, metric_label(name)))))
     finish(figure, 3.4, title, below)
     return figure

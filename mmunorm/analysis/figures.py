@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -11,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..recording.layer_statistics import LayerRecord
-from .curves import COLOURS, LINES, METRICS, Scalars, draw_curves
+from .curves import COLOURS, Scalars, draw_curves, metric_label
 from .layout import WIDTH, finish, new_panels, wrapped
 from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, evenly_spaced, finite_mean
 from .normality import density
@@ -26,7 +24,7 @@ def scalar_figure(runs: Mapping[str, Scalars], name: str) -> Figure:
     """One logged scalar over training, a line for each run (Fig. 1)."""
     figure, (axes,) = new_panels()
     draw_curves(axes, {run: [scalars] for run, scalars in runs.items()}, name)
-    finish(figure, 2.4, f'{METRICS.get(name, name)} over training')
+    finish(figure, 2.4, f'{metric_label(name)} over training')
     return figure
 
 
@@ -126,7 +124,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
         name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')
-        _small_labels(axes, 'training step', NAMES[history.field])
+        small_labels(axes, 'training step', NAMES[history.field])
     finish(figure, 1.4, 'Statistics of single channels', [run])
     return figure
 
@@ -160,64 +158,6 @@ def mean_shares_figure(run: str, shares: MeanShares) -> Figure:
     return figure
 
 
-def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) -> Figure:
-    """How runs begin in so many steps, and what their layers do (Figures 3, 8 and 9 of arXiv 2305.02790)."""
-    figure, panels = new_panels(5)
-    loss, gradient, by_layer, distance, active = panels
-    for i, (name, (scalars, layers)) in enumerate(runs.items()):
-        style = dict(color=COLOURS[i % len(COLOURS)], linestyle=LINES[i // len(COLOURS) % len(LINES)], linewidth=1.2)
-        curve = scalars.get('loss', np.empty((0, 2)))
-        loss.plot(*curve[curve[:, 0] <= steps].T, label=name, **style)
-        early = layers.steps <= steps
-        squares = np.square(layers.values['gradient'])
-        gradient.plot(layers.steps[early], np.sqrt(squares[early].sum(axis=1)), **style)
-        numbers = np.arange(1, len(layers.layers) + 1)
-        # A head whose weights start at 0 hands no gradient down in the first step.
-        first = layers.values['gradient'].any(axis=1).argmax()
-        by_layer.plot(numbers, layers.values['gradient'][first], **style)
-        distance.plot(numbers, 1 - layers.values['cosine'][-1], **style)
-        active.plot(numbers, 100 * layers.values['active'][-1], **style)
-    for axes in (gradient, by_layer, distance):
-        axes.set_yscale('log', nonpositive='mask')
-    step, layer = 'training step', 'layer, from input to output'
-    for axes, x, y in ((loss, step, 'loss'), (gradient, step, 'gradient norm'),
-                       (by_layer, layer, 'gradient norm, first\nstep that has one'),
-                       (distance, layer, '1 - cosine to the\nlayer before, last step'),
-                       (active, layer, 'active after the\nactivation (%)')):
-        _small_labels(axes, x, y)
-    finish(figure, 1.3, 'How deep models begin, and what their layers do')
-    return figure
-
-
-def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
-    """A metric against depth, a line for each kind of model: the mean of its seeds, in a band from least to most.
-
-    `results` has the metric of each seed by kind and depth; None for a run that diverged, which is a cross below. The
-    name of a kind is its scheme, which has a colour, and its norm, which has a style of line.
-    """
-    figure, (axes,) = new_panels()
-    schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))
-    for kind, by_depth in results.items():
-        scheme, _, norm = kind.rpartition(' ')
-        colour, line = COLOURS[schemes.index(scheme) % len(COLOURS)], LINES[norms.index(norm) % len(LINES)]
-        found = {depth: [value for value in values if value is not None] for depth, values in by_depth.items()}
-        found = {depth: values for depth, values in found.items() if values}
-        if found:
-            axes.plot(list(found), list(map(np.mean, found.values())), line, color=colour, label=kind, marker='.')
-            axes.fill_between(list(found), list(map(min, found.values())), list(map(max, found.values())), color=colour,
-                              alpha=0.12, linewidth=0)
-        failed = [depth for depth, values in by_depth.items() if None in values]
-        axes.plot(failed, [0.02 + 0.03 * list(results).index(kind)] * len(failed), 'x', color=colour,
-                  transform=axes.get_xaxis_transform(), label=None if found else f'{kind}: diverged')
-    depths = sorted({depth for by_depth in results.values() for depth in by_depth})
-    axes.set_xscale('log', base=2)
-    axes.set_xticks(depths, list(map(str, depths)))
-    axes.minorticks_off()
-    axes.set(xlabel='layers', ylabel=METRICS.get(metric, metric))
-    finish(figure, 3.0, 'Quality against depth')
-    return figure
-
-
 def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str], name_a: str, name_b: str) -> Figure:
     """Heat map of linear CKA between all layers of two models (Fig. 6); shallow layers are at the lower left."""
     figure, (axes,) = new_panels()
@@ -244,39 +184,8 @@ def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[st
     return figure
 
 
-class Light(NamedTuple):
-    """One image, and what an IAT's global branch says of its light."""
-    name: str
-    before: np.ndarray  # RGB uint8 `(h, w, 3)`
-    after: np.ndarray
-    gamma: float  # what the light is raised to; below 1 makes an image lighter
-    matrix: np.ndarray  # of colours, `(3, 3)`
-
-
-def light_figure(lights: Sequence[Light]) -> Figure:
-    """A row for each image: before, after, and the colour matrix, with gamma above it."""
-    figure, panels = new_panels(len(lights), 3)
-    limit = max(1., *(np.abs(light.matrix).max() for light in lights))
-    for before, after, axes, light in zip(panels[::3], panels[1::3], panels[2::3], lights, strict=True):
-        before.imshow(light.before, aspect='auto')
-        before.set_title(wrapped(light.name, WIDTH / 3), fontsize='x-small')
-        after.imshow(light.after, aspect='auto')
-        for image in (before, after):
-            image.set_axis_off()
-        axes.grid(False)
-        axes.imshow(light.matrix, cmap='RdBu_r', vmin=-limit, vmax=limit, aspect='auto')
-        for i, j in np.ndindex(3, 3):
-            value = light.matrix[i, j]
-            axes.text(j, i, f'{value:.2f}', ha='center', va='center', fontsize='x-small',
-                      color='white' if abs(value) > 0.6 * limit else 'black')
-        axes.set_title(f'gamma {light.gamma:.2f}', fontsize='x-small')
-        axes.set_xticks(range(3), 'RGB', fontsize='x-small')
-        axes.set_yticks(range(3), 'RGB', fontsize='x-small')
-    finish(figure, 1.2, 'Before, after, and the colour matrix from columns to rows', handles={})
-    return figure
-
-
-def _small_labels(axes: Axes, x: str, y: str) -> None:
+def small_labels(axes: Axes, x: str, y: str) -> None:
+    """Labels an axis of a figure of several panels."""
     axes.set_xlabel(x, fontsize='small')
     axes.set_ylabel(y, fontsize='small')
     axes.tick_params(labelsize='small')

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ..recording import RecordError
 from . import figures
-from .curves import METRICS
+from .curves import METRICS, metric_label
 from .layout import DPI
 from .measures import FIELDS
 from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twice
@@ -77,7 +77,7 @@ def _curves(runs: Sequence[WorkDir]) -> Section:
     logged = {run.name: run.scalars for run in runs if run.scalars}
     names = [name for name in ('loss', *METRICS) if any(name in scalars for scalars in logged.values())]
     return Section('Training curves', '', [[
-        Panel(figures.scalar_figure(logged, name), f'{METRICS.get(name, name)} of {", ".join(logged)} over training')
+        Panel(figures.scalar_figure(logged, name), f'{metric_label(name)} of {", ".join(logged)} over training')
         for name in names]])
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 
 import mmcv
@@ -39,6 +40,12 @@ def device_name(device: torch.device) -> str:
     if device.type == 'cuda':
         return torch.cuda.get_device_name(device)
     return _cpu_info('model name') or platform.processor() or platform.machine()
+
+
+def result_file(folder: Path, name: str, device: torch.device) -> Path:
+    """The data file of a benchmark on a device; makes its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
 
 
 def _cpu_info(key: str) -> str:

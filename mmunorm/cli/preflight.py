@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.registry import MODELS
+from mmengine.registry import METRICS, MODELS
 from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
@@ -22,7 +22,6 @@ from .annotations import Use, check_annotations
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
-    'coco_dark': 'make it with `python tools/dataset/make_digits.py --dark`, and `--force` over a folder without it',
     'digits': 'make it with `python tools/dataset/make_digits.py`',
     'photographs': 'make it with `python tools/dataset/make_photographs.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
@@ -32,19 +31,7 @@ SOURCES = {
                 'to {folder}',
     'cifar10': 'get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it in {folder}',
     'cifar100': 'get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz and unpack it in {folder}',
-    'lol_v1': 'get LOLdataset.zip from https://daooshee.github.io/BMVC2018website/ and unpack its our485 and eval15 in '
-              '{folder}',
-    'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in '
-              '{folder}',
-    'exposure': 'get the data of https://github.com/mahmoudnafifi/Exposure_Correction and put training and testing in '
-                '{folder}',
-    'exdark': 'get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
-              'them in {folder}, and run `python tools/dataset/exdark_to_coco.py {folder}`',
-    'translation': 'put train, valid and test there, each as .src and .tgt with one sentence a line, and make '
-                   'subwords.model of the training text with `python tools/dataset/train_subwords.py`',
 }
-# The files that a data set of sentence pairs and its metric name.
-_TEXTS = ('source', 'target', 'reference', 'subwords')
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
@@ -57,20 +44,17 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     Raises:
         PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
     """
-    problems, subwords = {}, set()
-    for split in splits:
-        for part in [*_leaf_datasets(cfg, split), *_metrics(cfg, split)]:
-            problems.update(_problems(part))
-            if class_name(part) == 'TranslationDataset':
-                subwords.add(os.path.join(part.get('data_root') or '', part.subwords))
+    parts = [(part, _class_of(part, registry)) for split in splits
+             for found, registry in ((_leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
+    problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
     for path, uses in sorted(_annotations(cfg, splits).items()):
         for warning in check_annotations(path, uses):
             warn(warning)
-    for path in sorted(subwords):
-        from ..translation.text import Subwords, check_vocabulary  # not for every config
-        check_vocabulary(len(Subwords(path)), cfg.model.backbone.vocab_size)
+    for part, cls in parts:
+        if hasattr(cls, 'check_model'):
+            cls.check_model(part, cfg.model)
 
 
 def check_norms(cfg: Config) -> None:
@@ -101,15 +85,17 @@ def check_norms(cfg: Config) -> None:
 
 
 def check_pretrained(cfg: Config, config_path: str) -> None:
-    """Checks that the checkpoints exist that the backbone and an enhancer start from, where they are local files.
+    """Checks that the checkpoints exist that the parts of the model start from, where they are local files.
 
     Raises:
         PreflightError: a checkpoint cannot be read, has no weights of that part, or does not exist. Then the message
             says how to start without, and how to make it if the config that does so lies beside `config_path`, or in a
             folder beside its own.
     """
-    for part, without, option in (('backbone', 'pretrained', 'pretrained'),
-                                  ('enhancer', 'model.enhancer.init_cfg', 'model.enhancer.init_cfg.checkpoint')):
+    for part in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
+        without, option = f'model.{part}.init_cfg', f'model.{part}.init_cfg.checkpoint'
+        if part == 'backbone':
+            without = option = 'pretrained'
         path = pretrained_path(cfg, part)
         if path is None or '://' in path:
             continue
@@ -165,7 +151,7 @@ def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
     for split in splits:
         classes = ()
         for dataset in _leaf_datasets(cfg, split):
-            if class_name(dataset) == 'CocoDataset':
+            if _is_coco(dataset):
                 classes = _classes(dataset)
                 prefix = (dataset.get('data_prefix') or {}).get('img') or ''
                 masks = any(key.endswith('with_mask') and value for key, value in walk(dataset.get('pipeline') or []))
@@ -178,10 +164,17 @@ def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
     return found
 
 
+def _is_coco(dataset: dict) -> bool:
+    """Whether a data set is mmdet's CocoDataset, or a class that reads annotations as that does."""
+    reader = getattr(_class_of(dataset, DATASETS), 'load_data_list', None)
+    return class_name(dataset) == 'CocoDataset' or getattr(reader, '__qualname__', '') == 'CocoDataset.load_data_list'
+
+
 def _classes(dataset: dict) -> tuple[str, ...]:
     """The classes of a CocoDataset; none if the config names a file of them."""
     from mmdet.datasets import CocoDataset  # not for every config
-    classes = (dataset.get('metainfo') or {}).get('classes') or CocoDataset.METAINFO['classes']
+    known = getattr(_class_of(dataset, DATASETS), 'METAINFO', CocoDataset.METAINFO)
+    classes = (dataset.get('metainfo') or {}).get('classes') or known['classes']
     return () if isinstance(classes, str) else tuple(classes)
 
 
@@ -195,10 +188,16 @@ def _is_local(path: str, part: dict) -> bool:
     return bool(path) and '://' not in path and not part.get('backend_args')
 
 
-def _problems(part: dict) -> dict[str, str]:
+def _class_of(part: dict, registry) -> type:
+    """The registered class of a data set or a metric; `object` if there is none."""
+    cls = registry.get(class_name(part)) or DATASETS.get(f'mmpretrain.{class_name(part)}')
+    return cls if isinstance(cls, type) else object
+
+
+def _problems(part: dict, cls: type) -> dict[str, str]:
     """What is wrong with the files of a data set or a metric, by path."""
     problems = {}
-    for path, exists, problem in _expected_paths(part):
+    for path, exists, problem in _expected_paths(part, cls):
         path = os.path.join(part.get('data_root') or '', path)
         if _is_local(path, part) and not exists(path):
             path = os.path.normpath(path)
@@ -206,17 +205,15 @@ def _problems(part: dict) -> dict[str, str]:
     return problems
 
 
-def _expected_paths(part: dict) -> Iterator[tuple[str, Callable[[str], bool], str]]:
+def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, Callable[[str], bool], str]]:
     """Each path, relative to `data_root`, with the test that it is there and what to say if it is not."""
-    cls = DATASETS.get(f'mmpretrain.{class_name(part)}')
-    cls = cls if isinstance(cls, type) else object
     if issubclass(cls, CIFAR10):
         for name, md5 in [] if part.get('download') else cls.train_list + cls.test_list:
             yield (os.path.join(cls.base_folder, name), partial(_has_md5, md5=md5),
                    'no file {}, or it is damaged (its MD5 sum is not the published one)')
         return
-    if class_name(part) in ('TranslationDataset', 'TranslationScore'):
-        yield from ((part[name], os.path.isfile, 'no file {}') for name in _TEXTS if part.get(name))
+    if hasattr(cls, 'FILES'):
+        yield from ((part[name], os.path.isfile, 'no file {}') for name in cls.FILES if part.get(name))
         return
     if part.get('ann_file'):
         yield part['ann_file'], os.path.isfile, 'no file {}'
@@ -237,21 +234,17 @@ def _has_md5(path: str, md5: str | None) -> bool:
     return os.path.isfile(path) and (md5 is None or check_md5(path, md5))
 
 
-def _sentence(problems: dict[str, str]) -> str:
-    listed = '; '.join(list(problems.values())[:3])
+def _sentence(problems: dict[str, tuple[str, type]]) -> str:
+    listed = '; '.join([problem for problem, _ in problems.values()][:3])
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
+    path, (_, cls) = next(iter(problems.items()))
     return (f'the data set is not there: {listed}{more} (working directory {os.getcwd()}): '
-            f'{_advice(next(iter(problems)))}.')
+            f'{getattr(cls, "how_to_get", lambda path: None)(path) or _advice(path)}.')
 
 
 def _advice(path: str) -> str:
-    from ..translation.text.made_text import LANGUAGES  # not for every config
     folders = Path(path).parts
-    for english, *languages in (folder.split('-') for folder in folders):
-        if english == 'en' and languages and set(languages) <= set(LANGUAGES):
-            pairs = ' '.join(f'en-{language}' for language in languages)
-            return f'make it with `python tools/dataset/make_translation.py --pair {pairs}`'
     for name, source in SOURCES.items():
         if name in folders:
             return source.format(folder=Path(*folders[:folders.index(name) + 1]))
-    return 'check data_root, ann_file and data_prefix, or source and target, in the config'
+    return 'check data_root and the names of files and folders in the config'

@@ -195,9 +195,9 @@ def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]
     from mmengine.config import ConfigDict
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.type != FOLDED_TYPE:
-        for part in ('backbone', 'enhancer'):
-            if isinstance(cfg.get(part), dict):
-                cfg[part].init_cfg = None
+        for name, part in cfg.items():
+            if isinstance(part, dict) and (name == 'backbone' or 'init_cfg' in part):
+                part.init_cfg = None
         if cfg.type == TIMM_TYPE:
             cfg.pop('pretrained', None)
         cfg.update(of=cfg.type, type=FOLDED_TYPE)

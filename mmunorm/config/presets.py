@@ -78,7 +78,7 @@ def slug(name: str) -> str:
 
 
 def set_norm(cfg: Config, norm_cfg: dict) -> None:
-    """Gives every norm of the backbone, and of an enhancer before it, a `norm_cfg`, in place.
+    """Gives every norm of the backbone, and of other parts with norms of ours, a `norm_cfg`, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
     that `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
@@ -107,8 +107,9 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
 
 
 def _parts(cfg: Config) -> list[str]:
-    """The parts of a model that take a `norm_cfg`."""
-    return [part for part in ('backbone', 'enhancer') if 'norm_cfg' in (cfg.model.get(part) or {})]
+    """The parts of a model that `--norm` gives a norm: the backbone, and what its class names in `norm_parts`."""
+    parts = ('backbone', *getattr(MODELS.get(cfg.model.type), 'norm_parts', ()))
+    return [part for part in parts if 'norm_cfg' in (cfg.model.get(part) or {})]
 
 
 def keep_means(cfg: Config, options: Mapping | None = None) -> None:
@@ -157,17 +158,18 @@ def apply_norm(cfg: Config, text: str) -> str:
     """Gives a recipe another norm, in place, as `--norm` does; returns the name of the work directory.
 
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So do the folders of the checkpoints that
-    backbone and enhancer start from, where they are named after the config's norm. Once it is settled which weights
+    these parts start from, where they are named after the config's norm. Once it is settled which weights
     these are, :func:`keep_means` has to follow.
 
     Raises:
         PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
     """
     name, norm_cfg = parse_preset(text)
-    old = next((cfg.model[part].norm_cfg.type for part in _parts(cfg)), '')
+    parts = _parts(cfg)
+    old = cfg.model[parts[0]].norm_cfg.type if parts else ''
     set_norm(cfg, norm_cfg)
 
-    for part in ('backbone', 'enhancer'):
+    for part in parts:
         path = pretrained_path(cfg, part)
         if path is not None and '://' not in path:
             folder = Path(path).parent

@@ -1,10 +1,8 @@
 """Data sets: makers of small ones, converters, and what mmengine's data loaders read."""
 from .handwriting import HandwrittenDigits
 from .made_folder import FolderError
-from .pairs import LoadPair, PackPair, PairDataset, RandomCropPair, RandomFlipPair
 
-__all__ = ['FolderError', 'HandwrittenDigits', 'LoadPair', 'PackPair', 'PairDataset', 'RandomCropPair',
-           'RandomFlipPair', 'make_digits']
+__all__ = ['FolderError', 'HandwrittenDigits', 'make_digits']
 
 
 def __getattr__(name: str):

@@ -2,15 +2,14 @@
 
 One is a COCO-format set of scenes for detection and instance segmentation. The other is an ImageNet-folder set for
 classification. Its images look like the digits in the scenes, so a detector can start from a classifier's weights.
-Both come from data that scikit-learn bundles: nothing is downloaded. The scenes can be had in the dark, too.
+Both come from data that scikit-learn bundles: nothing is downloaded.
 """
 import numpy as np
 from tqdm import tqdm
 
 from .contact_sheet import draw_contact_sheet
-from .darkness import darken
 from .digit_scenes import SPLITS, draw_scene, draw_single, split_samples
-from .made_folder import is_made, making_folder, settings_of
+from .made_folder import is_made, making_folder
 from .scenes import save_image, write_scenes
 
 CLASSES = tuple('0123456789')
@@ -44,7 +43,7 @@ def check_settings(settings):
 
 
 def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, train_images=6000, val_images=1000,
-                image_size=32, dark=False, force=False, progress=True):
+                image_size=32, force=False, progress=True):
     """Make both sets in one folder, as a whole or not at all. The same settings give the same files.
 
     The folder gets the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
@@ -62,8 +61,6 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
         seed (int): decides everything random.
         train_scenes, val_scenes, train_images, val_images (int): how many images.
         scene_size, image_size (int): side of a scene, and of an image for classification, in pixels.
-        dark (bool): whether the folder also gets ``coco_dark/``, the scenes in the dark under the same names and with
-            the same annotations, and ``preview_dark.png``. A folder that has them keeps them.
         force (bool): whether to overwrite a folder that this function made before. It never touches any other folder
             that holds files.
         progress (bool): whether to show progress bars.
@@ -80,8 +77,6 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
                     train_images=train_images, val_images=val_images, image_size=image_size)
     check_settings(settings)
     settings['version'] = VERSION
-    if dark or not force and settings_of(out) == {**settings, 'dark': True}:
-        settings['dark'] = True
     if is_made(out, settings, force):
         return None
     with making_folder(out, settings, force) as folder:
@@ -90,32 +85,22 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
             samples = split_samples(split, seed)
             counts[split] = _write_digit_scenes(folder, split, samples, settings, progress)
             _write_images(folder / 'imagenet' / split, split, samples, settings, progress)
-        for root, preview in ((folder / 'coco', 'preview.png'), (folder / 'coco_dark', 'preview_dark.png')):
-            if root.exists():
-                draw_contact_sheet(root / 'annotations/instances_val.json', root / 'val', folder / preview)
+        draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val', folder / 'preview.png')
     return counts
 
 
 def _write_digit_scenes(folder, split, samples, settings, progress):
-    """Scenes in the COCO format in ``coco``, and in the dark in ``coco_dark``. Returns the number of digits."""
-    seed, roots = settings['seed'], [folder / 'coco']
-    if settings.get('dark'):
-        roots.append(folder / 'coco_dark')
-
+    """Scenes in the COCO format in ``coco``. Returns the number of digits."""
     def draw(index):
-        rng = np.random.default_rng([seed, 1, SPLITS.index(split), index])
-        image, owner, glyphs = draw_scene(rng, samples, split, settings['scene_size'])
-        if len(roots) == 1:
-            return [image], owner, glyphs
-        rng = np.random.default_rng([seed, 3, SPLITS.index(split), index])
-        return [image, darken(image, rng)], owner, glyphs
+        rng = np.random.default_rng([settings['seed'], 1, SPLITS.index(split), index])
+        return draw_scene(rng, samples, split, settings['scene_size'])
 
     content = dict(
         info=dict(description=f'Handwritten digits on photographs, {split}', version=str(VERSION),
                   contributor='mmunorm'),
         licenses=LICENSES,
         categories=[dict(id=label + 1, name=name, supercategory='digit') for label, name in enumerate(CLASSES)])
-    return write_scenes(roots, split, settings[f'{split}_scenes'], draw, content, progress)
+    return write_scenes(folder / 'coco', split, settings[f'{split}_scenes'], draw, content, progress)
 
 
 def _write_images(folder, split, samples, settings, progress):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,33 +96,30 @@ def _box_iou(first, second):
     return inner / (first.alpha.size + second.alpha.size - inner)
 
 
-def write_scenes(folders: Sequence[Path], split: str, count: int, draw: Callable, content: dict, progress: bool) -> int:
+def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict, progress: bool) -> int:
     """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
 
     A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
 
     Args:
-        folders: several have the same scenes and annotations, each with an image of its own.
+        folder: that of the set.
         split: its name.
         count: how many scenes.
-        draw: gives the image for each folder, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an
-            index.
+        draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an index.
         content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
         progress: whether to show a progress bar.
 
     Returns:
         int: how many objects there are.
     """
-    for folder in folders:
-        (folder / split).mkdir(parents=True)
-        (folder / 'annotations').mkdir(exist_ok=True)
+    (folder / split).mkdir(parents=True)
+    (folder / 'annotations').mkdir(exist_ok=True)
     images, annotations = [], []
     for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None if progress else True):
-        drawn, owner, cutouts = draw(index)
+        pixels, owner, cutouts = draw(index)
         height, width = owner.shape
         image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=width, height=height, license=1)
-        for folder, pixels in zip(folders, drawn, strict=True):
-            save_image(pixels, folder / split / image['file_name'])
+        save_image(pixels, folder / split / image['file_name'])
         images.append(image)
         for order, cutout in enumerate(cutouts):
             # COCO's evaluation takes annotation id 0 for "no match".
@@ -130,8 +127,7 @@ def write_scenes(folders: Sequence[Path], split: str, count: int, draw: Callable
                                     **_annotation(owner == order, cutout.sample)))
     text = json.dumps(dict(info=content['info'], licenses=content['licenses'], images=images, annotations=annotations,
                            categories=content['categories']))
-    for folder in folders:
-        (folder / 'annotations' / f'instances_{split}.json').write_text(text, encoding='utf-8')
+    (folder / 'annotations' / f'instances_{split}.json').write_text(text, encoding='utf-8')
     return len(annotations)
 
 

@@ -6,18 +6,18 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.models.heads import ClsHead
 from torch import Tensor, nn
 
-from ..enhancement import EnhancingPreprocessor
 from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Enhances and normalizes images as a model's `data_preprocessor` does: mmpretrain's or mmdet's, or one of these
-    with an enhancer before it.
+    """Normalizes images as a model's `data_preprocessor` does: mmpretrain's or mmdet's.
+
+    One with a method `enhance(images, sizes)`, such as that of projects/low_light, enhances them first.
     """
 
     def __init__(self, preprocessor: nn.Module):
         super().__init__()
-        self.enhancing = preprocessor if isinstance(preprocessor, EnhancingPreprocessor) else None
+        self.enhancing = preprocessor if hasattr(preprocessor, 'enhance') else None
         # One name in mmpretrain, the other in mmengine.
         self.flips = bool(getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False)))
         normalizes = preprocessor._enable_normalize

@@ -1,6 +1,5 @@
-"""What a run's norms and residual layers did: hooks that record it, and readers that need no Runner."""
-from .layer_statistics import LayerStatisticsHook
+"""What a run's norms did: a hook that records it, and readers that need no Runner."""
 from .norm_record import NormRecord, RecordError
 from .norm_statistics import NormStatisticsHook
 
-__all__ = ['LayerStatisticsHook', 'NormRecord', 'NormStatisticsHook', 'RecordError']
+__all__ = ['NormRecord', 'NormStatisticsHook', 'RecordError']

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, METRICS, curves_figure, draw_curves, latest, read_scalars
-from mmunorm.enhancement.quality import ImageQuality
-from mmunorm.translation.text.metric import TranslationScore
+from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, latest, read_scalars
 
 from ..logs import train, write_log
 
@@ -82,9 +80,3 @@ def test_every_label_looks_different():
     lines = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 14
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(runs)
-
-
-@pytest.mark.parametrize('cls', [ImageQuality, TranslationScore])
-def test_scores_of_our_own_tasks_have_a_label(cls):
-    # Only names with a slash are told from what training logs.
-    assert [name for name in METRICS if name.startswith(f'{cls.default_prefix}/')]

@@ -8,7 +8,6 @@ from mmunorm.analysis.curves import curves_figure
 from mmunorm.analysis.layout import wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
 from mmunorm.recording import NormRecord
-from mmunorm.recording.layer_statistics import LayerRecord
 
 from ..recording.records import NAMES, write_record
 
@@ -148,27 +147,7 @@ def test_curves(count, name, lines):
         assert drawn.axes[0].get_xlabel() == 'training step' and drawn.axes[0].get_ylabel() == 'loss'
 
 
-def test_each_image_has_a_row_with_its_light():
-    rng = np.random.default_rng(0)
-    lights = [figures.Light(f'{i}.png', *rng.integers(0, 256, (2, 8, 12, 3), np.uint8), 0.5 + i, np.eye(3) * (1 + i))
-              for i in range(2)]
-    axes = figures.light_figure(lights).axes
-    assert [each.get_title() for each in axes] == ['0.png', '', 'gamma 0.50', '1.png', '', 'gamma 1.50']
-    assert [text.get_text() for text in axes[5].texts] == ['2.00' if i == j else '0.00' for i, j in np.ndindex(3, 3)]
-    np.testing.assert_array_equal(axes[4].images[0].get_array(), lights[1].after)
-
-
 def test_wrapped():
     assert wrapped('words that wrap', 0.8).splitlines() == ['words that', 'wrap']
     text = 'work_dirs/compare/swin'
     assert ''.join(wrapped(text, 0.8).splitlines()) == text
-
-
-def test_gradients_by_layer_are_those_of_the_first_step_that_has_some():
-    """A head that starts at 0 hands none down in the first step."""
-    gradient = np.array([[0., 0], [3, 4], [5, 6]])
-    layers = LayerRecord(np.array([1, 2, 3]), ['a', 'b'], dict(
-        gradient=gradient, cosine=np.full((3, 2), 0.75), active=np.ones((3, 2))))
-    _, _, by_layer, distance, _ = figures.depth_figure({'run': ({}, layers)}, steps=100).axes
-    assert by_layer.lines[0].get_ydata().tolist() == [3, 4]
-    assert distance.lines[0].get_ydata().tolist() == [0.25, 0.25]

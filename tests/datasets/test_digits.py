@@ -18,9 +18,9 @@ TINY = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_im
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
-    """The folder of both sets, in the dark as well, and the numbers of digits."""
+    """The folder of both sets, and the numbers of digits."""
     folder = tmp_path_factory.mktemp('made') / 'digits'
-    return folder, make_digits(folder, **SETTINGS, dark=True)
+    return folder, make_digits(folder, **SETTINGS)
 
 
 def annotations(folder, split):
@@ -96,24 +96,14 @@ def test_mmpretrain_reads_it(made):
         assert item['gt_label'] == target[int(re.search(r'digit(\d{4})_', item['img_path'])[1])]
 
 
-def test_dark_scenes_are_the_same_scenes(made):
-    light, dark = (contents(made[0] / name) for name in ('coco', 'coco_dark'))
-    assert light.keys() == dark.keys() and (made[0] / 'preview_dark.png').is_file()
-    for name in light:
-        assert (light[name] == dark[name]) == name.endswith('.json')
-        if name.endswith('.png'):
-            means = [np.asarray(Image.open(made[0] / folder / name)).mean() for folder in ('coco', 'coco_dark')]
-            assert means[1] < 0.5 * means[0]
-
-
 def test_settings_decide_the_files(made, tmp_path, capfd):
-    """Neither their number nor whether there are dark ones as well changes the scenes, and the seed changes all."""
+    """Their number does not change the scenes, and the seed changes all."""
     make_digits(tmp_path / 'few', **{**SETTINGS, 'train_scenes': 2, 'progress': True})
     assert not capfd.readouterr().err  # the bars are for terminals
     known, few = contents(made[0]), contents(tmp_path / 'few')
     changed = {name for name in few if few[name] != known[name]}
     assert changed == {'.made_by_mmunorm.json', 'coco/annotations/instances_train.json'}
-    assert len(known) - len(few) == 4 + 12 + 1
+    assert len(known) - len(few) == 4
     make_digits(tmp_path / 'other', **{**SETTINGS, 'seed': 6})
     other = contents(tmp_path / 'other')
     assert not any(other[name] == known.get(name) for name in other)
@@ -135,11 +125,8 @@ def test_a_folder_is_made_once_and_again_by_force(tmp_path):
         assert len(set(preview.convert('RGB').getdata())) > 1000
     before = contents(out)
     assert make_digits(out, **TINY) is None
-    for change, message in ((dict(seed=1), 'seed 0 instead of 1.*--force'), (dict(dark=True), 'dark None instead of')):
-        with pytest.raises(FolderError, match=message):
-            make_digits(out, **TINY, **change)
+    with pytest.raises(FolderError, match='seed 0 instead of 1.*--force'):
+        make_digits(out, **TINY, seed=1)
     assert contents(out) == before
-    make_digits(out, **TINY, dark=True, force=True)
-    assert make_digits(out, **TINY) is None and (out / 'coco_dark').is_dir()
     make_digits(out, **TINY, force=True)
     assert contents(out) == before

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
@@ -63,7 +62,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mmunorm.deploy import Runner, export_file, prepare_export
 from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as_half
-from mmunorm.enhancement import IAT, EnhancingPreprocessor
 
 
 def one_stage(**backbone):
@@ -150,16 +148,6 @@ def test_a_performer_that_attends_to_nothing(tmp_path, name, int8, least):
     samples = Samples(list(blurred()[..., :32, :32]), exportable.meta, 2) if int8 else ()
     made = export(exportable, name, tmp_path, int8=int8, samples=samples)
     assert signal_to_noise(model, made.path, (32, 32)) > least
-
-
-@pytest.mark.slow
-def test_an_enhancer_is_in_the_file(tmp_path):
-    model = normalizing(one_stage())
-    model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, IAT(), frozen=False, takes_rgb=False)
-    fuse_norms(model.eval(), strict=True)
-    made = export(prepare_export(model, meta_of(model, (32, 32))), 'onnx', tmp_path)
-    assert made.norms == 0 and made.difference.largest['scores'] < 2e-5
-    assert_runs(model, made.path, 3, (32, 32), atol=2e-5)
 
 
 @pytest.mark.slow

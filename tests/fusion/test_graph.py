@@ -12,8 +12,8 @@ from torch import nn
 
 from mmunorm import UN, fuse_norms, replace_norms
 from mmunorm.config.folded import folded_config, load_folded, save_folded
-from mmunorm.enhancement.iat import LightNorm2d
 from mmunorm.fusion import FoldedNorm, NotFoldedError
+from projects.low_light.low_light.iat import LightNorm2d
 
 from . import models
 from .blocks import BLOCKS, DIM, Block, Net

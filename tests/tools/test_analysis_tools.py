@@ -4,10 +4,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.cli.arguments import load_config
@@ -20,9 +18,9 @@ from .. import data_makers, tiny_runs
 from ..logs import train, write_log
 from ..recording.records import NAMES, write_record
 
-PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT, SPREAD = (
+PNAC, CHANNELS, OUTLIERS, CKA, REPORT, CURVES, SPREAD = (
     tiny_runs.load_tool(f'analysis/{name}')
-    for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'depth', 'curves', 'light', 'spread'))
+    for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'curves', 'spread'))
 
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
@@ -103,30 +101,6 @@ def test_outliers(tmp_path, capsys):
     assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
 
 
-def write_deep_run(folder, layers, scheme):
-    write_log(folder, '1', [*(train(step, 2 / step) for step in (1, 2, 300)), {'accuracy/top1': 91.5, 'step': 1}])
-    (folder / 'config.py').write_text(
-        f"model = dict(backbone=dict(norm_cfg=dict(type='UN'), residual_cfg=dict(type='{scheme}')))\n")
-    (folder / 'layers.csv').write_text('step,layer,gradient,cosine,active\n' + ''.join(
-        f'{step},layers.{i},{3 * step},{0.9 - 0.1 * i:.7g},0.5\n' for step in (1, 2, 300) for i in range(layers)))
-
-
-def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
-    write_deep_run(tmp_path / 'deep', 4, 'BranchNorm'), write_deep_run(tmp_path / 'flat', 1, 'PostNorm')
-    run(DEPTH, 'deep', 'flat', '--out', 'a')
-    check_images(tmp_path / 'a', 'depth.png')
-    rows = read_csv('a/depth.csv')
-    assert len(rows) == 3 * 5 and rows[3] == dict(
-        run='deep', layer='layers.3', step='1', gradient='3', cosine='0.6', active='0.5')
-    table = Path('a/depth.md').read_text().splitlines()
-    assert table[2:] == ['| deep | 4 | BranchNorm | UN | 12 | 300 | 0.006667 | top-1 accuracy (%) 91.50 |',
-                         '| flat | 1 | PostNorm | UN | 6 | 300 | 0.006667 | top-1 accuracy (%) 91.50 |']
-    (tmp_path / 'flat/layers.csv').unlink()
-    assert 'LayerStatisticsHook' in error_of(capsys, DEPTH, 'deep', 'flat', '--out', 'b')
-    with pytest.raises(SystemExit):
-        run(DEPTH, 'deep', '--out', 'b', '--steps', '0')
-
-
 def test_what_is_not_there_is_named(tmp_path, capsys):
     assert 'no folder gone' in error_of(capsys, PNAC, 'gone', '--out', 'a')
     (tmp_path / 'file').touch()
@@ -147,21 +121,6 @@ def test_curves(tmp_path, capsys):
     for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
                                (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
         assert message in error_of(capsys, CURVES, *arguments, '--out', out)
-
-
-def test_a_grid_of_images_and_a_model_without_iat(classifier, tmp_path, capsys):
-    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
-    checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
-    (tmp_path / 'in').mkdir()
-    for i in range(3):
-        cv2.imwrite(str(tmp_path / f'in/{i}.png'), np.full((9, 7, 3), 20 * i, np.uint8))
-    options = ('--out', tmp_path / 'out', '--device', 'cpu')
-    run(LIGHT, config, checkpoint, tmp_path / 'in', *options, '--limit', '2')
-    assert 'shows 2 images' in capsys.readouterr().out and (tmp_path / 'out/light.png').is_file()
-
-    config, checkpoint, _ = classifier
-    error = error_of(capsys, LIGHT, config, checkpoint, tmp_path / 'in', *options)
-    assert 'has no IAT: its model is a ImageClassifier' in error
 
 
 @pytest.mark.grid

@@ -181,10 +181,11 @@ def test_pretrained_weights_of_a_recipe_that_names_its_own(config, fake, tmp_pat
         assert pretrained_path(load_config(f'out/{norm}/seed_0.py')) == path
 
 
-@pytest.mark.parametrize(('recipe', 'reads'), [('translation/debian_en_it_un.py', 'a TranslationModel reads token ids'),
-                                               ('digits/iat_un_enhancer.py', 'an ImageEnhancer reads images whose')])
+@pytest.mark.parametrize(('recipe', 'reads'), [
+    ('translation/configs/debian_en_it_un.py', 'TranslationModel reads token ids'),
+    ('low_light/configs/digits/iat_un_enhancer.py', 'ImageEnhancer reads images whose')])
 def test_what_cannot_be_stressed_is_refused_before_the_runs(recipe, reads, fake, capsys):
-    compare(tiny_runs.ROOT / 'configs' / recipe, '--norms', 'LN', '--stress', status=2)
+    compare(tiny_runs.ROOT / 'projects' / recipe, '--norms', 'LN', '--stress', status=2)
     error, = capsys.readouterr().err.splitlines()
     assert f'--stress multiplies normalized images by a factor, and {reads}' in error
     assert fake.calls() == [] and not os.path.exists('out')

@@ -56,28 +56,6 @@ def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
     assert (drawn[256:] == [0, 0, 255]).all() and not (drawn[:64, :256] == [0, 0, 255]).all()
 
 
-def test_an_enhancer_draws_before_and_after_of_any_image(tmp_path):
-    config = tiny_runs.ROOT / 'configs/digits/iat_un_enhancer.py'
-    checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', ())
-    rng = np.random.default_rng(0)
-    images = {'grey.png': rng.integers(0, 60, (12, 17), np.uint8),
-                '16_bit.png': rng.integers(0, 2**14, (12, 17, 3)).astype(np.uint16),
-                'alpha.png': rng.integers(0, 60, (12, 17, 4), np.uint8),
-                'one.png': np.full((1, 1, 3), 30, np.uint8)}
-    (tmp_path / 'in').mkdir()
-    for name, image in images.items():
-        cv2.imwrite(str(tmp_path / 'in' / name), image)
-    infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'out')
-    assert len(list((tmp_path / 'out').iterdir())) == 4
-    for name in images:
-        before, drawn = read(tmp_path / 'in' / name), read(tmp_path / 'out' / name)
-        height, width = before.shape[:2]
-        assert drawn.shape == (height, 2 * width, 3)
-        np.testing.assert_array_equal(drawn[:, :width], before)
-        # Untrained weights, too, make another image.
-        assert not np.array_equal(drawn[:, width:], before)
-
-
 @pytest.mark.slow
 def test_objects_are_drawn_on_an_enlarged_image(tmp_path):
     config, _ = tiny_runs.write_detector(tmp_path)

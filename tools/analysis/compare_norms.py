@@ -16,6 +16,8 @@ import sys
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+from mmengine.registry import MODELS
+
 from mmunorm.cli.arguments import command, load_config, positive_number
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
@@ -34,10 +36,6 @@ from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
 from mmunorm.utils import PreflightError
-
-# What --stress cannot multiply, by the model that reads it.
-NOT_STRESSED = dict(TranslationModel='a TranslationModel reads token ids',
-                    ImageEnhancer='an ImageEnhancer reads images whose values must stay in [0, 1]')
 
 
 def parse_args(argv=None):
@@ -78,9 +76,10 @@ def plan(args):
     refuse_other_weights(base, args.config, args.cfg_options)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
-    if args.stress and class_name(base.model) in NOT_STRESSED:
-        raise PreflightError('--stress multiplies normalized images by a factor, and '
-                             f'{NOT_STRESSED[class_name(base.model)]}.')
+    # A model whose inputs must not be multiplied says what they are.
+    if args.stress and (inputs := getattr(MODELS.get(class_name(base.model)), 'not_stressed', None)):
+        raise PreflightError(f'--stress multiplies normalized images by a factor, and {base.model.type} reads '
+                             f'{inputs}.')
     check_data(base, ['train', 'val'])
     steps = count_steps(base)
     recipes = {name: with_norm(base, name, norm_cfg, steps)

@@ -19,9 +19,6 @@ def parse_args(argv=None):
     parser.add_argument('--train-images', type=int, default=6000, help='classification images')
     parser.add_argument('--val-images', type=int, default=1000, help='classification images')
     parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
-    parser.add_argument('--dark', action='store_true',
-                        help='also write dark versions of the scenes (OUT/coco_dark): the inputs of pairs for '
-                        'configs/digits/iat_*')
     parser.add_argument('--force', action='store_true',
                         help='overwrite OUT, with everything in it, if this tool made it')
     return parser.parse_args(argv)
@@ -40,8 +37,6 @@ def main(argv=None):
         return
     print(f'{out}/coco      {args.train_scenes} train scenes with {counts["train"]} digits, '
           f'{args.val_scenes} val scenes with {counts["val"]}, {size}x{size} pixels')
-    if args.dark:
-        print(f'{out}/coco_dark the same scenes in the dark, under the same names')
     print(f'{out}/imagenet  {args.train_images} train and {args.val_images} val images, {side}x{side} pixels')
     print(f'{out}/preview.png shows val scenes with their boxes and masks.')
 

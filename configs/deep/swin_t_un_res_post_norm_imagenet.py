@@ -1,4 +1,0 @@
-# Swin-T with the norms at the ends of the branches, as in Swin V2.
-_base_ = ['../swin_t_un_imagenet.py']
-
-model = dict(backbone=dict(residual_cfg=dict(type='ResPostNorm')))

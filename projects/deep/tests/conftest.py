@@ -1,0 +1,1 @@
+from tests.tools.conftest import fake, impatient  # noqa: F401  fixtures

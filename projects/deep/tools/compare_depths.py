@@ -1,0 +1,136 @@
+"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and an image.
+
+The same command continues after an interruption: finished runs are not repeated, others resume from their
+last checkpoint. FAIL marks a run that diverged, as for compare_norms.py. The results are OUT/depths.md, .csv and .png.
+"""
+import argparse
+import shlex
+import sys
+from functools import partial
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+from mmengine.config import Config
+
+from mmunorm.cli.arguments import command, load_config, positive
+from mmunorm.cli.comparing import (
+    add_comparison_arguments,
+    check_settings,
+    refuse_other_weights,
+    seeded,
+    train_and_write,
+    with_norm,
+)
+from mmunorm.cli.preflight import check_data
+from mmunorm.comparison.results import metrics_of, remarks, results_of, summary, write_files
+from mmunorm.comparison.runs import FAIL, FINISHED, ComparedRun
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, count_steps, parse_presets
+from mmunorm.residuals import RESIDUALS
+from mmunorm.utils import PreflightError
+from projects.deep.deep.figures import quality_figure
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config of a Vision Transformer or a Transformer of translation with UN; its '
+                        'norm_cfg, residual_cfg and numbers of layers are replaced')
+    parser.add_argument('--residuals', nargs='+', required=True, metavar='SCHEME',
+                        help=f'{", ".join(sorted(RESIDUALS.module_dict))}, or NAME=TYPE,argument=value,...')
+    parser.add_argument('--norms', nargs='+', default=['LN', 'UN'], metavar='NORM', help=f'default: LN UN; {HELP}')
+    parser.add_argument('--depths', nargs='+', type=positive, default=[12, 24, 48, 96], metavar='LAYERS',
+                        help='of the network, and of encoder and decoder each (default: 12 24 48 96)')
+    add_comparison_arguments(parser)
+    args = parser.parse_args(argv)
+    if len(set(args.depths)) < len(args.depths):
+        parser.error('--depths names one twice')
+    return args
+
+
+# What an arch calls its numbers of layers.
+LAYERS = ('num_layers', 'encoder_layers', 'decoder_layers')
+
+
+def set_depth(cfg, depth):
+    """So many layers in the network, or in encoder and decoder each, in place."""
+    arch = cfg.model.backbone.arch
+    arch.update({name: depth for name in LAYERS if name in arch})
+
+
+def label(scheme, norm, depth):
+    return f'{scheme} {norm} {depth}'
+
+
+def plan(args):
+    """The config of every run: seed by seed, so that a table fills evenly, and shallow models first."""
+    base = load_config(args.config, args.cfg_options)
+    arch = (base.model.get('backbone') or {}).get('arch')
+    if not isinstance(arch, dict) or not arch.keys() & set(LAYERS) or 'residual_cfg' not in base.model.backbone:
+        raise PreflightError(f'{args.config} has no model.backbone.arch with {" or ".join(LAYERS)}, or no '
+                             'model.backbone.residual_cfg, to replace; take a recipe such as '
+                             'projects/deep/configs/vit_un_classifier.py.')
+    refuse_other_weights(base, args.config, args.cfg_options)
+    check_data(base, ['train', 'val'])
+    known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
+    schemes = parse_presets('--residuals', args.residuals, known, 'scheme')
+    steps = count_steps(base)
+    recipes = {}
+    for norm, norm_cfg in parse_presets('--norms', args.norms).items():
+        with_its_norm = with_norm(base, norm, norm_cfg, steps)
+        for scheme, residual_cfg in schemes.items():
+            recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())
+            cfg.model.backbone.residual_cfg = residual_cfg
+            set_depth(cfg, min(args.depths))
+            build_model(cfg)  # a combination that does not fit is an error before the first run
+    configs = {}
+    for seed in range(args.seeds):
+        for depth in args.depths:
+            for (scheme, norm), recipe in recipes.items():
+                run = ComparedRun(args.out, label(scheme, norm, depth), seed)
+                configs[run] = seeded(recipe, run, args)
+                set_depth(configs[run], depth)
+    return configs, list(recipes)
+
+
+def write(errors, args, runs, kinds):
+    """The table, the numbers and the image of the runs so far."""
+    results = results_of(runs, errors)
+    metric = next(iter(metrics_of(results)), '')
+    cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]
+                    for depth in args.depths} for kind in kinds}
+    lines = [f'# Depths compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
+             f'{metric} of the last validation; {args.seeds} seed(s); std is the sample standard deviation.', '',
+             f'| scheme | norm | {" | ".join(f"{depth} layers" for depth in args.depths)} |',
+             '|---' * (2 + len(args.depths)) + '|']
+    for kind, by_depth in cells.items():
+        lines.append(f'| {" | ".join(kind)} | '
+                     + ' | '.join(summary(each, metric) + steps_of(each) for each in by_depth.values()) + ' |')
+    rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
+            for kind, by_depth in cells.items() for depth, each in by_depth.items()
+            for seed, result in enumerate(each) if result['status'] in (FINISHED, FAIL)]
+    values = {' '.join(kind): {} for kind in kinds}
+    for *kind, depth, _, _, _, value in rows:
+        values[' '.join(kind)].setdefault(depth, []).append(None if value == '' else value)
+    return write_files(args.out, 'depths', [*lines, '', *remarks(results)],
+                       ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,
+                       quality_figure(values, metric))
+
+
+def steps_of(results):
+    steps = [str(result['step']) for result in results if result['status'] == FAIL]
+    return f' at step {", ".join(steps)}' if steps else ''
+
+
+@command
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_args(argv)
+    args.command = ['projects/deep/tools/compare_depths.py', *argv]
+    configs, kinds = plan(args)
+    check_settings(configs)
+    train_and_write(configs, args, partial(write, args=args, runs=list(configs), kinds=kinds))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,74 @@
+"""Draws how runs of deep models begin and what their layers do, side by side, as depth.png.
+
+It shows loss and gradient norm over the first steps, and by layer the gradient norm, 1 minus the cosine similarity to
+the layer before and the share of active numbers after the FFN's activation. Writes all numbers as depth.csv, and as
+depth.md a row a run: layers, residual scheme, norm, the largest gradient norm at the start, the last loss, the best
+metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` before."""
+import argparse
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import numpy as np
+
+from mmunorm.analysis.curves import METRICS
+from mmunorm.analysis.layout import save
+from mmunorm.analysis.measures import write_csv
+from mmunorm.analysis.work_dirs import read_work_dirs
+from mmunorm.cli.arguments import command, out_folder, positive
+from mmunorm.config.plain import read_config_text
+from mmunorm.utils import write_text
+from projects.deep.deep.figures import depth_figure
+from projects.deep.deep.layer_statistics import MEASURES, read_layers
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('work_dir', nargs='+', help='work directories of training runs')
+    parser.add_argument('--out', required=True, help='folder for the image and the numbers')
+    parser.add_argument('--steps', type=positive, default=100, help='how many steps are the start (default 100)')
+    return parser.parse_args(argv)
+
+
+def backbone_of(run):
+    """The backbone's config of a run; empty if its folder has none that is plain data."""
+    try:
+        return read_config_text((run.folder / run.config_name).read_text())['model']['backbone']
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def table_row(run, layers, steps):
+    """A run as a row of depth.md."""
+    backbone = backbone_of(run)
+    scheme, norm = (backbone.get(key, {}).get('type', '') for key in ('residual_cfg', 'norm_cfg'))
+    start = np.sqrt(np.square(layers.values['gradient'][layers.steps <= steps]).sum(axis=1))
+    loss = run.scalars['loss'][-1, 1] if 'loss' in run.scalars else np.nan
+    best = next((f'{METRICS[name]} {found[1]:.2f}' for name in METRICS if (found := run.last_and_best(name))), '')
+    largest = f'{start.max():.3g}' if len(start) else ''
+    cells = run.name, len(layers.layers), scheme, norm, largest, run.last_step, f'{loss:.4g}', best
+    return f'| {" | ".join(map(str, cells))} |'
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    runs = read_work_dirs(args.work_dir)
+    records = [read_layers(run.folder) for run in runs]
+    out = out_folder(args.out)
+    write_csv(out / 'depth.csv', ('run', 'layer', 'step', *MEASURES),
+              ((run.name, layer, step, *(record.values[field][i, j] for field in MEASURES))
+               for run, record in zip(runs, records, strict=True) for i, step in enumerate(record.steps)
+               for j, layer in enumerate(record.layers)))
+    header = ['| run | layers | scheme | norm | largest gradient norm at the start | last step | its loss | best |',
+              '|---|---|---|---|---|---|---|---|']
+    rows = [table_row(run, record, args.steps) for run, record in zip(runs, records, strict=True)]
+    write_text(out / 'depth.md', '\n'.join([*header, *rows]) + '\n')
+    measured = {run.name: (run.scalars, record) for run, record in zip(runs, records, strict=True)}
+    save(depth_figure(measured, args.steps), out / 'depth.png')
+    print('\n'.join([*header, *rows]))
+    print(f'{out} has depth.md, depth.csv and depth.png.')
+
+
+if __name__ == '__main__':
+    main()

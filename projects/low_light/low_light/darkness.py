@@ -1,0 +1,70 @@
+"""Dark versions of images, as a camera sees the same scene with little light."""
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from mmunorm.datasets.contact_sheet import draw_contact_sheet
+from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.datasets.scenes import save_image
+from mmunorm.utils import PreflightError
+
+# Of each image one value, from a range.
+GAMMA_RANGE = (2., 5.)
+GAIN_RANGE = (0.5, 1.)
+PHOTON_RANGE = (500., 4000.)  # that a white pixel collects
+READ_NOISE_RANGE = (0.002, 0.01)  # standard deviation, of white
+
+
+def darken(image, rng):
+    """The image with gamma and gain, shot noise and read noise, in 8 bits.
+
+    Args:
+        image (np.ndarray): uint8, of any shape.
+        rng (np.random.Generator): decides everything.
+
+    Returns:
+        np.ndarray: uint8 of the same shape.
+    """
+    gamma, gain, noise = (rng.uniform(*each) for each in (GAMMA_RANGE, GAIN_RANGE, READ_NOISE_RANGE))
+    photons = np.exp(rng.uniform(*np.log(PHOTON_RANGE)))
+    light = gain * (image / 255.)**gamma
+    seen = rng.poisson(light * photons) / photons + rng.normal(scale=noise, size=image.shape)
+    return np.rint(np.clip(seen, 0, 1) * 255).astype(np.uint8)
+
+
+def make_dark(source, out, seed=0, force=False):
+    """Makes a dark version of each image of a folder in the COCO format; names and annotations stay.
+
+    Args:
+        source (str | Path): the folder: `annotations/*.json`, and PNGs in `train` and `val`.
+        out (str | Path): the folder to write, as a whole or not at all.
+        seed (int): decides everything random.
+        force (bool): whether to overwrite a folder that this function made before.
+
+    Returns:
+        int | None: the number of images; None if the folder is already there with the same settings.
+
+    Raises:
+        PreflightError: `source` has no images, or `out` must not be written.
+    """
+    source = Path(source)
+    images = [(split, index, path) for split, name in enumerate(('train', 'val'))
+              for index, path in enumerate(sorted((source / name).glob('*.png')))]
+    if not images:
+        raise PreflightError(f'there is no image in {source}/train and val: make them with '
+                             '`python tools/dataset/make_digits.py`.')
+    settings = dict(source=str(source), seed=seed, images=len(images))
+    if is_made(out, settings, force):
+        return None
+    with making_folder(out, settings, force) as folder:
+        for name in ('train', 'val', 'annotations'):
+            (folder / name).mkdir()
+        for path in (source / 'annotations').glob('*.json'):
+            (folder / 'annotations' / path.name).write_bytes(path.read_bytes())
+        for split, index, path in tqdm(images, 'dark images', disable=None):
+            rng = np.random.default_rng([seed, 3, split, index])
+            save_image(darken(np.asarray(Image.open(path)), rng), folder / path.relative_to(source))
+        draw_contact_sheet(folder / 'annotations/instances_val.json', folder / 'val', folder / 'preview.png')
+    return len(images)

@@ -1,0 +1,36 @@
+"""What a run does not show of the translator when it is folded: its residual streams, and its shared weight."""
+import torch
+
+from mmunorm.fusion.rules import Example, Stream, Unties, fold_rule
+from mmunorm.residuals.fold_rules import residual_layer, stations_of
+
+from .model import TranslationModel
+from .transformer import DecoderLayer, EncoderLayer, UNTransformer
+
+fold_rule(EncoderLayer, DecoderLayer)(residual_layer)
+
+
+def _sentences(backbone):
+    """Two sentences and the beginnings of their translations, the second of each shorter."""
+    ids = torch.randint(4, backbone.vocab_size, (2, 2, 9), generator=torch.Generator().manual_seed(0))
+    ids[:, 1, 6:] = 0
+    return ids.to(next(backbone.parameters()).device)
+
+
+@fold_rule(UNTransformer, methods=())
+def un_transformer(model):
+    yield Example(lambda model: model(*_sentences(model)))
+    for stack in ('encoder', 'decoder'):
+        if stations := stations_of(getattr(model, stack), stack):
+            yield Stream(stations)
+    yield Unties('output')
+
+
+@fold_rule(TranslationModel, methods=())
+def translation_model(model):
+    def call(model):
+        source, target = _sentences(model.backbone)
+        model(source, mode='predict')
+        return model(source, target)
+
+    yield Example(call)

@@ -1,0 +1,76 @@
+"""Batches of about equally many tokens."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from mmengine.dataset import DefaultSampler
+from mmengine.registry import DATA_SAMPLERS
+
+from mmunorm.utils import PreflightError
+
+
+@DATA_SAMPLERS.register_module()
+class TokenBatchSampler:
+    """Batches of pairs of similar length with at most `max_tokens` tokens, for `batch_sampler=dict(...)`.
+
+    mmengine hands over `sampler` and `batch_size` from the config of the data loader. An epoch's pairs are sorted by
+    length, those of equal lengths in random order, and cut into batches, whose order is random as well. Epochs have
+    equally many batches, and so have the processes of a distributed run, for which some batches may come twice.
+
+    With a seed in the config, a resumed run goes on with the batches that it would have seen.
+
+    Args:
+        sampler (DefaultSampler): its data set, which has `lengths`, its `shuffle`, seed and epoch count; its order
+            does not.
+        batch_size (int): at most so many pairs in a batch.
+        max_tokens (int): at most so many tokens in a batch: its pairs times the length of its longest sentence, on
+            the side where that is.
+
+    Raises:
+        PreflightError: a pair is longer than `max_tokens`, or the sampler or data set is of another kind.
+    """
+
+    def __init__(self, sampler: DefaultSampler, batch_size: int, max_tokens: int):
+        if not isinstance(sampler, DefaultSampler):
+            raise PreflightError("TokenBatchSampler needs sampler=dict(type='DefaultSampler', shuffle=...), got a "
+                                 f'{type(sampler).__name__}.')
+        lengths = getattr(sampler.dataset, 'lengths', None)
+        if lengths is None:
+            raise PreflightError('TokenBatchSampler needs a TranslationDataset, got a '
+                                 f'{type(sampler.dataset).__name__}.')
+        longest = lengths.max(axis=1)
+        if longest.max() > max_tokens:
+            raise PreflightError(f'max_tokens={max_tokens} is less than the {longest.max()} tokens of the longest '
+                                 'sentence: raise it, or set max_length of the data set.')
+        self.sampler = sampler
+        # Sorted by the longer side, then by the source, then by the target.
+        self._keys = np.stack([lengths[:, 1], lengths[:, 0], longest])
+        # Equal lengths change places from epoch to epoch; where batches are cut stays the same.
+        self._cuts = _cut(np.sort(longest), batch_size, max_tokens)
+
+    def __len__(self) -> int:
+        """The batches of this process in an epoch."""
+        return -(-(len(self._cuts) - 1) // self.sampler.world_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        sampler, batches, pairs = self.sampler, np.arange(len(self._cuts) - 1), np.arange(self._keys.shape[1])
+        if sampler.shuffle:
+            random = np.random.default_rng((sampler.seed, sampler.epoch))
+            random.shuffle(pairs)
+            random.shuffle(batches)
+        order = pairs[np.lexsort(self._keys[:, pairs])]
+        batches = np.resize(batches, len(self) * sampler.world_size)
+        for batch in batches[sampler.rank::sampler.world_size]:
+            yield order[self._cuts[batch]:self._cuts[batch + 1]].tolist()
+
+
+def _cut(longest: np.ndarray, batch_size: int, max_tokens: int) -> np.ndarray:
+    """Where batches start and end in pairs sorted by their longer side, for as many pairs a batch as fit."""
+    cuts = [0]
+    while cuts[-1] < len(longest):
+        start = cuts[-1]
+        window = longest[start:start + min(batch_size, max_tokens // longest[start])]
+        fits = np.arange(1, len(window) + 1) * window <= max_tokens
+        cuts.append(start + int(fits.sum()))
+    return np.array(cuts)

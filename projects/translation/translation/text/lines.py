@@ -1,0 +1,77 @@
+"""Plain text, one sentence a line."""
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mmunorm.utils import PreflightError
+
+_LANGUAGE_TOKEN = re.compile(r'<2[a-z]{2,3}>(?= )')
+
+
+def language_token(line: str) -> str:
+    """What a source sentence begins with where a text has several languages, such as '<2it>'; '' if there is none.
+
+    It names the language of the translation.
+    """
+    token = _LANGUAGE_TOKEN.match(line)
+    return token[0] if token else ''
+
+
+def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[str]:
+    """Gives the lines of a UTF-8 file one at a time, without line ends and white space around them.
+
+    Args:
+        path: the file. Only a line feed ends a line.
+        allow_empty: whether a line may be empty, as a bad translation may be.
+
+    Raises:
+        PreflightError: there is no such file, or a line is empty or not UTF-8; names the line.
+    """
+    try:
+        file = open(path, 'rb')  # noqa: SIM115  closed below
+    except OSError as error:
+        raise PreflightError(f'cannot read the text {path}: {error.strerror}.') from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode('utf-8-sig' if number == 1 else 'utf-8').strip()
+            except UnicodeDecodeError as error:
+                raise PreflightError(f'{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the '
+                                     'line); convert the file, for example with iconv.') from error
+            if not text and not allow_empty:
+                raise PreflightError(f'{path}, line {number}: an empty line; remove it and the line of this number on '
+                                     'the other side.')
+            yield text
+
+
+def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
+    """Checks that files, given with their numbers of lines, have equally many.
+
+    Raises:
+        PreflightError: they have not, or have none.
+    """
+    if len({count for _, count in counts}) > 1:
+        raise PreflightError('each line must have its translation on the line of the same number, but '
+                             + ' and '.join(f'{path} has {count} lines' for path, count in counts) + '.')
+    if counts[0][1] == 0:
+        raise PreflightError(f'{counts[0][0]} is empty.')
+
+
+def spread(count: int, number: int) -> list[int]:
+    """At most `number` of the indices 0 to `count` - 1, at even distances."""
+    number = min(count, number)
+    return [(2 * k + 1) * count // (2 * number) for k in range(number)]
+
+
+def how_to_get(path: str) -> str:
+    """How to get a text that is missing: pairs of languages that Debian has can be made, others are the user's."""
+    from .made_text import LANGUAGES
+    for english, *languages in (folder.split('-') for folder in Path(path).parts):
+        if english == 'en' and languages and set(languages) <= set(LANGUAGES):
+            pairs = ' '.join(f'en-{language}' for language in languages)
+            return f'make it with `python projects/translation/tools/make_translation.py --pair {pairs}`'
+    return ('put train, valid and test there, each as .src and .tgt with one sentence a line, and make subwords.model '
+            'of the training text with `python projects/translation/tools/train_subwords.py`')

@@ -1,0 +1,67 @@
+"""Makes a folder of parallel text from the translated package descriptions that apt fetches."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from mmunorm.datasets.apt import fetched_lists
+from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.utils import PreflightError, check_installed
+
+from .debian import SplitText, descriptions, parallel_text, source_packages, split_text
+from .subwords import train_subwords
+
+LANGUAGES = ('it', 'da', 'fr', 'de')  # of those that Debian has, the ones that were tried
+OWN_TEXT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "
+            '`python projects/translation/tools/train_subwords.py` makes the subwords')
+
+
+def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_size: int = 4000, force: bool = False,
+                     say: Callable[[str], None] = lambda message: None) -> SplitText | None:
+    """Writes `train`, `valid` and `test`, each as `.src` in English and `.tgt`, and `subwords.model` of both.
+
+    The text is package descriptions from the package sources of this system. It is split by :func:`split_text`. With
+    several languages, each file has the pairs of all, and a source begins with its :func:`language_token`.
+
+    Args:
+        out: the folder, made whole or not at all.
+        languages: of the translations, different ones of `LANGUAGES`.
+        vocab_size: subwords, with the four special ones.
+        force: whether to overwrite a folder that was made before.
+        say: is told what happens next.
+
+    Returns:
+        SplitText | None: what was written; None if it was there.
+
+    Raises:
+        PreflightError: apt or sentencepiece is missing, or apt does not have the text.
+        FolderError: the folder must not be written.
+    """
+    check_installed('sentencepiece', 'subwords', 'translate')
+    settings = dict(pair='-'.join(['en', *languages]), vocab_size=vocab_size)
+    if is_made(out, settings, force):
+        return None
+    say('fetching package descriptions, 20 MB')
+    with fetched_lists(('en', *languages), 'the text', OWN_TEXT) as apt:
+        translated = {language: apt.lines(f'*_Translation-{language}*', f'descriptions in the language {language!r}')
+                      for language in languages}
+        say('pairing sentences')
+        english = descriptions(apt.lines('*_Translation-en*', 'English descriptions'), 'en')
+        sources = source_packages(apt.lines('*_Packages*', 'list of packages'))
+        text = []
+        for language, lines in translated.items():
+            token = f'<2{language}> ' if len(languages) > 1 else ''
+            text += [(package, (token + source, target)) for package, (source, target) in
+                     parallel_text(english, descriptions(lines, language), sources)]
+        split = split_text(text)
+    with making_folder(out, settings, force) as folder:
+        for name in ('train', 'valid', 'test'):
+            pairs = getattr(split, name)
+            if not pairs:
+                raise PreflightError(f'the package sources of this system have too little text for {name}; {OWN_TEXT}.')
+            for suffix, side in zip(('src', 'tgt'), zip(*pairs, strict=True), strict=True):
+                text = ''.join(f'{line}\n' for line in side)
+                (folder / f'{name}.{suffix}').write_text(text, encoding='utf-8', newline='\n')
+        say('training subwords, one or two minutes')
+        train_subwords([folder / 'train.src', folder / 'train.tgt'], folder / 'subwords.model', vocab_size)
+    return split

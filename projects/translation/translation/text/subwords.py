@@ -1,0 +1,111 @@
+"""Subwords, by sentencepiece."""
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from mmunorm.utils import PreflightError, check_installed, whole_file
+
+from .ids import BOS, EOS, PAD, UNK
+from .lines import language_token, read_lines
+
+SPECIALS = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS)
+# The subwords' ids depend on it, so it is the same on every machine.
+TRAINING_THREADS = 16
+_TRAIN = 'train one with `python projects/translation/tools/train_subwords.py`'
+
+
+class Subwords:
+    """A subword model, one for both languages. `len()` is the size of its vocabulary.
+
+    Args:
+        path (str | os.PathLike): model file of sentencepiece, with pad, unk, bos and eos as the ids 0 to 3.
+
+    Raises:
+        PreflightError: sentencepiece is missing, or the file is missing, of another kind, or has other ids.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        check_installed('sentencepiece', 'subwords', 'translate')
+        from sentencepiece import SentencePieceProcessor
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise PreflightError(f'cannot read the subword model {path}: {error.strerror}; {_TRAIN}.') from error
+        self._processor = SentencePieceProcessor()
+        with suppress(RuntimeError):
+            self._processor.LoadFromSerializedProto(content)
+        if len(self._processor) == 0:
+            raise PreflightError(f'{path} is no model of sentencepiece; {_TRAIN}.')
+        ids = {name: getattr(self._processor, f'{name}_id')() for name in SPECIALS}
+        if ids != SPECIALS:
+            raise PreflightError(f'{path} has the special ids {ids} instead of {SPECIALS}; {_TRAIN}.')
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._processor)
+
+    def encode(self, text: str | list[str]) -> list[int] | list[list[int]]:
+        """The ids of a sentence, without special ones at its ends; of each, with as many threads as torch has."""
+        return self._processor.encode(text, num_threads=torch.get_num_threads())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The sentence of ids, which are without special ones but unk."""
+        return self._processor.decode([int(i) for i in ids])
+
+
+def check_vocabulary(subwords: int, model: int) -> None:
+    """Checks that a model of so many embeddings, its `vocab_size`, has one for each subword and no other.
+
+    Raises:
+        PreflightError: the numbers differ.
+    """
+    if subwords != model:
+        raise PreflightError(f'the subword model has {subwords} subwords, but the model {model} embeddings: use the '
+                             f'subwords that it was trained with, or set vocab_size={subwords} and train anew.')
+
+
+def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, vocab_size: int = 8000,
+                   model_type: str = 'unigram') -> None:
+    """Trains one subword model on all texts together, and writes it to `path`.
+
+    Rare characters become bytes, 256 of the subwords, so that any text comes back as it was, except for white space and
+    sentencepiece's normal form of Unicode. A language token at the start of a line is one subword. From more than 4
+    million lines, it draws so many at random.
+
+    Args:
+        texts: files of one sentence a line.
+        path: the model file.
+        vocab_size: subwords, with the four special ones.
+        model_type: 'unigram' or 'bpe'.
+
+    Raises:
+        PreflightError: sentencepiece is missing, a text cannot be used, or `vocab_size` does not fit it.
+    """
+    check_installed('sentencepiece', 'subwords', 'translate')
+    from sentencepiece import SentencePieceTrainer
+    # First, because sentencepiece hides an error that it meets while it reads.
+    tokens = {language_token(line) for text in texts for line in read_lines(text)}
+    if not tokens:
+        raise PreflightError(f'{", ".join(map(str, texts))}: no text.')
+    with whole_file(path) as part:
+        try:
+            with open(part, 'wb') as file:
+                SentencePieceTrainer.train(
+                    sentence_iterator=(line for text in texts for line in read_lines(text)), model_writer=file,
+                    vocab_size=vocab_size, model_type=model_type, input_sentence_size=4_000_000,
+                    max_sentence_length=1_000_000,  # bytes; it leaves out longer lines, without a word
+                    byte_fallback=True, num_threads=TRAINING_THREADS, minloglevel=2,
+                    # With the mark that sentencepiece puts before a word, which would be another subword.
+                    user_defined_symbols=[f'▁{token}' for token in sorted(tokens - {''})],
+                    **{f'{name}_id': i for name, i in SPECIALS.items()})
+        except RuntimeError as error:
+            # What is wrong stands after the place in sentencepiece's own source, before an option that we do not have.
+            reason = str(error).strip().splitlines()[-1].rpartition('] ')[2].partition(' or decrease')[0]
+            raise PreflightError(f'no {vocab_size} subwords can be trained on {", ".join(map(str, texts))}: '
+                                 f'{reason.rstrip(".")}.') from error
