@@ -1,17 +1,30 @@
-"""For the site: links that leave docs/ become the paths themselves, roles in docstrings plain code, lists lists, and
-images links to themselves."""
+"""For the site: pages of projects/ stand beside those of docs/, links to other files become the paths themselves, roles
+in docstrings plain code, lists lists, and images links to themselves."""
 import re
-from posixpath import join, normpath
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+
+
+def on_files(files, config):
+    from mkdocs.structure.files import File  # only where the site is built
+    root = Path(config.docs_dir).parent
+    for path in sorted(root.glob('projects/*/*.md')):
+        files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    def plain(match):
-        path = normpath(join('docs', page.file.src_uri, '..', match[2]))
-        if path.startswith('docs/'):
-            return match[0]
-        return f'`{path}`' if path.endswith(match[1]) else f'{match[1]} (`{path}`)'
+    here = page.file.src_uri
+    folder = dirname(here if here.startswith('projects/') else f'docs/{here}')  # in the repository
 
-    return with_lists(re.sub(r'(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)', plain, markdown))
+    def on_site(match):
+        text, link, anchor = match.groups()
+        path = normpath(join(folder, link))
+        if path.startswith('docs/') or re.match('projects/.*[.]md', path):
+            return f'[{text}]({relpath(path.removeprefix("docs/"), dirname(here) or ".")}{anchor})'
+        return f'`{path}`' if path.endswith(text) else f'{text} (`{path}`)'
+
+    return with_lists(re.sub(r'\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*|)\)', on_site, markdown))
 
 
 def with_lists(markdown):

@@ -11,9 +11,9 @@ from mmunorm.cli.arguments import load_config
 from mmunorm.config import presets
 from mmunorm.config.models import build_model
 from mmunorm.norms import Norm
+from projects.translation.tests.test_configs import SMALL
 
 from . import tiny_runs
-from .test_configs import SMALL
 
 LINES = (tiny_runs.ROOT / 'docs/paper_tables.md').read_text().splitlines()
 ROWS = [[cell.strip() for cell in line[1:-1].split('|')] for line in LINES if line.startswith('|')]

@@ -87,11 +87,13 @@ def test_commands_name_what_exists():
 
 
 @pytest.mark.parametrize('page', ['README.md', 'configs/README.md',
-                                  *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob('docs/**/*.md')))])
+                                  *(str(path.relative_to(ROOT)) for folder in ('docs', 'projects')
+                                    for path in sorted(ROOT.glob(f'{folder}/**/*.md')))])
 def test_links_and_paths_exist(page):
     text = (ROOT / page).read_text()
     links = [(ROOT / page).parent / link for link in re.findall(r'\]\((?!http)([^)#\s]+)', text)]
-    paths = re.findall(r'(?<![\w/])(?:configs|tools|benchmarks|tests|docs)/[\w/-]+\.(?:py|sh|png|jpg|md)\b', text)
+    paths = re.findall(
+        r'(?<![\w/])(?:configs|tools|benchmarks|tests|docs|projects)/[\w/-]+\.(?:py|sh|png|jpg|md)\b', text)
     missing = [path for path in (*links, *(ROOT / path for path in paths)) if not path.exists()]
     assert {path.name for path in missing} <= {'mine.py'}, missing
     for path, name in re.findall(r'`(tests/[\w/]+\.py)::(\w+)`', text):

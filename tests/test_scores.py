@@ -10,8 +10,9 @@ from . import tiny_runs
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 # Pages whose scores all stand in marked tables.
 PAGES = ['README.md', *(f'docs/{name}.md' for name in (
-    'results', 'translation_results', 'deep', 'deep_results', 'low_light', 'conversion', 'conversion_results',
-    'deployment', 'deployment_results'))]
+    'results', 'conversion', 'conversion_results', 'deployment', 'deployment_results')),
+         *(f'projects/{name}.md' for name in (
+             'translation/RESULTS', 'deep/README', 'deep/RESULTS', 'low_light/README'))]
 CPU = 'CPU capability usage: AVX2\n'
 
 

@@ -43,7 +43,8 @@ def parse_args(argv=None):
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--rounds', type=positive, default=9)
     parser.add_argument('--threads', type=positive, help='threads of a CPU')
-    parser.add_argument('--out', default=Path(__file__).parents[3] / 'benchmarks/results', type=Path, help='folder of the results')
+    parser.add_argument('--out', default=Path(__file__).parents[3] / 'benchmarks/results', type=Path,
+                        help='folder of the results')
     return parser.parse_args(argv)
 
 
