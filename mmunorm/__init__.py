@@ -33,7 +33,7 @@ if not MISSING:
     from .utils import quiet_imports
 
     with quiet_imports():
-        from . import backbones, datasets, engine, enhancement, init, recording, translation  # noqa: F401
+        from . import analysis, backbones, datasets, engine, enhancement, init, translation  # noqa: F401
 
 if not lacks('mmengine'):
     from . import hooks  # noqa: F401
@@ -65,7 +65,7 @@ __all__ = [
     'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'convert_norms', 'convert_sync', 'fuse_norms',
     'load_folded', 'replace_norms', 'revert_sync', 'save_folded'
 ]
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'recording', 'translation'))
+__getattr__ = explain_missing(__name__, ('analysis', 'backbones', 'datasets', 'engine', 'enhancement', 'translation'))
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..recording.layer_statistics import LayerRecord
 from .curves import COLOURS, LINES, METRICS, Scalars, draw_curves
+from .layer_statistics import LayerRecord
 from .layout import WIDTH, finish, new_panels, wrapped
 from .measures import FIELDS, ChannelHistory, MeanShares, PNACOverTraining, evenly_spaced, finite_mean
 from .normality import density

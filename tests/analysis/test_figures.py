@@ -3,14 +3,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 
-from mmunorm.analysis import figures
+from mmunorm.analysis import NormRecord, figures
 from mmunorm.analysis.curves import curves_figure
+from mmunorm.analysis.layer_statistics import LayerRecord
 from mmunorm.analysis.layout import wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
-from mmunorm.recording import NormRecord
-from mmunorm.recording.layer_statistics import LayerRecord
 
-from ..recording.records import NAMES, write_record
+from .records import NAMES, write_record
 
 LONG = 'work_dirs/compare/swin_un_classifier_recorded_with_a_very_long_name_of_the_run_{}/seed_0 (TokenBN)'
 SHORT = 'norm{} (UN)'

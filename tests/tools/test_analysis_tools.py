@@ -10,15 +10,15 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
+from mmunorm.analysis import NormRecord
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.folded import save_folded
 from mmunorm.config.models import load_model
 from mmunorm.fusion import fuse_norms
-from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs
+from ..analysis.records import NAMES, write_record
 from ..logs import train, write_log
-from ..recording.records import NAMES, write_record
 
 PNAC, CHANNELS, OUTLIERS, CKA, REPORT, DEPTH, CURVES, LIGHT, SPREAD = (
     tiny_runs.load_tool(f'analysis/{name}')

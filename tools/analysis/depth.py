@@ -13,12 +13,12 @@ import numpy as np
 
 from mmunorm.analysis.curves import METRICS
 from mmunorm.analysis.figures import depth_figure
+from mmunorm.analysis.layer_statistics import MEASURES, read_layers
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.config.plain import read_config_text
-from mmunorm.recording.layer_statistics import MEASURES, read_layers
 from mmunorm.utils import write_text
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmunorm.recording import LayerStatisticsHook, RecordError
-from mmunorm.recording.layer_statistics import read_layers
+from mmunorm.analysis import LayerStatisticsHook, RecordError
+from mmunorm.analysis.layer_statistics import read_layers
 from mmunorm.utils import PreflightError
 
 from ..runs import backbone_runner
