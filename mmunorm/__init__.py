@@ -38,7 +38,7 @@ if not MISSING:
 if not lacks('mmengine'):
     from . import hooks  # noqa: F401
 
-from .config.folded import load_folded, save_folded
+from .checkpoints.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms
 from .fusion import FusionReport, fuse_norms, stock_rules  # noqa: F401
 from .norms import (

@@ -13,7 +13,7 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from ..config.checkpoints import load_weights
+from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook

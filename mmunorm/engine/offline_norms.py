@@ -13,8 +13,9 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
+from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, sees_attributes
-from ..config.checkpoints import check_statistics, pretrained_path
+from ..config.pretrained import pretrained_path
 from ..conversion import ConversionError, convert_loaded, with_layer_norms
 from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms import Norm, OfflineNorm, convert_sync

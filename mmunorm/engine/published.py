@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from mmengine.hooks import Hook
 
-from ..config.layouts import in_mmpretrain_names
+from ..checkpoints.layouts import in_mmpretrain_names
 from ..hooks import unwrapped_model
 
 

@@ -8,7 +8,7 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.config.folded import folded_config, folded_made
+from mmunorm.checkpoints.folded import folded_config, folded_made
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.enhancement import IAT, EnhancingPreprocessor, ImageEnhancer
 from mmunorm.norms import Norm

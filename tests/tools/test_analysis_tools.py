@@ -11,8 +11,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.analysis import NormRecord
+from mmunorm.checkpoints.folded import save_folded
 from mmunorm.cli.arguments import load_config
-from mmunorm.config.folded import save_folded
 from mmunorm.config.models import load_model
 from mmunorm.fusion import fuse_norms
 

@@ -17,8 +17,8 @@ from mmunorm.analysis.layer_statistics import MEASURES, read_layers
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
+from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import command, out_folder, positive
-from mmunorm.config.plain import read_config_text
 from mmunorm.utils import write_text
 
 
