@@ -34,9 +34,8 @@ if not MISSING:
 
     with quiet_imports():
         from . import analysis, backbones, datasets, engine, enhancement, init, translation  # noqa: F401
-
-if not lacks('mmengine'):
-    from . import hooks  # noqa: F401
+elif not lacks('mmengine'):
+    from . import engine  # noqa: F401
 
 from .checkpoints.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms

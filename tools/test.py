@@ -15,7 +15,8 @@ from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_file, prepare
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import match_folded
-from mmunorm.hooks import FuseNormsHook, unwrapped_model
+from mmunorm.engine import FuseNormsHook
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
 
 

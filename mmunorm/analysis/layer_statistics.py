@@ -15,7 +15,7 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from ..compat import in_backward_pass
-from ..hooks import loss_scale, unwrapped_model
+from ..engine.runner import loss_scale, unwrapped_model
 from ..norms.base import check_count
 from ..residuals import ResidualLayer
 from ..residuals.sublayer import describe

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..compat import in_backward_pass
-from ..hooks import loss_scale, unwrapped_model
+from ..engine.runner import loss_scale, unwrapped_model
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.kernels import second_moment, statistics_dtype, variance_and_mean

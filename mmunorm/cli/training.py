@@ -17,7 +17,7 @@ from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
-from ..hooks import unwrapped_model
+from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line, warn
 from .preflight import class_name

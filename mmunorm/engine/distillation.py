@@ -16,8 +16,8 @@ from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..conversion import adapt_batches
 from ..conversion.checkpoint import layer_norm_config
-from ..hooks import unwrapped_model
 from ..utils import PreflightError
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

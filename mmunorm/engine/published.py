@@ -4,7 +4,7 @@ from __future__ import annotations
 from mmengine.hooks import Hook
 
 from ..checkpoints.layouts import in_mmpretrain_names
-from ..hooks import unwrapped_model
+from .runner import unwrapped_model
 
 
 class PublishedNamesHook(Hook):
