@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from mmunorm.benchmark.report import draw_bars, markdown_table, quartiles, speed_beside
 from mmunorm.cli.arguments import command, load_config, positive
-from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.models import build_model
+from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.deploy.benchmark import measure_formats
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS

@@ -23,8 +23,8 @@ from conversion_vit import GREY, HELD_OUT, MEAN, NORM_CFG, PHOTOGRAPHS, STD, cro
 from mmunorm import convert_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.report import markdown_table
+from mmunorm.checkpoints.layouts import in_mmpretrain_names
 from mmunorm.cli.arguments import command, load_config
-from mmunorm.config.layouts import in_mmpretrain_names
 from mmunorm.config.models import build_model
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS

@@ -22,7 +22,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from tqdm import tqdm
 
-from mmunorm.recording import NormStatisticsHook
+from mmunorm.analysis import NormStatisticsHook
 
 DIGITS = dict(arch=dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16]), img_size=32,
               patch_size=4, window_size=4, pad_small_map=True)

@@ -33,15 +33,13 @@ if not MISSING:
     from .utils import quiet_imports
 
     with quiet_imports():
-        from . import backbones, datasets, engine, init, recording  # noqa: F401
+        from . import analysis, backbones, datasets, engine, init  # noqa: F401
+elif not lacks('mmengine'):
+    from . import engine  # noqa: F401
 
-if not lacks('mmengine'):
-    from . import hooks  # noqa: F401
-
-from . import stock_rules  # noqa: F401
-from .config.folded import load_folded, save_folded
+from .checkpoints.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms
-from .fusion import FusionReport, fuse_norms
+from .fusion import FusionReport, fuse_norms, stock_rules  # noqa: F401
 from .norms import (
     MABN,
     PN,
@@ -65,7 +63,7 @@ __all__ = [
     'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'convert_norms', 'convert_sync', 'fuse_norms',
     'load_folded', 'replace_norms', 'revert_sync', 'save_folded'
 ]
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'recording'))
+__getattr__ = explain_missing(__name__, ('analysis', 'backbones', 'datasets', 'engine'))
 
 
 def __dir__() -> list[str]:

@@ -14,18 +14,18 @@ import torch
 from mmengine.config import Config
 from mmengine.fileio.backends import LocalBackend
 
+from mmunorm.analysis import NormRecord
 from mmunorm.backbones import UNT2TViT
 from mmunorm.cli.arguments import out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.resume import find_resumable, is_whole
 from mmunorm.config.models import build_model
-from mmunorm.recording import NormRecord
 from mmunorm.utils import PreflightError, whole_file, write_text
 
 from . import data_makers, processes, tiny_runs
+from .analysis.records import write_record
 from .logs import train as log_entry
 from .logs import write_log
-from .recording.records import write_record
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
 ANALYSES = ('report', 'pnac', 'outliers', 'channels', 'curves')  # of a work directory

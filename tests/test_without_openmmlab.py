@@ -127,7 +127,7 @@ import torch
 import mmunorm
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
-from mmunorm.config.folded import load_folded, save_folded
+from mmunorm.checkpoints.folded import load_folded, save_folded
 
 print(MODELS.get('UN') is mmunorm.UN, HOOKS.get('FuseNormsHook') is not None, HOOKS.get('OfflineNormHook'))
 cfg = Config(dict(model=dict(type='TimmModel', name='test_vit', norm_cfg=dict(type='UN'))))

@@ -7,8 +7,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.runner.checkpoint import save_checkpoint
 from tqdm import tqdm
 
+from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command, out_file
-from mmunorm.config.checkpoints import read_checkpoint
 from mmunorm.utils import PreflightError, whole_file
 
 

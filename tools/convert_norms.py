@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
@@ -16,7 +17,6 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint, load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
 from mmunorm.conversion import ConversionError, convert_norms

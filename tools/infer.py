@@ -9,6 +9,7 @@ import mmcv
 import torch
 from mmengine.registry import MODELS
 
+from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
@@ -19,7 +20,6 @@ from mmunorm.cli.arguments import (
     share,
 )
 from mmunorm.cli.images import draw_each, drawing_scale, find_images
-from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.utils import PreflightError
 

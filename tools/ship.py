@@ -14,6 +14,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.registry import DATASETS
 
+from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli import shipping
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -26,7 +27,6 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.shipping import Stage
-from mmunorm.config.checkpoints import load_weights
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.conversion.checkpoint import parse_goal

@@ -9,13 +9,14 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import mmengine
 from mmengine.registry import METRICS
 
+from mmunorm.checkpoints.folded import save_folded
+from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_file, prepare
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint, load_weights
-from mmunorm.config.folded import save_folded
 from mmunorm.config.models import match_folded
-from mmunorm.hooks import FuseNormsHook, unwrapped_model
+from mmunorm.engine import FuseNormsHook
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
 
 

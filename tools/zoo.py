@@ -15,9 +15,9 @@ import torch
 
 from mmunorm.analysis.curves import METRICS, read_scalars
 from mmunorm.benchmark.environment import device_name, environment
+from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
-from mmunorm.config.checkpoints import read_checkpoint
 from mmunorm.utils import PreflightError, RunError, whole_file, write_text
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..recording.norm_record import RecordError
 from .layout import finish, new_panels
+from .norm_record import RecordError
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 

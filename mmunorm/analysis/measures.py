@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ..recording import NormRecord, RecordError
 from ..utils import whole_file
+from .norm_record import NormRecord, RecordError
 from .normality import pnac, spans
 
 FIELDS = ('activation', 'gradient')

@@ -13,11 +13,11 @@ import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..recording import RecordError
 from . import figures
 from .curves import METRICS, metric_label
 from .layout import DPI
 from .measures import FIELDS
+from .norm_record import RecordError
 from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twice
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..recording.norm_record import FOLDER, HEAD, NormRecord, RecordError
 from . import measures
 from .curves import METRICS, Scalars, read_scalars
+from .norm_record import FOLDER, HEAD, NormRecord, RecordError
 
 # M, the number of steps in the means of single channels.
 WINDOW = 4

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from ..fusion.padding import Fill, fill_up
 from ..fusion.rules import Fills, Stream, fold_rule
+from ..fusion.stock_rules.images import as_it_is, on_images
 from ..residuals.fold_rules import residual_layer, stations_of
-from ..stock_rules.images import as_it_is, on_images
 from .swin import ResidualSwinBlock, UNSwinTransformer
 from .t2t_vit import ResidualT2TLayer, UNT2TViT
 from .vit import ResidualEncoderLayer, UNVisionTransformer

@@ -9,8 +9,9 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from ..config.checkpoints import load_weights, pretrained_path, set_pretrained
+from ..checkpoints.loading import load_weights
 from ..config.models import build_model
+from ..config.pretrained import pretrained_path, set_pretrained
 from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
 from ..fusion import FusionReport, fuse_norms
 from ..norms.layers import is_norm, norm_layers

@@ -10,8 +10,8 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
+from ..checkpoints.folded import save_folded
 from ..compat import allow_recompilations
-from ..config.folded import save_folded
 from ..utils import PreflightError
 from . import measure
 from .environment import device_name, environment

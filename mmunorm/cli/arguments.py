@@ -20,9 +20,9 @@ from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.runner import Runner
 
-from ..config.checkpoints import pretrained_path, set_pretrained
+from ..checkpoints.unpickling import restricted
 from ..config.presets import HELP, apply_norm, keep_means
-from ..config.unpickling import restricted
+from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..utils import (
     LocalError,

@@ -13,8 +13,9 @@ from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
-from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
-from ..config.layouts import find_weights
+from ..checkpoints.layouts import find_weights
+from ..checkpoints.loading import check_checkpoint, read_checkpoint
+from ..config.pretrained import pretrained_path
 from ..config.walk import walk
 from ..norms import Norm
 from ..utils import PreflightError, warn

@@ -4,8 +4,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from ..analysis.norm_record import FOLDER, NormRecord
 from ..analysis.work_dirs import find_record, refuse_twice, run_names
-from ..recording.norm_record import FOLDER, NormRecord
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

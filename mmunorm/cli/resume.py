@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-from ..config.checkpoints import check_checkpoint, pretrained_path, read_checkpoint
+from ..checkpoints.loading import check_checkpoint, read_checkpoint
+from ..config.pretrained import pretrained_path
 from ..utils import PreflightError, warn
 
 _CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')

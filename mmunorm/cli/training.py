@@ -13,11 +13,11 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from ..config.checkpoints import load_weights
+from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
-from ..hooks import unwrapped_model
+from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, describe, one_line, warn
 from .preflight import class_name

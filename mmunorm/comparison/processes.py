@@ -16,7 +16,7 @@ from mmengine.config import Config
 from tqdm import tqdm
 
 from ..analysis.curves import latest
-from ..config.checkpoints import pretrained_path
+from ..config.pretrained import pretrained_path
 from ..utils import write_text
 from .runs import ComparedRun, config_text
 

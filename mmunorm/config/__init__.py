@@ -1,1 +1,1 @@
-"""From a config to a model with weights, and the norms that a config can be given by name."""
+"""Configs: their models, the norms that they can be given by name, and the weights that they start from."""

@@ -8,9 +8,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from ..checkpoints.folded import folded_config, folded_made, folded_norms
+from ..checkpoints.loading import load_weights, read_checkpoint
 from ..utils import PreflightError, describe
-from .checkpoints import load_weights, read_checkpoint
-from .folded import folded_config, folded_made, folded_norms
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
+from ..checkpoints.loading import read_checkpoint
 from ..utils import PreflightError
-from .checkpoints import pretrained_path, read_checkpoint
+from .pretrained import pretrained_path
 
 NORMS = {
     'LN': dict(type='LN'),

@@ -15,7 +15,7 @@ from mmengine.config import Config
 from torch import nn
 
 from .. import __version__
-from ..config.checkpoints import read_checkpoint
+from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, describe

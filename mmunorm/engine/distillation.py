@@ -12,12 +12,12 @@ from mmengine.registry import HOOKS
 from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 
-from ..config.checkpoints import load_weights
+from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..conversion import adapt_batches
 from ..conversion.checkpoint import layer_norm_config
-from ..hooks import unwrapped_model
 from ..utils import PreflightError
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

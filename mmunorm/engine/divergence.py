@@ -14,10 +14,10 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from ..compat import in_backward_pass, is_compiling
-from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms.base import check_count
 from ..norms.layers import is_norm
 from ..utils import RunError, write_text
+from .runner import saves_after_this_step, unwrapped_model
 
 RECORD = 'divergence.json'
 ADVICE = ('Things to change, one at a time: lower the learning rate or lengthen its warm-up; clip gradients; train '

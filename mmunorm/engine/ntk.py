@@ -4,10 +4,10 @@ from __future__ import annotations
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..hooks import unwrapped_model
 from ..init import ntk_parametrize, undo_ntk
 from ..init.ntk import ntk_layers
 from ..utils import PreflightError
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

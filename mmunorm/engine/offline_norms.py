@@ -13,16 +13,17 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
+from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, sees_attributes
-from ..config.checkpoints import check_statistics, pretrained_path
+from ..config.pretrained import pretrained_path
 from ..conversion import ConversionError, convert_loaded, with_layer_norms
-from ..hooks import saves_after_this_step, unwrapped_model
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import training_batches
 from .distillation import adapt_backbone, can_adapt
 from .repeatable import seed_everything
+from .runner import saves_after_this_step, unwrapped_model
 
 
 @HOOKS.register_module()

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from mmengine.hooks import Hook
 
-from ..config.layouts import in_mmpretrain_names
-from ..hooks import unwrapped_model
+from ..checkpoints.layouts import in_mmpretrain_names
+from .runner import unwrapped_model
 
 
 class PublishedNamesHook(Hook):

@@ -6,10 +6,10 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ..hooks import unwrapped_model
 from ..residuals import BranchNorm, count_updates, profile_admin
 from ..residuals.admin import admins
 from ..residuals.clock import clocks
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

@@ -8,8 +8,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import Tensor
 
-from ..hooks import unwrapped_model
 from ..utils import PreflightError
+from .runner import unwrapped_model
 
 
 @HOOKS.register_module()

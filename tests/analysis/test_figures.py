@@ -3,13 +3,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 
-from mmunorm.analysis import figures
+from mmunorm.analysis import NormRecord, figures
 from mmunorm.analysis.curves import curves_figure
 from mmunorm.analysis.layout import wrapped
 from mmunorm.analysis.measures import channel_history, measure_pnac
-from mmunorm.recording import NormRecord
 
-from ..recording.records import NAMES, write_record
+from .records import NAMES, write_record
 
 LONG = 'work_dirs/compare/swin_un_classifier_recorded_with_a_very_long_name_of_the_run_{}/seed_0 (TokenBN)'
 SHORT = 'norm{} (UN)'

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from scipy.stats import gmean, normaltest
 
-from mmunorm.analysis import measures
+from mmunorm.analysis import NormRecord, RecordError, measures
 from mmunorm.analysis.figures import short_name
 from mmunorm.analysis.work_dirs import distinct_names, find_record, run_names
-from mmunorm.recording import NormRecord, RecordError
 
-from ..recording.records import NAMES, write_record
+from .records import NAMES, write_record
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import subprocess
 import numpy as np
 import pytest
 
+from mmunorm.analysis import RecordError
 from mmunorm.analysis.page import build_report, read_cka
 from mmunorm.analysis.work_dirs import measure_work_dir, read_work_dirs, report_numbers
-from mmunorm.recording import RecordError
 
 from ..logs import train, write_log
-from ..recording.records import NAMES, write_record
+from .records import NAMES, write_record
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
 

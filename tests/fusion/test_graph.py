@@ -11,7 +11,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from mmunorm import UN, fuse_norms, replace_norms
-from mmunorm.config.folded import folded_config, load_folded, save_folded
+from mmunorm.checkpoints.folded import folded_config, load_folded, save_folded
 from mmunorm.fusion import FoldedNorm, NotFoldedError
 from projects.low_light.low_light.iat import LightNorm2d
 

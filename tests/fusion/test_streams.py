@@ -11,7 +11,7 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch.nn.utils import parametrizations
 
 from mmunorm import fuse_norms
-from mmunorm.config.folded import folded_config, folded_made, folded_norms
+from mmunorm.checkpoints.folded import folded_config, folded_made, folded_norms
 from mmunorm.fusion import NotFoldedError
 from mmunorm.residuals import RESIDUALS
 from mmunorm.residuals.base import FoldedResidual

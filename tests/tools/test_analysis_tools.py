@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmunorm.analysis import NormRecord
+from mmunorm.checkpoints.folded import save_folded
 from mmunorm.cli.arguments import load_config
-from mmunorm.config.folded import save_folded
 from mmunorm.config.models import load_model
 from mmunorm.fusion import fuse_norms
-from mmunorm.recording import NormRecord
 
 from .. import data_makers, tiny_runs
+from ..analysis.records import NAMES, write_record
 from ..logs import train, write_log
-from ..recording.records import NAMES, write_record
 
 PNAC, CHANNELS, OUTLIERS, CKA, REPORT, CURVES, SPREAD = (
     tiny_runs.load_tool(f'analysis/{name}')

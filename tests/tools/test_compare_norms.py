@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.comparison import processes
-from mmunorm.config.checkpoints import pretrained_path
+from mmunorm.config.pretrained import pretrained_path
 
 from .. import tiny_runs
 

@@ -8,9 +8,9 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.config.folded import folded_config, folded_made, folded_norms, load_folded, save_folded
+from mmunorm.checkpoints.folded import folded_config, folded_made, folded_norms, load_folded, save_folded
+from mmunorm.checkpoints.unpickling import restricted
 from mmunorm.config.models import build_model
-from mmunorm.config.unpickling import restricted
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs

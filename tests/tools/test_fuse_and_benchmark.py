@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmunorm.benchmark import tasks
-from mmunorm.config.folded import folded_norms
+from mmunorm.checkpoints.folded import folded_norms
 
 from .. import tiny_runs
 

@@ -8,7 +8,7 @@ from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import load_model
 
 from .. import tiny_runs
-from ..config.test_layouts import SlabLinearNorm, official, timm_model
+from ..checkpoints.test_layouts import SlabLinearNorm, official, timm_model
 
 SIZES = dict(img_size=32, num_classes=2, embed_dim=12, depths=(1, 1), num_heads=(1, 2), window_size=4)
 

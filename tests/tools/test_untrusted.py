@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from .. import tiny_runs
-from ..config.test_unpickling import Opens
+from ..checkpoints.test_unpickling import Opens
 
 
 @pytest.fixture

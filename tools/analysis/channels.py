@@ -3,12 +3,12 @@ writes channels.csv. Without --layers, it takes layers over the whole depth. Wit
 channel with the highest peak in each layer. Without --steps, it shows 100 steps around the peak."""
 import argparse
 
+from mmunorm.analysis import RecordError
 from mmunorm.analysis.figures import statistics_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import FIELDS, around_peak, channel_history, evenly_spaced, peak_channel, write_csv
 from mmunorm.cli.arguments import command, out_folder
 from mmunorm.cli.records import add_record_arguments, read_records
-from mmunorm.recording import RecordError
 
 
 def parse_args(argv=None):

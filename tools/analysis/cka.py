@@ -17,9 +17,9 @@ from mmunorm.analysis.figures import cka_diagonal_figure, cka_figure
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import distinct_names
+from mmunorm.checkpoints.loading import check_checkpoint
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.checkpoints import check_checkpoint
 from mmunorm.config.models import load_model
 from mmunorm.utils import PreflightError, write_text
 

@@ -32,9 +32,9 @@ from mmunorm.cli.preflight import check_data, class_name
 from mmunorm.comparison.processes import missing_weights
 from mmunorm.comparison.results import write_norms
 from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
-from mmunorm.config.checkpoints import pretrained_path, set_pretrained
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
+from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmunorm.recording import RecordError
+from mmunorm.analysis import RecordError
 from mmunorm.utils import PreflightError
 from projects.deep.deep.layer_statistics import LayerStatisticsHook, read_layers
 from tests.runs import backbone_runner

@@ -15,8 +15,8 @@ from mmunorm.analysis.curves import METRICS
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import read_work_dirs
+from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import command, out_folder, positive
-from mmunorm.config.plain import read_config_text
 from mmunorm.utils import write_text
 from projects.deep.deep.figures import depth_figure
 from projects.deep.deep.layer_statistics import MEASURES, read_layers

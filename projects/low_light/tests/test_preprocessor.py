@@ -8,7 +8,7 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.config.folded import folded_config, folded_made
+from mmunorm.checkpoints.folded import folded_config, folded_made
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import Norm
 from projects.low_light.low_light import IAT, EnhancingPreprocessor, ImageEnhancer

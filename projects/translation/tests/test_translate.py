@@ -6,8 +6,8 @@ import torch
 from mmengine.config import Config
 
 from mmunorm import fuse_norms
+from mmunorm.checkpoints.folded import save_folded
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.folded import save_folded
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError
 from projects.translation.tests.models import randomize

@@ -7,7 +7,7 @@ from torchvision.models import SwinTransformer
 
 from mmunorm import fuse_norms, replace_norms
 
-from ..fusion import models
+from .. import models
 
 
 def images(*size):

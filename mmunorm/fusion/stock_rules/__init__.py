@@ -1,5 +1,5 @@
 """The fold rules of models of mmpretrain, mmdet and timm, and of the Swins of these, torchvision and transformers."""
-from ..registry import MISSING
+from ...registry import MISSING
 from . import filled, timm  # noqa: F401  they register themselves
 
 if not MISSING:

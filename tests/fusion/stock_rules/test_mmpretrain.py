@@ -1,7 +1,7 @@
 """The rules for mmpretrain's own models: which layer takes each norm in, and the same outputs in float64."""
 import pytest
 
-from ..fusion import models
+from .. import models
 
 EVEN, ODD = (32, 32), (37, 45)
 

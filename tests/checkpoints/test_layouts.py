@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mmunorm import fuse_norms
-from mmunorm.config.checkpoints import load_weights, read_checkpoint
+from mmunorm.checkpoints.loading import load_weights, read_checkpoint
 from mmunorm.config.models import build_model
 from mmunorm.norms import RepBN
 from mmunorm.utils import PreflightError

@@ -4,7 +4,7 @@ import resource
 import numpy as np
 import pytest
 
-from mmunorm.recording.norm_record import NormRecord, NormRecordWriter, RecordedNorm, RecordError, row_dtypes
+from mmunorm.analysis.norm_record import NormRecord, NormRecordWriter, RecordedNorm, RecordError, row_dtypes
 
 LAYERS = [RecordedNorm('a.norm', 'UN', 3, 'some gradient'), RecordedNorm('b.norm', 'LayerNorm', 2, 'another')]
 

@@ -6,8 +6,8 @@ from importlib import import_module
 
 from torch import Tensor
 
-from ..fusion.padding import NeutralPadding, become
-from ..fusion.rules import Fills, fold_rule
+from ..padding import NeutralPadding, become
+from ..rules import Fills, fold_rule
 
 
 class _OpenMMLab(NeutralPadding):

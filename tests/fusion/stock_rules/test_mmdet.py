@@ -1,7 +1,7 @@
 """The rules for mmdet's own Swin, FPN and detectors: which layer takes each norm in, and the same maps in float64."""
 import pytest
 
-from ..fusion import models
+from .. import models
 
 SIZES = [(64, 64), (70, 93)]
 

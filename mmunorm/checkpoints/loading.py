@@ -1,10 +1,9 @@
-"""Checkpoint files: reading them, loading them whole, and the one that a config's backbone starts from."""
+"""Checkpoint files: reading them, and loading them whole."""
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import load_state_dict
 from torch import nn
@@ -121,26 +120,3 @@ def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
             f'{checkpoint or "the checkpoint"} has the scale but not the statistics of {lacking[0]}{more}: it is of a '
             f'model with another norm, such as LayerNorm, and {kind} cannot go on from there. Name a checkpoint of a '
             f'model with {kind}, or run this one with its own norm (--norm LN).')
-
-
-def pretrained_path(cfg: Config, part: str = 'backbone') -> str | None:
-    """The checkpoint that the backbone of `cfg`, or another part of its model, starts from, or None."""
-    model = cfg.get('model') or {}  # a Runner's config has none if it was given the model itself
-    init_cfg = (model.get(part) or {}).get('init_cfg')
-    if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
-        return init_cfg.checkpoint
-    return None
-
-
-def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
-    """Makes the backbone start from `checkpoint`, one of a whole classifier, or from nothing if None."""
-    if 'backbone' not in cfg.model:
-        raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
-    if 'pretrained' in cfg:  # or the variable wins when the config is read from its dump
-        cfg.pretrained = checkpoint
-    if checkpoint is None:
-        cfg.model.backbone.pop('init_cfg', None)
-    elif pretrained_path(cfg) is not None:
-        cfg.model.backbone.init_cfg.checkpoint = checkpoint
-    else:
-        cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')

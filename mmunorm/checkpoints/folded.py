@@ -135,7 +135,8 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
 def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:
     """The model of a folded checkpoint, in eval mode.
 
-    Nothing of the file runs, unless this is called inside `restricted(trusted=True)` of `mmunorm.config.unpickling`.
+    Nothing of the file runs, unless this is called inside `restricted(trusted=True)` of
+    `mmunorm.checkpoints.unpickling`.
 
     Args:
         path: of a file that :func:`save_folded` has written.
@@ -215,7 +216,7 @@ def _plain_config(meta: dict, path: str | os.PathLike):
     except ValueError as error:
         raise PreflightError(f'the checkpoint {path} has a config that is code, which is not run: {error}. If you '
                              'trust who made the file, add --trust-checkpoint, or load it inside '
-                             '`mmunorm.config.unpickling.restricted(trusted=True)`.') from None
+                             '`mmunorm.checkpoints.unpickling.restricted(trusted=True)`.') from None
     scope = cfg.get('default_scope', 'mmengine')
     if not is_known_scope(scope):
         raise ValueError(f'{path}: default_scope={scope!r} is no package of OpenMMLab; import it first if it is yours')

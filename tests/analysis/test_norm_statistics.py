@@ -14,13 +14,13 @@ from mmengine.model import BaseModel
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mmunorm.analysis import NormStatisticsHook
+from mmunorm.analysis.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecord
 from mmunorm.analysis.normality import pnac
 from mmunorm.cli import training
 from mmunorm.engine import DivergenceError
 from mmunorm.norms import MABN, RMSN, UN, NoNorm, PRepBN
 from mmunorm.norms.layers import norm_layers
-from mmunorm.recording import NormStatisticsHook
-from mmunorm.recording.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecord
 from mmunorm.utils import PreflightError, RunError
 
 from ..processes import FORKSERVER

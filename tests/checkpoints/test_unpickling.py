@@ -12,8 +12,8 @@ import torch
 from mmengine.logging import HistoryBuffer
 
 from mmunorm import compat
-from mmunorm.config.checkpoints import read_checkpoint
-from mmunorm.config.unpickling import restricted
+from mmunorm.checkpoints.loading import read_checkpoint
+from mmunorm.checkpoints.unpickling import restricted
 from mmunorm.utils import PreflightError
 
 

@@ -4,7 +4,7 @@ import torch
 
 from mmunorm import fuse_norms
 
-from ..fusion import models
+from .. import models
 
 EVEN, ODD = (32, 32), (40, 72)
 

@@ -1,5 +1,5 @@
 """The fold rule of timm's models, whose norms `mmunorm.replace_norms` replaced; timm itself is not imported."""
-from ..fusion.rules import fold_rule
+from ..rules import fold_rule
 from .images import as_it_is, on_images
 
 fold_rule('timm.models', methods=())(

@@ -5,7 +5,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from mmunorm.config.plain import read_config_text, registered_types_only
+from mmunorm.checkpoints.plain import read_config_text, registered_types_only
 from mmunorm.utils import PreflightError
 
 PLAIN = dict(

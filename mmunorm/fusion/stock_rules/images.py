@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..fusion.rules import Example
+from ..rules import Example
 
 _SIZES = (64, 224, 256, 384)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ..fusion.rules import Example, fold_rule
+from ..rules import Example, fold_rule
 from .images import as_it_is, on_images, preprocessed
 
 fold_rule('mmdet.models.backbones.swin.SwinTransformer', methods=())(lambda model: [on_images(model, as_it_is)])

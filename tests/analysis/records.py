@@ -1,7 +1,7 @@
 """Records without a training."""
 import numpy as np
 
-from mmunorm.recording.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecordWriter, RecordedNorm, row_dtypes
+from mmunorm.analysis.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecordWriter, RecordedNorm, row_dtypes
 
 NAMES = ['backbone.patch_embed.norm', 'backbone.stages.0.blocks.0.norm1', 'backbone.norm3']
 

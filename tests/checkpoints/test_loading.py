@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from mmunorm.config.checkpoints import check_checkpoint, read_checkpoint
+from mmunorm.checkpoints.loading import check_checkpoint, read_checkpoint
 from mmunorm.utils import PreflightError
 
 

@@ -3,7 +3,7 @@ from mmpretrain.models.backbones.base_backbone import BaseBackbone
 from mmpretrain.models.classifiers import BaseClassifier
 from mmpretrain.structures import DataSample
 
-from ..fusion.rules import Example, fold_rule
+from ..rules import Example, fold_rule
 from .images import as_it_is, on_images, preprocessed
 
 fold_rule(BaseBackbone, methods=())(lambda model: [on_images(model, as_it_is)])

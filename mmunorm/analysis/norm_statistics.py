@@ -14,9 +14,8 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..analysis.normality import LEAST_STEPS, pnac
 from ..compat import in_backward_pass
-from ..hooks import loss_scale, unwrapped_model
+from ..engine.runner import loss_scale, unwrapped_model
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.kernels import second_moment, statistics_dtype, variance_and_mean
@@ -31,6 +30,7 @@ from .norm_record import (
     RecordError,
     row_dtypes,
 )
+from .normality import LEAST_STEPS, pnac
 
 # The most steps that wait in memory, to be written together. The memory is the GPU's if the model is there.
 BLOCK_STEPS = 100
