@@ -67,8 +67,8 @@ def test_a_config_of_one_line_trains(installed, tmp_path):
     options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'digits')
     code = """
 from mmunorm import __main__
-from mmunorm.comparison import processes
-assert processes.TRAIN.samefile(__main__.TOOLS / 'train.py')
+from mmunorm.benchmark import training
+assert training.TRAIN.samefile(__main__.TOOLS / 'train.py')
 __main__.main()
 """
     done = subprocess.run([sys.executable, '-c', code, 'train', config, '--work-dir', 'w', '--cfg-options', *options],

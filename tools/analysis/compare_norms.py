@@ -16,6 +16,9 @@ import sys
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+from mmunorm.benchmark.results import write_norms
+from mmunorm.benchmark.runs import CALM, STRESSED, ComparedRun
+from mmunorm.benchmark.training import missing_weights
 from mmunorm.cli.arguments import command, load_config, positive_number
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
@@ -27,9 +30,6 @@ from mmunorm.cli.comparing import (
     with_norm,
 )
 from mmunorm.cli.preflight import check_data, class_name
-from mmunorm.comparison.processes import missing_weights
-from mmunorm.comparison.results import write_norms
-from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
