@@ -21,7 +21,7 @@ COMPARE = tiny_runs.load_tool('analysis/compare_norms')
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch, impatient):
+def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, c
     fake('un', 'sleeps')
 
     def interrupt():
-        while not os.path.exists('calls') or Path('calls').read_text().count('\n') < 2:
+        while not os.path.exists('out/comparison.md') or Path('calls').read_text().count('\n') < 2:
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
