@@ -122,7 +122,7 @@ def make_config(recipe, run, args):
     return cfg
 
 
-def describe(args, configs):
+def header_of(args, configs):
     """What the results are about."""
     rate = learning_rate(next(iter(configs.values())))
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
@@ -154,7 +154,7 @@ def main(argv=None):
     if args.pretrained and all(missing_weights(cfg) for cfg in configs.values()):
         raise PreflightError(f'--pretrained: {missing_weights(next(iter(configs.values())))}, and no other '
                              'run has its weights.')
-    header = describe(args, configs)
+    header = header_of(args, configs)
     name = 'stress' if args.stress else 'comparison'
 
     def write(errors):
