@@ -28,14 +28,14 @@ from mmunorm import convert_norms, fuse_norms
 from mmunorm.analysis.curves import curves_figure, read_scalars
 from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
+from mmunorm.benchmark.files import main_metrics
+from mmunorm.benchmark.runs import ComparedRun
+from mmunorm.benchmark.training import train_all
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
-from mmunorm.comparison.processes import train_all
-from mmunorm.comparison.runs import ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
-from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.engine.calibration import test_metrics, training_batches
 from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.norms import OfflineNorm

@@ -16,17 +16,17 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 from matplotlib.figure import Figure
 
-from mmunorm.benchmark.report import draw_bars, markdown_table, quartiles, speed_beside
+from mmunorm.benchmark.files import measure_formats
+from mmunorm.benchmark.output import draw_bars, markdown_table, quartiles, speed_beside
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.config.models import build_model
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
-from mmunorm.deploy.benchmark import measure_formats
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import batch_of
-from mmunorm.deploy.subjects import Subject
 from mmunorm.norms import OfflineNorm
 from mmunorm.utils import whole_file, write_text
 

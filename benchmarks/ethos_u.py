@@ -16,7 +16,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from deployed_speed import NETWORKS, ROOT, subject_of
 
-from mmunorm.benchmark.report import markdown_table
+from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of

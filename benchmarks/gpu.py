@@ -32,7 +32,7 @@ from norm_layers import ROOT
 
 from mmunorm.analysis.curves import read_scalars
 from mmunorm.benchmark.environment import device_name, environment, result_file
-from mmunorm.benchmark.report import markdown_table
+from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError, write_text

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from mmunorm.benchmark.environment import environment
+from mmunorm.benchmark.files import main_metrics
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
-from mmunorm.deploy.benchmark import main_metrics
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import batch_of
 from mmunorm.deploy.runner import Runner
-from mmunorm.deploy.subjects import Subject
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.utils import PreflightError
 

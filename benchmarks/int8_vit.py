@@ -22,14 +22,14 @@ from conversion_vit import GREY, HELD_OUT, MEAN, NORM_CFG, PHOTOGRAPHS, STD, cro
 
 from mmunorm import convert_norms
 from mmunorm.benchmark.environment import environment
-from mmunorm.benchmark.report import markdown_table
+from mmunorm.benchmark.output import markdown_table
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.checkpoints.layouts import in_mmpretrain_names
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
 from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.formats.litert import NAME
-from mmunorm.deploy.subjects import Subject
 from mmunorm.utils import PreflightError
 
 ROOT = Path(__file__).parent.parent

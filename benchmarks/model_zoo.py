@@ -31,7 +31,7 @@ from mmunorm.cli.arguments import command
 from mmunorm.fusion.graph.labels import tensors_in
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import describe
+from mmunorm.utils import error_text
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'
@@ -271,7 +271,7 @@ def main(argv=None):
         try:
             row = measure(make, key)
         except Exception as error:  # one that does not run is a row of the table, too
-            row = dict(error=describe(error))
+            row = dict(error=error_text(error))
         rows[name] = dict(model=name, versions=dict(mmunorm=mmunorm.__version__, timm=timm.__version__), **row)
         args.results.write_text(''.join(json.dumps(rows[case[0]]) + '\n' for case in cases() if case[0] in rows))
         gc.collect()

@@ -19,7 +19,7 @@ import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.benchmark.run import precision
+from mmunorm.benchmark.folding import precision
 
 # isort: split
 from norm_layers import ROOT

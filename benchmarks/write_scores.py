@@ -22,8 +22,8 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.benchmark.environment import device_name
+from mmunorm.benchmark.runs import FAIL, STRESSED
 from mmunorm.checkpoints.plain import read_config_text
-from mmunorm.comparison.runs import FAIL, STRESSED
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.utils import write_text
 

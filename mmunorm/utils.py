@@ -28,7 +28,7 @@ class LocalError(RunError):
     """A run was stopped by something that only this process has seen, such as an image that cannot be read."""
 
 
-def describe(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Any exception as one line, with the place in the config that raised it."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
     text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')

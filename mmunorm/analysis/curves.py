@@ -52,18 +52,6 @@ def read_scalars(path: str | Path) -> Scalars:
     return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
 
 
-def latest(work_dir: Path, name: str) -> tuple[int, float] | None:
-    """Step and value of the newest entry of a training scalar in the newest log."""
-    for file in _logs(work_dir)[-1:]:
-        for line in reversed(file.read_text(errors='replace').splitlines()):
-            try:
-                entry = json.loads(line)
-                return entry['step'], entry[name]
-            except (ValueError, TypeError, KeyError):  # a line that is cut off, or a validation's
-                continue
-    return None
-
-
 def _logs(work_dir: Path) -> list[Path]:
     return sorted(work_dir.glob('*/vis_data/scalars.json'))
 

@@ -1,6 +1,6 @@
-"""Measures what folding the norms of a model gains (Table 8), compared with LN and with no norm at all."""
-from .report import write_results
-from .run import Settings, run_benchmark
+"""Measures and trains several models side by side: what folding gains (Table 8), exported files, norms and seeds."""
+from .folding import Settings, run_benchmark
+from .output import write_results
 from .table import chart, markdown
 
 __all__ = ['Settings', 'chart', 'markdown', 'run_benchmark', 'write_results']

@@ -7,14 +7,14 @@ from matplotlib.figure import Figure
 
 from .measure import ratio, speed
 from .models import LN
-from .report import draw_bars, markdown_table, speed_beside, speed_cell
+from .output import draw_bars, markdown_table, speed_beside, speed_cell
 
 COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M',
            'GFLOPs/image', 'norm calls', 'largest difference')
 
 
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
-    """Rows of measurements, see :func:`.run.run_benchmark`, with throughput, latency and ratios.
+    """Rows of measurements, see :func:`.folding.run_benchmark`, with throughput, latency and ratios.
 
     Of :func:`.measure.speed`. `to_ln` has the ratios to LN: `throughput` and `latency_ms` as :func:`.measure.ratio`
     returns them, and `peak_memory`, `parameters` and `flops` as numbers. It is empty where LN or the row has failed.

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..norms import OfflineNorm
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, describe
+from ..utils import PreflightError, error_text
 from .layouts import find_weights, in_mmpretrain_names
 from .unpickling import restricted
 
@@ -51,7 +51,7 @@ def read_checkpoint(path: str) -> dict:
     except PreflightError:
         raise
     except Exception as error:  # whatever unpickling a file that is no checkpoint raises
-        raise PreflightError(f'cannot read the checkpoint {path}: {describe(error)}') from error
+        raise PreflightError(f'cannot read the checkpoint {path}: {error_text(error)}') from error
     if not isinstance(content, dict) or not isinstance(content.get('state_dict', content), dict):
         raise PreflightError(f'{path} is no checkpoint: it holds a {type(content).__name__} without a '
                              '`state_dict`.')

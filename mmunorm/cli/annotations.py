@@ -12,7 +12,7 @@ from unittest import mock
 from PIL import Image
 from pycocotools.coco import COCO
 
-from ..utils import PreflightError, describe
+from ..utils import PreflightError, error_text
 
 _LISTS = ('images', 'annotations', 'categories')
 _EXIF_ORIENTATION = 274
@@ -102,7 +102,7 @@ def _read(path: str) -> dict:
         try:
             content = json.load(file)
         except ValueError as error:
-            raise _Problem(describe(error)) from None
+            raise _Problem(error_text(error)) from None
     if missing := [key for key in _LISTS if not isinstance(content.get(key), list)]:
         raise _Problem(f'it has no list of {missing[0]}')
     if not all(isinstance(entry, dict) for key in _LISTS for entry in content[key]):

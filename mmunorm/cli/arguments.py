@@ -28,7 +28,7 @@ from ..utils import (
     LocalError,
     PreflightError,
     RunError,
-    describe,
+    error_text,
     is_first_process,
     one_line,
     print_held_back,
@@ -195,7 +195,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         cfg = Config.fromfile(path)
         parts = list(cfg.values())  # imports what a config of Python objects names
     except Exception as error:  # a config is code: anything may be raised
-        raise PreflightError(f'cannot read the config {path}: {describe(error)}') from error
+        raise PreflightError(f'cannot read the config {path}: {error_text(error)}') from error
     for _, part in walk(parts):
         # mmengine gives this scope to all that a `_base_` of `mmunorm::` names, and mmunorm has no registries.
         if isinstance(part, dict) and part.get('_scope_') == 'mmunorm':
@@ -225,7 +225,7 @@ def _merge(cfg: Config, path: str, options: dict | None) -> None:
     try:
         cfg.merge_from_dict(options)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise PreflightError(f'--cfg-options does not fit {path}: {describe(error)}') from error
+        raise PreflightError(f'--cfg-options does not fit {path}: {error_text(error)}') from error
     if 'pretrained' in options:
         if not isinstance(options['pretrained'], (str, type(None))):
             raise PreflightError(f"--cfg-options pretrained={options['pretrained']!r}: must be a checkpoint or None.")

@@ -9,9 +9,9 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
 
+from ..benchmark.runs import ComparedRun, config_text, differing_keys
+from ..benchmark.training import train_all
 from ..checkpoints.plain import read_config_text
-from ..comparison.processes import train_all
-from ..comparison.runs import ComparedRun, config_text, differing_keys
 from ..config.presets import set_norm
 from ..norms import Norm
 from ..utils import PreflightError, RunError

@@ -19,7 +19,7 @@ from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
 from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
-from ..utils import LocalError, PreflightError, RunError, describe, one_line, warn
+from ..utils import LocalError, PreflightError, RunError, error_text, one_line, warn
 from .preflight import class_name
 
 # What each launcher sets in the environment of its processes.
@@ -164,7 +164,7 @@ def train(runner: Runner) -> None:
                     hook.flush(runner)
                 except Exception as problem:  # must not hide what ended the run
                     runner.logger.warning(
-                        f'{type(hook).__name__} could not write its data: {describe(problem)}')
+                        f'{type(hook).__name__} could not write its data: {error_text(problem)}')
         if isinstance(error, OSError):  # a full disk, or one that has become read-only
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
                              'Once that is fixed, --resume goes on from the last whole checkpoint.') from error

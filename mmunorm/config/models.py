@@ -10,7 +10,7 @@ from torch import nn
 
 from ..checkpoints.folded import folded_config, folded_made, folded_norms
 from ..checkpoints.loading import load_weights, read_checkpoint
-from ..utils import PreflightError, describe
+from ..utils import PreflightError, error_text
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def clear_build_errors():
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, KeyError) and 'registry' not in str(error):
             raise
-        message = f'cannot build what the config describes: {describe(error)} (--verbose shows where)'
+        message = f'cannot build what the config describes: {error_text(error)} (--verbose shows where)'
         raise PreflightError(message) from error
 
 

@@ -18,7 +18,7 @@ from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, describe
+from ..utils import PreflightError, error_text
 from .graphs import graph_of
 from .images import steps_of
 from .windows import side_multiple, with_windows
@@ -151,7 +151,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
             expected = graph(*inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
         height, width = shape[2:]
-        raise PreflightError(f'{meta["model"]} does not take images of {height} x {width}: {describe(error)}; name '
+        raise PreflightError(f'{meta["model"]} does not take images of {height} x {width}: {error_text(error)}; name '
                              'another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, latest, read_scalars
+from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, read_scalars
 
 from ..logs import train, write_log
 
@@ -49,15 +49,8 @@ def test_a_line_that_is_half_written(tmp_path):
         read_scalars(tmp_path)
 
 
-def test_latest_and_no_log(tmp_path):
-    assert latest(tmp_path, 'loss') is None and read_scalars(tmp_path) == {}
-    write_log(tmp_path, '1', [train(10, 5.0)])
-    write_log(tmp_path, '2', [*(train(step, 4.0) for step in range(300)), {'accuracy/top1': 20.0, 'step': 1}])
-    path = tmp_path / '2/vis_data/scalars.json'
-    path.write_text('no line of a log\n' + path.read_text() + '{"loss": 3')
-    assert latest(tmp_path, 'loss') == (299, 4.0)
-    write_log(tmp_path, '3', [{'accuracy/top1': 20.0, 'step': 1}])
-    assert latest(tmp_path, 'loss') is None
+def test_no_log(tmp_path):
+    assert read_scalars(tmp_path) == {}
 
 
 def test_mean_and_band():

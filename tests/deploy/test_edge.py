@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from mmunorm import fuse_norms
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
-from mmunorm.deploy.subjects import Subject
 from mmunorm.utils import PreflightError
 
 from ..fusion import models

@@ -1,9 +1,7 @@
 """A stand-in for tools/train.py, for tools that train many times."""
-import time
-
 import pytest
 
-from mmunorm.comparison import processes
+from mmunorm.benchmark import training
 
 # Stands in for tools/train.py: what a run leaves behind, in no time. OUTCOMES/NORM decides.
 FAKE_TRAIN = """
@@ -31,17 +29,11 @@ log.write_text(chr(10).join(map(json.dumps, entries)))
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """The tools look after their runs all the time, and not once a second."""
-    monkeypatch.setattr(processes.time, 'sleep', lambda seconds, sleep=time.sleep: sleep(0.02))
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch, impatient):
+def fake(tmp_path, monkeypatch):
     """Decides how the runs of a norm end; `calls()` are the runs that were started since the last time."""
     (tmp_path / 'outcomes').mkdir()
     (tmp_path / 'train.py').write_text(FAKE_TRAIN.format(folder=tmp_path))
-    monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'train.py')
+    monkeypatch.setattr(training, 'TRAIN', tmp_path / 'train.py')
 
     class Fake:
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmunorm.benchmark import training
 from mmunorm.cli.arguments import load_config
-from mmunorm.comparison import processes
 from mmunorm.config.pretrained import pretrained_path
 
 from .. import tiny_runs
@@ -21,7 +21,7 @@ COMPARE = tiny_runs.load_tool('analysis/compare_norms')
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch, impatient):
+def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, c
     fake('un', 'sleeps')
 
     def interrupt():
-        while not os.path.exists('calls') or Path('calls').read_text().count('\n') < 2:
+        while not os.path.exists('out/comparison.md') or Path('calls').read_text().count('\n') < 2:
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -213,7 +213,7 @@ def test_what_is_refused(config, fake, arguments, text, capsys):
 
 @pytest.mark.slow
 def test_real_runs_one_of_them_killed_and_resumed(config, tmp_path, monkeypatch):
-    real = processes.TRAIN
+    real = training.TRAIN
     (tmp_path / 'killed.py').write_text(
         'import os, runpy\n'
         'from mmengine.hooks import CheckpointHook\n'
@@ -222,11 +222,11 @@ def test_real_runs_one_of_them_killed_and_resumed(config, tmp_path, monkeypatch)
         f'runpy.run_path({str(real)!r}, run_name="__main__")\n')
     options = ['--norms', 'UN', '--seeds', 1, '--cfg-options', 'train_cfg.max_epochs=2',
                'default_hooks.logger.interval=1', 'optim_wrapper.optimizer.lr=1e-3']
-    monkeypatch.setattr(processes, 'TRAIN', tmp_path / 'killed.py')
+    monkeypatch.setattr(training, 'TRAIN', tmp_path / 'killed.py')
     compare(config, *options, status=3)
     assert os.path.exists('out/un/seed_0/epoch_1.pth') and not os.path.exists('out/un/seed_0/epoch_2.pth')
 
-    monkeypatch.setattr(processes, 'TRAIN', real)
+    monkeypatch.setattr(training, 'TRAIN', real)
     compare(config, *options)
     log = read('un/seed_0/output.log')
     assert 'resumed epoch: 1' in log

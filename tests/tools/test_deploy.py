@@ -8,8 +8,9 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmunorm.deploy import FORMATS, benchmark
-from mmunorm.deploy.subjects import Subject
+from mmunorm.benchmark import files
+from mmunorm.benchmark.subjects import Subject
+from mmunorm.deploy import FORMATS
 from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
@@ -148,8 +149,8 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
 
 def test_which_metrics_the_table_shows():
     both = {'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.4}
-    assert benchmark.main_metrics(both) == {'coco/bbox_mAP': 0.5, 'coco/segm_mAP': 0.4}
-    assert benchmark.main_metrics({'accuracy/top1': 80., 'accuracy/top5': 90.}) == {'accuracy/top1': 80.}
+    assert files.main_metrics(both) == {'coco/bbox_mAP': 0.5, 'coco/segm_mAP': 0.4}
+    assert files.main_metrics({'accuracy/top1': 80., 'accuracy/top5': 90.}) == {'accuracy/top1': 80.}
 
 
 @pytest.mark.parametrize('high, is_slower', [(0.9, True), (1.1, False)])
@@ -159,6 +160,6 @@ def test_an_int8_file_that_is_slower_than_float_is_named(high, is_slower):
                to_float=dict(value=0.8, low=0.7, high=high))
     result = dict(title='m', baseline=None, batch=1, shape=[32, 32], threads=1, repeat=5, control=None, rows=[row],
                   environment=dict(cpu='a chip', instructions=['avx2'], runtimes={}, versions=dict(torch='2')))
-    text = benchmark.markdown(result)
+    text = files.markdown(result)
     assert 'a chip (avx2)' in text
     assert ('ONNX Runtime INT8 of m is slower than its float file**, 0.800 [0.700, 0.900]' in text) == is_slower

@@ -18,6 +18,9 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.registry import MODELS
 
+from mmunorm.benchmark.results import write_norms
+from mmunorm.benchmark.runs import CALM, STRESSED, ComparedRun
+from mmunorm.benchmark.training import missing_weights
 from mmunorm.cli.arguments import command, load_config, positive_number
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
@@ -29,9 +32,6 @@ from mmunorm.cli.comparing import (
     with_norm,
 )
 from mmunorm.cli.preflight import check_data, class_name
-from mmunorm.comparison.processes import missing_weights
-from mmunorm.comparison.results import write_norms
-from mmunorm.comparison.runs import CALM, STRESSED, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
@@ -121,7 +121,7 @@ def make_config(recipe, run, args):
     return cfg
 
 
-def describe(args, configs):
+def header_of(args, configs):
     """What the results are about."""
     rate = learning_rate(next(iter(configs.values())))
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
@@ -153,7 +153,7 @@ def main(argv=None):
     if args.pretrained and all(missing_weights(cfg) for cfg in configs.values()):
         raise PreflightError(f'--pretrained: {missing_weights(next(iter(configs.values())))}, and no other '
                              'run has its weights.')
-    header = describe(args, configs)
+    header = header_of(args, configs)
     name = 'stress' if args.stress else 'comparison'
 
     def write(errors):

@@ -9,6 +9,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 
 from mmunorm.benchmark import write_results
+from mmunorm.benchmark.files import chart, markdown, measure_formats
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
@@ -18,11 +20,9 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.benchmark import chart, markdown, measure_formats
 from mmunorm.deploy.export import loaded_model
 from mmunorm.deploy.formats import FORMS, need
 from mmunorm.deploy.images import batch_of
-from mmunorm.deploy.subjects import Subject
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 
 

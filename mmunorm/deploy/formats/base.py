@@ -16,7 +16,7 @@ from shlex import quote
 import numpy as np
 import torch
 
-from ...utils import PreflightError, describe
+from ...utils import PreflightError, error_text
 from ..export import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
@@ -124,7 +124,7 @@ class Format(ABC):
         except PreflightError:
             raise
         except Exception as error:  # the runtimes have no class of errors in common
-            raise PreflightError(f'{path} cannot be loaded: {describe(error)}') from error
+            raise PreflightError(f'{path} cannot be loaded: {error_text(error)}') from error
         if not session.meta:
             raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
         return session

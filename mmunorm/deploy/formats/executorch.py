@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...utils import PreflightError, describe
+from ...utils import PreflightError, error_text
 from ..edge import fold_pixels, with_edge_layers
 from ..export import Exportable, exporting
 from ..graphs import ClassifierGraph
@@ -57,7 +57,7 @@ class ExecuTorch(Format):
                     program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
                 content = edge.to_executorch().buffer
             except Exception as error:  # its passes raise nothing narrower
-                raise PreflightError(f'ExecuTorch cannot lower this model: {describe(error)}') from error
+                raise PreflightError(f'ExecuTorch cannot lower this model: {error_text(error)}') from error
             path.write_bytes(content)
 
     def load(self, path: Path, threads: int | None) -> ExecuTorchSession:

@@ -13,6 +13,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.config import Config
 
+from mmunorm.benchmark.results import metrics_of, remarks, results_of, summary, write_files
+from mmunorm.benchmark.runs import FAIL, FINISHED, ComparedRun
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
@@ -23,8 +25,6 @@ from mmunorm.cli.comparing import (
     with_norm,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.comparison.results import metrics_of, remarks, results_of, summary, write_files
-from mmunorm.comparison.runs import FAIL, FINISHED, ComparedRun
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
 from mmunorm.residuals import RESIDUALS

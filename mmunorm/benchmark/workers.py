@@ -10,9 +10,9 @@ from multiprocessing import get_all_start_methods, get_context
 
 import numpy as np
 
+from ..deploy.formats import Session
+from ..deploy.runner import Runner
 from ..utils import PreflightError
-from .formats import Session
-from .runner import Runner
 
 _runner: Runner  # of a process that a worker has started
 

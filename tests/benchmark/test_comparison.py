@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 from mmengine.config import Config
 
-from mmunorm.comparison.results import write_norms
-from mmunorm.comparison.runs import STRESSED, ComparedRun, config_text, differing_keys
+from mmunorm.benchmark.results import write_norms
+from mmunorm.benchmark.runs import STRESSED, ComparedRun, config_text, differing_keys
 
 from ..logs import train, write_log
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..benchmark.environment import environment
-from ..benchmark.measure import OUT_OF_MEMORY, Race, ratio, speed
-from ..benchmark.report import draw_bars, markdown_table, quartiles, speed_beside, speed_cell
+from ..deploy.formats import FORMATS, FORMS
 from ..utils import PreflightError
-from .formats import FORMATS, FORMS
+from .environment import environment
+from .measure import OUT_OF_MEMORY, Race, ratio, speed
+from .output import draw_bars, markdown_table, quartiles, speed_beside, speed_cell
 from .subjects import Subject
 from .workers import Worker
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from mmunorm.benchmark.workers import Worker
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.pytorch import Torch
-from mmunorm.deploy.workers import Worker
 from mmunorm.utils import PreflightError
 
 from .. import processes

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..deploy.export import prepare_export
+from ..deploy.formats import FORMS, Session
+from ..deploy.images import Samples
+from ..deploy.saving import whole_files
 from ..fusion import fuse_norms
-from .export import prepare_export
-from .formats import FORMS, Session
-from .images import Samples
-from .saving import whole_files
 
 
 class Subject:
