@@ -3,7 +3,7 @@ ICLR 2020)."""
 from __future__ import annotations
 
 from ..registry import MODELS
-from .offline import OfflineNorm
+from .un import OfflineNorm
 
 
 @MODELS.register_module()
@@ -28,5 +28,5 @@ class MABN(OfflineNorm):
                  warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
-            num_features, forward_average='ema', backward_average='am', window=window, alpha=alpha,
-            warmup_iters=warmup_iters, eps=eps)
+            num_features, forward_average='ema', backward_momentum=False, outlier_filter=False, window=window,
+            alpha=alpha, warmup_iters=warmup_iters, eps=eps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..registry import MODELS
-from .offline import OfflineNorm
 from .rmsn import divide_by_rms
+from .un import OfflineNorm
 
 
 @MODELS.register_module()
@@ -23,6 +23,9 @@ class PN(OfflineNorm):
         alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults and errors; `alpha` is that of `nu`, too.
     """
 
+    forward_averages = ('earlier_ema', )
+    backward_averages = ('nu', )
+
     def __init__(self,
                  num_features: int,
                  layer_scale: bool = True,
@@ -30,8 +33,8 @@ class PN(OfflineNorm):
                  warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
         super().__init__(
-            num_features, forward_average='earlier_ema', backward_average='nu', alpha=alpha,
-            warmup_iters=warmup_iters, eps=eps)
+            num_features, forward_average='earlier_ema', backward_average='nu', backward_momentum=False,
+            outlier_filter=False, alpha=alpha, warmup_iters=warmup_iters, eps=eps)
         self.layer_scale = layer_scale
         if layer_scale:
             self.fold_obstacle = 'divides every token by its own root mean square at inference'

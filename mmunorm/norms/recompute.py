@@ -1,20 +1,32 @@
-"""Activation checkpointing: which training step a recomputed forward pass belongs to."""
+"""Activation checkpointing and torch.compile: a forward pass that is computed again is the training step it was."""
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..compat import in_backward_pass
-from .algorithm import Step
+from ..compat import in_backward_pass, is_compiling
 
 # Steps that are kept at most.
 _MAX_PENDING = 64
 # A step without a graph is given up after so many later ones had their backward passes.
 _PATIENCE = 8
+
+
+class Step(NamedTuple):
+    """What the forward pass of one training step measured and decided; None if the norm does not need it."""
+    var_hat: Tensor  # (C,)
+    averaged: Tensor  # () bool: after the warm-up, and no outlier
+    outlier: Tensor | None = None  # () bool: the step ignores all averages
+    s: Tensor | None = None  # (C,) the statistic, finite; of PowerNorm
+    mean: Tensor | None = None  # (C,) mu_hat; of a centered norm
+    share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
+    t: Tensor | None = None  # () number of the step, from 1; of PRepBN
+    measured: Tensor | None = None  # the statistics over tokens, of this process alone
 
 
 @dataclass(eq=False)
@@ -47,6 +59,8 @@ class PendingSteps:
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
         """The step of a forward pass: `new()`, or in a recomputed one the step that measured the same."""
+        if is_compiling():
+            return _keep(new())
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
@@ -55,17 +69,18 @@ class PendingSteps:
         return step
 
     def watch(self, step: Step, held: object) -> None:
-        """Tells what the graph of the step's forward pass, if it makes one, holds as long as it lives."""
+        """Sets what the graph of the step's forward pass, if there is one, holds as long as it lives."""
+        if is_compiling():
+            return
         newest = self._pending[-1]
         if torch.is_grad_enabled() and newest.step is step and newest.graph is None:
             newest.graph = weakref.ref(held)
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
-        for pending in reversed(self._pending):
-            if pending.step is step:
-                pending.done = True
-                return
+        pending = None if is_compiling() else next((each for each in self._pending if each.step is step), None)
+        if pending is not None:
+            pending.done = True
 
     def _forget(self) -> None:
         """Drops the steps that wait no longer."""
@@ -108,3 +123,32 @@ class PendingSteps:
         self._recalls += 1
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
                       for values in zip(*steps, strict=True)))
+
+
+# A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. The
+# result of an operator of unknown content is stored instead. (torch.library.custom_op takes twice as long a call.)
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
+_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
+
+
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
+def _keep_for_backward(values: Tensor) -> Tensor:
+    # In compiled code nothing else sees a recomputed forward pass before that changes the state.
+    if in_backward_pass():
+        raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
+                           'would count its step twice: train without checkpointing (with_cp=False), or '
+                           'without torch.compile')
+    return values.clone()
+
+
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'Meta')
+def _shape_of_kept(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _keep(step: Step) -> Step:
+    """The same values, which no compiler computes again."""
+    kept = [value for value in step if value is not None]
+    packed = torch.cat([value.to(step.var_hat.dtype).flatten() for value in kept])  # in one operation
+    parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))
+    return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in step))

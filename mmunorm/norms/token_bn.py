@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..registry import MODELS
-from .offline import OfflineNorm
+from .un import OfflineNorm
 
 
 @MODELS.register_module()
@@ -25,4 +25,6 @@ class TokenBN(OfflineNorm):
     keeps_unbiased = True
 
     def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
-        super().__init__(num_features, centered=True, alpha=alpha, eps=eps)
+        super().__init__(
+            num_features, forward_average='current', backward_average='current', backward_momentum=False,
+            centered=True, outlier_filter=False, alpha=alpha, warmup_iters=None, eps=eps)
