@@ -80,6 +80,8 @@ class ReferenceUN:
         state = dict(running_var=self.running_var, num_batches_tracked=self.t)
         if self.backward_average == 'am' or self.backward_momentum:
             state['psi'] = self.psi
+        if self.backward_average == 'am' and len(self.gradients) >= self.m_backward:
+            state['gradient_record'] = self.gradients[-self.m_backward:]
         if self.outlier_filter:
             state['num_outliers'] = self.num_outliers
         return dict(state, running_mean=self.running_mean) if self.centered else state
