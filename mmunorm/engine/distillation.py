@@ -40,7 +40,6 @@ class DistillationHook(Hook):
         weight (float): from 0 to 1. Defaults to 0.5.
 
     Raises:
-        ValueError: an argument is out of its range.
         PreflightError: the checkpoint cannot be read, or is of another model, or the model has no backbone.
     """
 

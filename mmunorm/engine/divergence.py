@@ -48,9 +48,6 @@ class DivergenceHook(Hook):
         factor (float, optional): a loss above this many times the starting loss makes a step bad. Defaults to
             None: any finite loss is accepted.
         interval (int): steps between two looks at the losses. Each look waits for the device once. Defaults to 10.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
 
     def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):

@@ -31,7 +31,6 @@ class InputStressHook(Hook):
         seed (int): random seed, at least 0. Defaults to 0.
 
     Raises:
-        ValueError: an argument is out of its range.
         PreflightError: in the first step: the model's inputs are something else.
     """
 

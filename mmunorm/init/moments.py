@@ -58,9 +58,7 @@ def gain_of(name: str | None) -> float:
     return activation_gain(ACTIVATIONS[name]())
 
 
-def keep_second_moment_(weight: Tensor,
-                        activation: str | None = None,
-                        distribution: str = 'normal',
+def keep_second_moment_(weight: Tensor, activation: str | None = None, distribution: str = 'normal',
                         mode: str = 'fan_in') -> Tensor:
     """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place, and returns it.
 

@@ -1,4 +1,5 @@
-"""The NTK parametrization of linear layers, also called equalized learning rate (PGGAN, arXiv 1710.10196)."""
+"""Linear layers in the NTK parametrization, also called equalized learning rate (PGGAN, arXiv 1710.10196), and
+without biases, as in T5 (arXiv 1910.10683)."""
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -58,3 +59,14 @@ def is_ntk(layer: nn.Module) -> bool:
     """Whether a layer's only parametrization is :class:`NTKScale` of its weight."""
     return parametrize.is_parametrized(layer) and {
         name: [*map(type, parts)] for name, parts in layer.parametrizations.items()} == dict(weight=[NTKScale])
+
+
+def remove_biases(model: nn.Module) -> nn.Module:
+    """Removes the bias of every linear layer and convolution of a model, in place; returns `model`.
+
+    Norms keep theirs: `dict(type='RMSN')` has none. `fuse_norms` makes the biases that it needs.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            module.bias = None
+    return model

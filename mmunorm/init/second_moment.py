@@ -20,12 +20,8 @@ class SecondMomentInit(BaseInit):
         layer (str | Sequence[str], optional): names of the classes of layers to initialize.
     """
 
-    def __init__(self,
-                 activation: str | None = None,
-                 distribution: str = 'normal',
-                 mode: str = 'fan_in',
-                 bias: float = 0.,
-                 layer: str | Sequence[str] | None = None):
+    def __init__(self, activation: str | None = None, distribution: str = 'normal', mode: str = 'fan_in',
+                 bias: float = 0., layer: str | Sequence[str] | None = None):
         super().__init__(bias=bias, layer=layer)
         self.settings = dict(activation=activation, distribution=distribution, mode=mode)
 

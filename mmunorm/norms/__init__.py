@@ -1,4 +1,4 @@
-"""The offline norms in one framework, and their peers."""
+"""Offline norms, and the norms they are compared with."""
 from .base import Norm
 from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
 from .dyt import Derf, DyT

@@ -17,10 +17,7 @@ class DyT(Norm):
     Args:
         num_features (int): channels C of the `(..., C)` input.
         init_alpha (float): first value of `alpha`, positive. Defaults to 0.5.
-        eps (float): not used; OpenMMLab's builders hand one to every norm.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        eps (float): not used; OpenMMLab's builders pass one to every norm.
     """
     fold_obstacle = 'applies a tanh to every element at inference'
 
@@ -45,7 +42,7 @@ class DyT(Norm):
 class Derf(DyT):
     """`y = weight * erf(alpha * x + shift) + bias` with learnable scalars `alpha` and `shift`, which starts at 0.
 
-    Arguments are those of :class:`DyT`. State: `shift` (1) beside its.
+    Arguments are those of :class:`DyT`. Additional state: `shift` (1).
     """
     fold_obstacle = 'applies an erf to every element at inference'
 

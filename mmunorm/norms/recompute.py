@@ -33,8 +33,8 @@ class Step(NamedTuple):
 class _Pending:
     """A step whose backward pass may still come."""
     step: Step
-    # Of what the graph of the forward pass holds. None where the pass made no graph: reentrant checkpointing makes one
-    # later, and cannot be told from `torch.no_grad()`.
+    # To something that the graph of the forward pass holds. None if there is no graph: reentrant checkpointing makes
+    # it later, and cannot be distinguished from `torch.no_grad()`.
     graph: weakref.ref | None = None
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
@@ -55,7 +55,7 @@ class PendingSteps:
         self._recalls = 0  # in all
 
     def __reduce__(self):
-        return PendingSteps, ()  # a copy takes no part in the passes under way
+        return PendingSteps, ()  # a copy is not part of the passes in progress
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
         """The step of a forward pass: `new()`, or in a recomputed one the step that measured the same."""
@@ -83,12 +83,12 @@ class PendingSteps:
             pending.done = True
 
     def _forget(self) -> None:
-        """Drops the steps that wait no longer."""
+        """Drops the steps whose backward pass cannot come any more."""
         unnamed = [pending for pending in self._pending if pending.graph is None and not pending.done]
         if unnamed and self._recalls >= len(self._pending):
             for pending in unnamed:
                 pending.done = True
-        elif unnamed and self._recalls:  # rare, because it waits for the device: a pipeline, or passes without backward
+        elif unnamed and self._recalls:  # synchronizes, but is rare: a pipeline, or passes without backward
             for pending, times in zip(self._pending, self._recalled.tolist(), strict=False):
                 pending.done |= times > 0
         later = 0
@@ -103,7 +103,7 @@ class PendingSteps:
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.
 
-        A backward pass recomputes the newest first. The method waits for no tensor's value.
+        A backward pass recomputes the newest first. The method does not synchronize with the device.
         """
         if len(self._pending) == 1:
             return self._pending[0].step
@@ -126,14 +126,14 @@ class PendingSteps:
 
 
 # A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. The
-# result of an operator of unknown content is stored instead. (torch.library.custom_op takes twice as long a call.)
+# result of an opaque operator is stored instead. (torch.library.custom_op takes twice as long a call.)
 _OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
 _OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
 
 
 @torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
 def _keep_for_backward(values: Tensor) -> Tensor:
-    # In compiled code nothing else sees a recomputed forward pass before that changes the state.
+    # In compiled code, nothing else detects a recomputed forward pass before it changes the state.
     if in_backward_pass():
         raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
                            'would count its step twice: train without checkpointing (with_cp=False), or '

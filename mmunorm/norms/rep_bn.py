@@ -16,7 +16,7 @@ from .token_bn import TokenBN
 class RepBN(TokenBN):
     """`RepBN(x) = BN(x) + eta * x` with a learnable scalar `eta` that starts at 1.
 
-    Arguments are those of :class:`TokenBN`. State: `eta` (1) beside its.
+    Arguments are those of :class:`TokenBN`. Additional state: `eta` (1).
     """
 
     def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
@@ -28,21 +28,18 @@ class RepBN(TokenBN):
 class PRepBN(RepBN):
     """`lambda * LN(x) + (1 - lambda) * RepBN(x)`, lambda falling linearly from 1 to 0.
 
-    The first forward pass in training has lambda = 1, pass `steps + 1` and all later ones 0. Then the norm can be
-    folded. LayerNorm is computed until the mode changes for the first time after that, at a validation at the latest.
-    Inference blends with the lambda of the next training step.
+    The first forward pass in training has lambda = 1, pass `steps + 1` and all later ones 0; then the norm can be
+    folded. LayerNorm is computed until the mode first changes after that, at a validation at the latest. Inference
+    blends with the lambda of the next training step.
 
-    Its own state: `ln_weight` and `ln_bias` (C), LayerNorm's affine part; a checkpoint that lacks them,
-    such as one of an LN model, gives them the values of `weight` and `bias`.
+    Its own state: `ln_weight` and `ln_bias` (C), LayerNorm's affine part. From a checkpoint without them, such as that
+    of an LN model, they get the values of `weight` and `bias`.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
-        steps (int): forward passes of this layer in training until lambda is 0, several a step for a layer that runs
-            several times or an optimizer that accumulates gradients.
-        alpha, eps: as :class:`TokenBN`'s, with its defaults; `eps` is LayerNorm's, too.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        steps (int): forward passes of this layer in training until lambda is 0; several a step for a layer that runs
+            several times, or with accumulated gradients.
+        alpha, eps: as :class:`TokenBN`'s, with its defaults; `eps` is also LayerNorm's.
     """
 
     blends_another = True
@@ -52,19 +49,19 @@ class PRepBN(RepBN):
         self.steps = check_count('steps', steps, least=1)
         self.ln_weight = nn.Parameter(torch.ones(num_features))
         self.ln_bias = nn.Parameter(torch.zeros(num_features))
-        # Whether lambda is known to be 0: a training step must not wait for the device to tell.
+        # Whether lambda is known to be 0: a training step must not wait for the device.
         self._has_faded = False
 
     @property
     def fold_obstacle(self) -> str:
-        """Why the norm cannot be folded yet, or ''. Waits for the device."""
+        """Why the norm cannot be folded yet, or ''. Synchronizes with the device."""
         seen = int(self.num_batches_tracked)
         if seen >= self.steps:
             return ''
         return f'blends LayerNorm in until {self.steps} training steps are done, and has done {seen}'
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """A warning if lambda will not reach 0. There is no warm-up: every run goes on from the step count."""
+        """Returns a warning if lambda will not reach 0. Every run continues from the step count."""
         left = self.steps - int(self.num_batches_tracked)
         if left <= steps:
             return ''
@@ -72,13 +69,13 @@ class PRepBN(RepBN):
                 f'more training steps, and the run has {steps}. Set fewer steps in norm_cfg.')
 
     def train(self, mode: bool = True) -> PRepBN:
-        """As torch's; a change of the mode looks how many steps are done, which waits for the device."""
+        """As torch's; a change of the mode checks how many steps are done, which synchronizes with the device."""
         if mode != self.training:
             self._look()
         return super().train(mode)
 
     def restart_warmup(self) -> None:
-        """Begins again at step 1, with lambda = 1."""
+        """Restarts at step 1, with lambda = 1."""
         super().restart_warmup()
         self._look()
 
@@ -93,7 +90,7 @@ class PRepBN(RepBN):
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         if self._has_faded:
-            # DistributedDataParallel wants a gradient for every parameter.
+            # DistributedDataParallel waits for the gradient of each parameter.
             return super()._apply_step(step, x, valid, bias + 0 * self.ln_weight + 0 * self.ln_bias)
         return self._blend(x, super()._apply_step(step, x, valid, bias), step.t - 1)
 
@@ -108,7 +105,7 @@ class PRepBN(RepBN):
             if prefix + name in state_dict:
                 state_dict.setdefault(f'{prefix}ln_{name}', state_dict[prefix + name])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.lacks_statistics = False  # it begins as LayerNorm, and measures while that fades
+        self.lacks_statistics = False  # it starts as LayerNorm, and measures while that fades
         self._look()
 
     def extra_repr(self) -> str:

@@ -85,9 +85,6 @@ class OfflineNorm(Norm):
             are those of the mean of the processes' losses, which DistributedDataParallel minimizes.
         loss_scale (Tensor, optional): `()`, the factor of the loss in the backward pass. The state does not depend
             on it.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
 
     forward_averages: Sequence[str] = ('gm', 'am', 'ema', 'current')

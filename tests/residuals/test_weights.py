@@ -138,7 +138,7 @@ def test_admin_is_profiled_before_a_run_tells_its_length():
     for each in (model, share):
         profile_admin(each, lambda each=each: each(images))
     torch.testing.assert_close(share.state_dict(), model.state_dict(), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match='a share of a run that is not known'):
+    with pytest.raises(RuntimeError, match='a share of a run whose length is unknown'):
         share(images)
 
 
