@@ -1,4 +1,4 @@
-"""What plugs into mmengine's Runner."""
+"""Hooks, optimizer wrappers and constructors for mmengine's Runner."""
 from .amp import BFloat16OptimWrapper
 from .distillation import DistillationHook
 from .divergence import DivergenceError, DivergenceHook

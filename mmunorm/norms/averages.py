@@ -57,8 +57,7 @@ def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
     return (roots.var(dim=0) if per_channel else roots.var()).to(record.dtype)
 
 
-def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
-               gm: Tensor | None = None) -> Tensor:
+def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, gm: Tensor | None = None) -> Tensor:
     """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19), `()` bool.
 
     `omega` `(M, C)` ends with the newest statistics, `omega_prev` before them; `gm` is `geometric_mean(omega)`.

@@ -1,4 +1,4 @@
-"""Residual schemes: how a sublayer's output joins the stream, and with which weights it starts."""
+"""Residual schemes: how the output of a sublayer is added to the stream, and its initial weights."""
 from .admin import Admin, profile_admin
 from .base import RESIDUALS, Residual, ResidualError, StackPosition
 from .clock import UpdateClock, count_updates, growth

@@ -1,4 +1,4 @@
-"""Schemes that normalize the stream after each sum: the norm stands outside of the branch."""
+"""Schemes that normalize the stream after each sum."""
 from __future__ import annotations
 
 import warnings
@@ -13,7 +13,7 @@ from .sublayer import OUTER_ROLES, ROLES
 
 @RESIDUALS.register_module()
 class PostNorm(Residual):
-    """`x' = LN(x + F(x))`, of the first Transformer (arXiv 1706.03762). Weights start as Xavier's.
+    """`x' = LN(x + F(x))`, of the first Transformer (arXiv 1706.03762), with Xavier's initial weights.
 
     The stream needs no norm after the last layer.
     """

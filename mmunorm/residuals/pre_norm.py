@@ -1,4 +1,4 @@
-"""Schemes whose stream is never normalized between layers: the norms stand in the branch."""
+"""Schemes with norms in the branch: the stream is not normalized between layers."""
 from __future__ import annotations
 
 import math
@@ -16,15 +16,15 @@ from .sublayer import OUTER_ROLES, Sublayer
 class PreNorm(Residual):
     """`x' = x + F(LN(x))`, and a norm after the last layer, as in ViT (arXiv 2010.11929) and every stock backbone.
 
-    Weights start as `init_cfg` says.
+    Initial weights follow `init_cfg`.
     """
 
 
 @RESIDUALS.register_module()
 class ResPostNorm(Residual):
-    """`x' = x + LN(F(x))` of Swin V2 (arXiv 2111.09883); gamma starts at 0, so that the layers do.
+    """`x' = x + LN(F(x))` of Swin V2 (arXiv 2111.09883); gamma starts at 0, so each layer starts as the identity.
 
-    The rest starts as `init_cfg` says.
+    Other initial weights follow `init_cfg`.
     """
     norm_at = 'mid'
 
@@ -62,11 +62,8 @@ class LayerScale(PreNorm):
     """LayerScale of CaiT (arXiv 2103.17239): `x' = x + diag(l) F(LN(x))` with the parameter `weight` l `(C,)`.
 
     Args:
-        init_value (float, optional): what l starts with. Defaults to None, for CaiT's choice by the depth of the
-            model: 0.1 to depth 18, 1e-5 to 24, 1e-6 above.
-
-    Raises:
-        ValueError: `init_value` is no number.
+        init_value (float, optional): initial value of l. Defaults to None, CaiT's choice by the depth of the model:
+            0.1 to depth 18, 1e-5 to 24, 1e-6 above.
     """
 
     def __init__(self, position: StackPosition, init_value: float | None = None):
@@ -83,7 +80,7 @@ class LayerScale(PreNorm):
 
 @RESIDUALS.register_module()
 class SubLN(PreNorm):
-    """SubLN of Magneto (arXiv 2210.06423): PreNorm with another norm in F, before the output projection or fc2.
+    """SubLN of Magneto (arXiv 2210.06423): PreNorm with an additional norm in F, before the output projection or fc2.
 
     The weights of v, out, fc1 and fc2 start as Xavier's times `sqrt(ln(2 N))` for one stack of N layers. With M layers
     in a decoder it is `sqrt(ln(3 M) ln(2 N) / 3)` in the encoder and `sqrt(ln(3 M))` in the decoder.
@@ -102,14 +99,14 @@ class SubLN(PreNorm):
 
 
 class HeadScale(nn.Module):
-    """Scales the output of each attention head with one learned number: `weight` `(heads,)`, which starts at 1."""
+    """Scales the output of each attention head by a learned number: `weight` `(heads,)`, which starts at 1."""
 
     def __init__(self, num_heads: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(num_heads))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(..., heads * d)` to the same shape."""
+        """From `(..., heads * d)` to the same shape."""
         return (x.unflatten(-1, (len(self.weight), -1)) * self.weight.unsqueeze(-1)).flatten(-2)
 
 
@@ -153,7 +150,7 @@ class DLCL(PreNorm):
         if self.is_first or self.is_end:
             self.weight = nn.Parameter(torch.full((terms, ), 1 / terms))
             self.mix_norm = position.build_norm()
-        # The normed outputs so far of the forward pass that is under way, shared by the connections of a model.
+        # The normed outputs of the current forward pass, shared by the connections of a model.
         self._history: list[Tensor] = [] if position.previous is None else position.previous._history
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,

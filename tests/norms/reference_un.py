@@ -28,8 +28,7 @@ class ReferenceUN:
         mean = kept.mean(0) if self.centered else np.zeros(x.shape[1])
         self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
         s = np.array([np.mean((kept[:, c] - mean[c]) ** 2) for c in range(x.shape[1])])
-        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward,
-                                                                             self.m_backward)
+        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward, self.m_backward)
         self.outlier = False
         if self.warm:
             var_hat = s

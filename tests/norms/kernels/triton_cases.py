@@ -52,8 +52,7 @@ def check(shape, dtype, masked, centered):
     close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
     x = clean
     with torch.no_grad():
-        close(kernels.affine(x, weight, shift),
-              reference.affine(x, weight, shift), dtype)
+        close(kernels.affine(x, weight, shift), reference.affine(x, weight, shift), dtype)
     size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
     ours = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
     theirs = reference.gradient_statistics(dy, x, weight, rstd, mean, valid)
