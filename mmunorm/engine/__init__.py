@@ -1,4 +1,4 @@
-"""What plugs into mmengine's Runner."""
+"""Hooks, optimizer wrappers and constructors for mmengine's Runner."""
 from ..registry import MISSING, explain_missing
 from .fusion import FuseNormsHook
 

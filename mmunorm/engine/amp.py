@@ -13,16 +13,15 @@ from ..attention import plain_attention
 
 @OPTIM_WRAPPERS.register_module()
 class BFloat16OptimWrapper(OptimWrapper):
-    """Trains with mixed precision in bfloat16, on a CPU too.
+    """Mixed-precision training in bfloat16, also on a CPU; arguments are those of mmengine's OptimWrapper.
 
-    bfloat16 has the range of float32, so no loss scale is needed. The arguments are those of
-    :class:`mmengine.optim.OptimWrapper`.
+    bfloat16 has the range of float32, so no loss scale is needed.
     """
 
     @contextmanager
     def optim_context(self, model: nn.Module):
-        """The context in which a training step's forward pass and loss are computed."""
-        # Backward in bfloat16 on a CPU, torch's flash attention takes five times as long as the plain one.
+        """The context of a training step's forward pass and loss."""
+        # On a CPU, the backward pass of torch's flash attention in bfloat16 takes five times as long as the plain one.
         attention = plain_attention() if get_device() == 'cpu' else nullcontext()
         with attention, super().optim_context(model), autocast(dtype=torch.bfloat16):
             yield

@@ -1,4 +1,4 @@
-"""Training and test images of a config, and the metrics of a model on its test data."""
+"""Training and test images of a config, and the test metrics of a model."""
 from __future__ import annotations
 
 import copy
@@ -17,9 +17,9 @@ from .repeatable import seed_everything
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
-    """Shuffled batches of training images, of so many samples or more; all of them if there are fewer.
+    """Shuffled batches of at least `num_samples` training images, or of all; the same batches each time.
 
-    They go through the pipeline of testing, without augmentation. The batches are the same each time.
+    They go through the test pipeline, without augmentation.
 
     Raises:
         PreflightError: the config has no training data, or the data set is empty.
@@ -33,7 +33,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     try:
         loader = _loader(cfg, 'train')
     except ValueError as error:
-        if 'at least one array' not in str(error):  # what mmengine says of a data set without a sample
+        if 'at least one array' not in str(error):  # mmengine's error for a data set without samples
             raise
         raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
     batches, samples = [], 0
@@ -48,12 +48,12 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
 
 
 def training_images(cfg: Config, number: int) -> list[Tensor]:
-    """At most so many training images, uint8 `(3, h, w)`, without augmentation."""
+    """At most `number` training images, uint8 `(3, h, w)`, without augmentation."""
     return [image for batch in training_batches(cfg, number) for image in batch['inputs']][:number]
 
 
 def test_images(cfg: Config, number: int) -> list[Tensor]:
-    """The first so many test images, uint8 `(3, h, w)`; again from the first one if there are too few."""
+    """The first `number` test images, uint8 `(3, h, w)`, repeated if there are too few."""
     images = []
     for batch in _loader(cfg, 'test'):
         images += batch['inputs']
@@ -64,10 +64,10 @@ def test_images(cfg: Config, number: int) -> list[Tensor]:
 
 @torch.no_grad()
 def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
-    """The test metrics of a model on the test data of `cfg`; `title` stands beside the progress bar.
+    """The test metrics of a model on the test data of `cfg`; `title` is that of the progress bar.
 
     Raises:
-        PreflightError: the model is an exported classifier that tells another number of classes apart.
+        PreflightError: the model is an exported classifier with another number of classes.
     """
     loader = _loader(cfg, 'test')
     classes = loader.dataset.metainfo.get('classes')
@@ -85,7 +85,7 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
 
 
 def _with_pipeline(dataset: dict, pipeline: list) -> dict:
-    """The config of a data set, or of one around others, with another pipeline for single images."""
+    """The config of a data set, or of a wrapper of data sets, with another pipeline for single images."""
     if 'dataset' in dataset:
         inner = _with_pipeline(dataset['dataset'], pipeline)
         return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes images

@@ -1,4 +1,4 @@
-"""Distillation from the model with LayerNorm that a run starts from."""
+"""Distillation from the LayerNorm model that a run starts from."""
 from __future__ import annotations
 
 import copy
@@ -22,26 +22,24 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class DistillationHook(Hook):
-    """Trains a model to give what a teacher gives: the same model with LayerNorm.
+    """Distils a teacher, the same model with LayerNorm.
 
-    The loss becomes `(1 - weight) * loss + weight * distance`, and `distance` is shown as `loss_distillation`, with its
-    weight. For a classifier it is `T^2 * KL(teacher, student)` of the logits at temperature T; for any other model the
-    mean over the backbone's outputs of `|student - teacher|^2 / |teacher - mean(teacher)|^2`. In Swin these are the
-    outputs of the output norms, which the FPN reads.
+    The loss is `(1 - weight) * loss + weight * distance`; the weighted distance is logged as `loss_distillation`. For a
+    classifier the distance is `T^2 * KL(teacher, student)` of the logits at temperature T; for any other model the mean
+    over the backbone's outputs of `|student - teacher|^2 / |teacher - mean(teacher)|^2`.
 
-    The teacher sees each batch as the student does, after the data preprocessor and under the same autocast, without
-    dropout. It is no part of the model: checkpoints, the optimizer and DistributedDataParallel do not know of it.
+    The teacher gets the same batches as the student, after the data preprocessor and under the same autocast, without
+    dropout. It is not part of the model: not in checkpoints, the optimizer or DistributedDataParallel.
 
     Args:
-        checkpoint (str): of the teacher, path or address.
+        checkpoint (str): path or URL of the teacher's checkpoint.
         norm_cfg (dict): config of the teacher's norms. Defaults to `dict(type='LN')`; a Vision Transformer of
-            mmpretrain has `dict(type='LN', eps=1e-6)`. A `ConvertedModel` keeps those that it has.
+            mmpretrain has `dict(type='LN', eps=1e-6)`. A `ConvertedModel` keeps its own.
         temperature (float): T. Defaults to 4.
         weight (float): from 0 to 1. Defaults to 0.5.
 
     Raises:
-        ValueError: an argument is out of its range.
-        PreflightError: the checkpoint cannot be read, or is of another model, or the model has no backbone.
+        PreflightError: the checkpoint cannot be read or is of another model, or the model has no backbone.
     """
 
     def __init__(self, checkpoint: str, norm_cfg: dict | None = None, temperature: float = 4., weight: float = 0.5):
@@ -79,7 +77,7 @@ class DistillationHook(Hook):
         self._output = output
 
     def _add_loss(self, model: nn.Module, args: tuple, kwargs: dict, losses):
-        """The losses of a training step with the distance; anything else as it is."""
+        """Adds the distance to the losses of a training step; other outputs do not change."""
         output, self._output = self._output, None
         if kwargs.get('mode') != 'loss':
             return None
@@ -115,19 +113,19 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
 
 
 def can_adapt(model: nn.Module) -> bool:
-    """Whether :func:`adapt_backbone` takes a model: a detector or classifier whose backbone is not frozen."""
+    """Whether :func:`adapt_backbone` supports a model: a detector or classifier whose backbone is not frozen."""
     return isinstance(model, (BaseDetector, ImageClassifier)) and any(
         weight.requires_grad for weight in model.backbone.parameters())
 
 
 def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict], steps: int) -> str:
-    """Trains a converted backbone, in place, to give the outputs that it gave with LayerNorm (:func:`adapt_batches`).
+    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`adapt_batches`).
 
     Args:
-        model (nn.Module): converted; :func:`can_adapt` says whether it may be.
+        model (nn.Module): a converted model that :func:`can_adapt` accepts.
         teacher (nn.Module): the backbone with LayerNorm, in eval mode.
-        batches (Sequence[dict]): of `training_batches`.
-        steps (int): of training, one batch each.
+        batches (Sequence[dict]): from `training_batches`.
+        steps (int): number of training steps, one batch each.
 
     Returns a sentence with the error before and after.
     """

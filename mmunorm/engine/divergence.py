@@ -32,25 +32,22 @@ class DivergenceError(RunError):
 class DivergenceHook(Hook):
     """Stops a run whose loss is no longer finite; `tools/train.py` adds it.
 
-    A step is bad if its loss is not finite. With `factor`, it is also bad if its loss exceeds `factor` times that of
-    the start, the median of the first `patience` losses. The run ends with a :class:`DivergenceError` after `patience`
-    bad steps in a row, and before a checkpoint is saved whose weights or statistics are not finite.
+    A step is bad if its loss is not finite or, with `factor`, exceeds `factor` times the median of the first `patience`
+    losses. The run ends with a :class:`DivergenceError` after `patience` bad steps in a row, and before a checkpoint
+    with weights or statistics that are not finite is saved.
 
     `divergence.json` in the work directory then has `step` (the first bad one, counted from 1), its `loss`,
     `start_loss`, `layer` (the first norm layer, in the order of execution, whose output was not finite at that step),
-    `checkpoint` (the last that was saved) and `message` (all of this in words). What is unknown or not finite is None.
+    `checkpoint` (the last one saved) and `message` (all of this in words). Unknown or non-finite values are None.
 
-    In a distributed run, the mean loss over the processes decides. A model whose `train_step` returns no `loss` is
-    watched by its weights alone. In a compiled model no layer is named.
+    In a distributed run, the mean loss over the processes decides. If `train_step` returns no `loss`, only the weights
+    are checked. In a compiled model no layer is named.
 
     Args:
         patience (int): number of bad steps in a row that ends the run. Defaults to 10.
-        factor (float, optional): a loss above this many times the starting loss makes a step bad. Defaults to
-            None: any finite loss is accepted.
-        interval (int): steps between two looks at the losses. Each look waits for the device once. Defaults to 10.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        factor (float, optional): ratio to the starting loss above which a step is bad. Defaults to None: any finite
+            loss is accepted.
+        interval (int): steps between two checks, each of which synchronizes with the device once. Defaults to 10.
     """
 
     def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):
@@ -66,9 +63,9 @@ class DivergenceHook(Hook):
             Path(runner.work_dir, RECORD).unlink(missing_ok=True)
         self._first_losses = list(runner.message_hub.get_info('divergence_first_losses', ()))
         self._norms = {name: module for name, module in unwrapped_model(runner).named_modules() if is_norm(module)}
-        self._finite: dict[str, Tensor] = {}  # of the current step: whether each norm's output is
-        self._order: dict[str, None] = {}  # names of the norms as they are executed
-        self._rows: list[Tensor] = []  # loss, and whether each norm was finite, of the steps since the last look
+        self._finite: dict[str, Tensor] = {}  # whether each norm's output is finite in the current step
+        self._order: dict[str, None] = {}  # names of the norms in the order of execution
+        self._rows: list[Tensor] = []  # loss, and whether each norm was finite, of the steps since the last check
         self._first_bad: dict = {}
         self._bad_steps = 0
         self._handles = [module.register_forward_hook(partial(self._watch, name))
@@ -77,7 +74,7 @@ class DivergenceHook(Hook):
     def _watch(self, name: str, module: nn.Module, args, output) -> None:
         if module.training and isinstance(output, Tensor) and not (is_compiling() or in_backward_pass()):
             self._order.setdefault(name)
-            # A sum reads the output once. One that overflows counts as not finite. A norm may be called several times.
+            # A sum reads the output once; overflow counts as not finite. A norm may be called several times.
             finite = output.detach().sum(dtype=torch.float32).isfinite().float()
             self._finite[name] = finite * self._finite.get(name, 1)
 
@@ -94,7 +91,7 @@ class DivergenceHook(Hook):
             self._check_weights(runner, runner.iter + 1)
 
     def after_train_epoch(self, runner) -> None:
-        # `runner.iter` counts the epoch's last step by now.
+        # `runner.iter` already includes the epoch's last step.
         self._look(runner, runner.iter)
         self._check_weights(runner, runner.iter)
 
@@ -134,7 +131,7 @@ class DivergenceHook(Hook):
         return statistics.median(self._first_losses) if self._first_losses else None
 
     def _check_weights(self, runner, step: int) -> None:
-        """Stops a run whose weights or statistics, which are about to be saved, are not finite in any process."""
+        """Stops a run if weights or statistics that are about to be saved are not finite in any process."""
         saved = [*runner.model.parameters(), *runner.model.buffers()]
         broken = torch.tensor(sum(not tensor.detach().isfinite().all() for tensor in saved))
         all_reduce(broken)
@@ -155,7 +152,7 @@ class DivergenceHook(Hook):
             what.append(f'the first norm layer with an output that is not finite is {layer}')
         saved = f'The last checkpoint is {checkpoint}.' if checkpoint else 'No checkpoint was saved.'
         message = [f'the run diverged at step {step}: {"; ".join([*what, why])}. {saved} {ADVICE}']
-        broadcast_object_list(message)  # the first process alone knows the newest checkpoint
+        broadcast_object_list(message)  # only the first process knows the newest checkpoint
         if is_main_process():
             record = dict(step=step, loss=loss if is_finite else None, layer=layer, start_loss=start,
                           checkpoint=checkpoint, message=message[0])  # JSON has no NaN

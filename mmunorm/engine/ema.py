@@ -1,4 +1,4 @@
-"""Weight averaging that keeps the statistics of offline norms with the weights they belong to."""
+"""Weight averaging that includes the statistics of offline norms."""
 from mmengine.model import ExponentialMovingAverage
 from mmengine.registry import MODELS
 from torch import nn
@@ -8,9 +8,9 @@ from torch import nn
 class BufferedEMA(ExponentialMovingAverage):
     """Exponential moving average of weights and statistics, for `EMAHook(ema_type='BufferedEMA')`.
 
-    mmengine's default pairs averaged weights with the newest statistics, which were measured on other
-    weights. With `update_buffers=True` it averages the statistics too, but integer buffers keep their first
-    value. A norm's counters are such buffers. This class copies them from the model.
+    mmengine's default pairs averaged weights with the newest statistics, which were measured with other weights. With
+    `update_buffers=True` it also averages the statistics, but integer buffers, such as a norm's counters, keep their
+    first value. This class copies them from the model.
 
     Args:
         model (nn.Module): the model to average.
@@ -22,7 +22,7 @@ class BufferedEMA(ExponentialMovingAverage):
         super().__init__(model, momentum=momentum, interval=interval, update_buffers=True)
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Moves the averages towards `model`, and copies its counters."""
+        """Updates the averages with `model`, and copies its counters."""
         super().update_parameters(model)
         source = model.state_dict()
         for name, average in self.avg_parameters.items():

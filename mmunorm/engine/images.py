@@ -1,4 +1,4 @@
-"""Errors of data sets that name the image that cannot be used."""
+"""Errors of data sets that name the unusable image."""
 from __future__ import annotations
 
 import cv2
@@ -9,7 +9,7 @@ from ..utils import LocalError
 
 
 def name_unusable_images(runner: Runner) -> None:
-    """Makes the data sets of a Runner raise a LocalError that names an image that cannot be read or resized."""
+    """Makes the data sets of a Runner raise a LocalError that names an image which cannot be read or resized."""
     build = runner.build_dataloader
 
     def build_dataloader(*args, **kwargs):
@@ -21,7 +21,7 @@ def name_unusable_images(runner: Runner) -> None:
 
 
 def name_images(dataset) -> None:
-    """Makes a data set, and those inside of it, raise a LocalError that names an unusable image."""
+    """Makes a data set, and those that it wraps, raise a LocalError that names an unusable image."""
     if isinstance(getattr(dataset, 'pipeline', None), Compose):
         dataset.pipeline = _NamingPipeline(dataset.pipeline)
     inner = getattr(dataset, 'dataset', None)
@@ -49,8 +49,8 @@ class _NamingPipeline(Compose):
 
 
 def image_problem(error: Exception) -> str | None:
-    """What an error says about an image; None if it is about something else."""
-    if isinstance(error, OSError):  # Pillow's has no text of the system's
+    """What is wrong with an image; None if the error is about something else."""
+    if isinstance(error, OSError):  # Pillow's has no `strerror`
         return error.strerror or _DAMAGED
     if isinstance(error, AssertionError):  # mmcv's, if OpenCV returns no image
         return _DAMAGED if 'failed to load image' in str(error) else None

@@ -1,4 +1,4 @@
-"""Trains a config's model in the NTK parametrization."""
+"""Training in the NTK parametrization."""
 from __future__ import annotations
 
 from mmengine.hooks import EMAHook, Hook
@@ -12,12 +12,11 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class NTKHook(Hook):
-    """Gives each `nn.Linear` of a model the form `y = W x / sqrt(fan_in) + b` for the time of its training.
+    """Applies :func:`mmunorm.init.ntk_parametrize` during training: `custom_hooks=[dict(type='NTKHook')]`.
 
-    What :func:`mmunorm.init.ntk_parametrize` does, for configs: `custom_hooks=[dict(type='NTKHook')]`. It is a hook
-    and no `init_cfg`, because the weights must have been drawn, or loaded, before. Checkpoints hold the plain weights
-    `W / sqrt(fan_in)`, so that testing, folding and every other tool know nothing of it. A resumed run computes W
-    from these, and so goes on as an uninterrupted one, except for one rounding.
+    It is a hook, not an `init_cfg`, because the weights must be initialized or loaded before. Checkpoints contain the
+    plain weights `W / sqrt(fan_in)`, so testing, folding and all other tools are unaffected. A resumed run computes W
+    from these, and continues like an uninterrupted one, except for rounding.
 
     Raises:
         PreflightError: when training begins: there is an EMAHook, whose averaged model has other parameters, or
@@ -29,7 +28,7 @@ class NTKHook(Hook):
             raise PreflightError('custom_hooks: NTKHook and EMAHook do not go together: the averaged model would have '
                                  'other parameters than the model. Leave one of them out.')
         try:
-            # The parameters stay the same objects, those that the optimizer holds.
+            # The parameters remain the same objects, those of the optimizer.
             ntk_parametrize(unwrapped_model(runner))
         except ValueError as error:
             raise PreflightError(f'NTKHook: {error}.') from error

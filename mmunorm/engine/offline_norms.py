@@ -1,4 +1,4 @@
-"""What offline norms need from a training loop."""
+"""Hooks for training with offline norms."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,27 +28,25 @@ from .runner import saves_after_this_step, unwrapped_model
 
 @HOOKS.register_module()
 class OfflineNormHook(Hook):
-    """Does what norms need from a training loop; `tools/train.py` adds it.
+    """Sets up norms for training; `tools/train.py` adds it.
 
-    - A run may begin with weights of a model with LayerNorm, which give norms their scale but not their statistics. The
-      hook then fits the norms to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and
-      trains the backbone to give what it gave with LayerNorm (:func:`mmunorm.conversion.adapt_batches`). The log
-      has a line for each stage of the model, and `conversion.md` in the work directory a table. In a distributed run,
-      the first process does this, and the others get its weights.
+    - If a run starts from a LayerNorm checkpoint, which has the norms' scale but no statistics, the hook fits the norms
+      to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and trains the backbone to
+      reproduce its outputs (:func:`mmunorm.conversion.adapt_batches`). The log has a line for each stage of the model,
+      `conversion.md` in the work directory a table. In a distributed run, the first process does this for all.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
-    - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then begin their
+    - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then start their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
-      epoch ends with a few samples whose statistics are next to noise.
-    - Before each step, it tells the norms how much of the run is done, and the loss scale if there is one.
+      epoch ends with a batch of a few samples, whose statistics are mostly noise.
+    - Before each step, it passes the progress of the run, and the loss scale if there is one, to the norms.
     - In a distributed run, it sets the norms' buffers to their mean over the processes before validation and before a
-      checkpoint is saved, also for EMAHook's averaged model. So these do not depend on the process, and a resumed run
-      goes on like an uninterrupted one. Counters are rounded to whole steps: `num_outliers` is what one process has
-      seen on average. Norms that synchronize keep their values.
+      checkpoint is saved, also for EMAHook's averaged model, so that a resumed run continues like an uninterrupted one.
+      Counters are rounded: `num_outliers` is the mean over the processes. Synchronized norms do not change.
 
     Args:
-        convert (bool): False refuses to train from the weights of a model with LayerNorm. Defaults to True.
-        num_samples (int): training images for that; they are held in memory. Defaults to 512.
-        adapt_steps (int): steps of that training, one batch each; 0 for none. Defaults to 300.
+        convert (bool): False refuses to train from a LayerNorm checkpoint. Defaults to True.
+        num_samples (int): training images for the conversion, held in memory. Defaults to 512.
+        adapt_steps (int): training steps of the conversion, one batch each; 0 for none. Defaults to 300.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
     _norms: Sequence[Norm] = ()
@@ -100,7 +98,7 @@ class OfflineNormHook(Hook):
         self._average(runner)
 
     def _convert(self, runner) -> None:
-        """Fits the norms that have no statistics, and adapts the backbone, in the first process."""
+        """Fits the norms without statistics, and adapts the backbone, in the first process."""
         runner.logger.info('The weights are of a model with LayerNorm: fitting its norms on training images.')
         model = unwrapped_model(runner)
         problem = [None]
@@ -130,7 +128,7 @@ class OfflineNormHook(Hook):
             table = Path(runner.work_dir) / 'conversion.md'
             write_text(table, report.markdown())
             runner.logger.info(f'{report.summary()}: {table}')
-        seed_everything([runner.seed or 0, get_rank()])  # the images were drawn with numbers of their own
+        seed_everything([runner.seed or 0, get_rank()])  # loading the images has seeded otherwise
 
     def _average(self, runner) -> None:
         if get_world_size() > 1:
@@ -145,7 +143,7 @@ def _weights_of(runner) -> str | None:
 
 @contextmanager
 def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Inside, calls of a model that mmengine compiled run its modules, with their hooks."""
+    """Inside, a model that mmengine compiled runs uncompiled, with the hooks of its modules."""
     compiled = vars(model).pop('forward', None)
     try:
         yield
@@ -155,9 +153,9 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def _check_means(model: nn.Module) -> None:
-    """Raises a PreflightError if the norms that keep the means of the weights have got none: all of these are 0.
+    """Raises a PreflightError if the means of all norms with frozen means are 0.
 
-    Single ones may have none, as the output norms of a detector's backbone that comes from a classifier.
+    Single norms may lack them, such as the output norms of a detector whose backbone comes from a classifier.
     """
     means = [module.running_mean for module in model.modules()
              if isinstance(module, OfflineNorm) and module.centered == 'frozen' and not module.blends_another]
@@ -169,7 +167,7 @@ def _check_means(model: nn.Module) -> None:
 
 
 def _small_last_batch(batches) -> str:
-    """A warning if an epoch of up to 200 batches ends with one of less than an eighth of their size, or ''."""
+    """A warning if the last of up to 200 batches of an epoch has less than an eighth of their size, or ''."""
     if type(batches) is not BatchSampler or batches.drop_last or len(batches) > 200:
         return ''
     sampler = getattr(batches.sampler, 'sampler', batches.sampler)  # RepeatableHook wraps it
@@ -177,19 +175,19 @@ def _small_last_batch(batches) -> str:
     if left == 0 or 8 * left >= batches.batch_size or isinstance(sampler, InfiniteSampler):
         return ''
     return (f'The last of the {len(batches)} batches of an epoch has {left} of {batches.batch_size} samples. Its '
-            'statistics are next to noise, and are averaged with the others: set train_dataloader.drop_last=True.')
+            'statistics are mostly noise, and are averaged with the others: set train_dataloader.drop_last=True.')
 
 
 def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None:
-    """Tells the offline norms of a model the factor of its loss in the backward passes to come.
+    """Sets the loss scale of the following backward passes in the offline norms of a model.
 
-    In your own training loop with a gradient scaler, call it before each `scaler.scale(loss).backward()`. Without
-    it, the gradient statistics contain the scale, and are wrong by a factor for some steps after each change of it.
-    The function does not wait for the device.
+    In your own training loop with a gradient scaler, call it before each `scaler.scale(loss).backward()`. Otherwise the
+    gradient statistics contain the scale, and are wrong by a factor for some steps after each change of it.
+    The function does not synchronize with the device.
 
     Args:
         model (nn.Module): the model; its norms may be on any device.
-        scaler (GradScaler | Tensor, optional): the gradient scaler, or the factor itself `()`; None means 1.
+        scaler (GradScaler | Tensor, optional): the gradient scaler, or the scale `()`; None means 1.
     """
     scales: dict[torch.device, Tensor | None] = {}
     for norm in model.modules():
@@ -211,7 +209,7 @@ def average_statistics(models: Iterable[nn.Module]) -> None:
     buffers: list[Tensor] = [buffer for norm in norms for buffer in norm.buffers()]
     if not buffers:
         return
-    # In float64, equal values keep every bit for any number of processes.
+    # In float64, the mean of equal values is exact for any number of processes.
     values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
     all_reduce(values, op='mean')
     for buffer, mean in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
@@ -220,9 +218,9 @@ def average_statistics(models: Iterable[nn.Module]) -> None:
 
 @HOOKS.register_module()
 class SyncNormsHook(Hook):
-    """Synchronizes the statistics of all offline norms of a model over the processes of a run.
+    """Calls `mmunorm.convert_sync`, so that all offline norms use statistics over the processes of the run.
 
-    It calls `mmunorm.convert_sync` on the model. `norm_cfg=dict(type='SyncUN')` does the same for UN alone.
+    `norm_cfg=dict(type='SyncUN')` does the same for UN only.
     """
 
     def before_train(self, runner) -> None:

@@ -1,4 +1,4 @@
-"""Lets a run go on after an interruption as if there had been none."""
+"""Resuming that reproduces an uninterrupted run."""
 from __future__ import annotations
 
 import random
@@ -15,19 +15,18 @@ from torch.utils.data import BatchSampler, DataLoader
 
 @HOOKS.register_module()
 class RepeatableHook(Hook):
-    """Makes every step's random numbers depend on the seed and the step alone, so that resuming is exact.
+    """Makes every step's random numbers depend only on the seed and the step, so that resuming is exact.
 
-    mmengine seeds a run once: a resumed run and its data workers start with the first random numbers again. With this
-    hook, each training sample gets a seed from its place in the order of the sampler, whatever the number of workers,
-    and each step computes with numbers that are seeded by the step. A resumed run then ends with the same weights, if
-    the device computes deterministically (`randomness=dict(deterministic=True)` on a GPU) and the number of processes
-    is the same.
+    mmengine seeds a run once: a resumed run and its data workers start with the first random numbers again. This hook
+    seeds each training sample by its place in the order of the sampler, for any number of workers, and each step by its
+    number. A resumed run then ends with the same weights, if the device computes deterministically
+    (`randomness=dict(deterministic=True)` on a GPU) and the number of processes is the same.
 
-    Only the random generators of `random`, numpy and torch are seeded. An epoch-based loop takes its batches again
-    from the beginning of the epoch, because mmengine resumes there.
+    Only the generators of `random`, numpy and torch are seeded. An epoch-based loop starts again at the beginning of
+    the epoch, where mmengine resumes.
 
-    mmengine saves a checkpoint before it validates. A run that was interrupted in its last validation therefore
-    resumes with nothing left to train. The hook then validates it, so that it has its last metrics.
+    mmengine saves a checkpoint before it validates. If a run was interrupted during its last validation, nothing is
+    left to train when it resumes; the hook then validates it.
     """
     priority = 'VERY_HIGH'
 
@@ -46,7 +45,7 @@ class RepeatableHook(Hook):
             dataloader = runner.train_loop.dataloader = _build_again(runner)
         self._order = _Numbered(dataloader.batch_sampler.sampler, self._seed)
         dataloader.batch_sampler.sampler = self._order
-        if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random either
+        if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random
             dataloader.dataset.__getitems__ = partial(_seeded_items, dataloader.dataset)
 
     def before_train_epoch(self, runner) -> None:
@@ -55,7 +54,7 @@ class RepeatableHook(Hook):
         if not isinstance(runner.train_loop, IterBasedTrainLoop):
             self._order.start(runner.epoch, 0)
             return
-        # On resuming, the loop lets a sampler skip if it can. Otherwise it draws, and the drawing counts the places.
+        # On resuming, the loop lets a sampler skip if it can. Otherwise it draws samples, which counts the places.
         batches = runner.train_dataloader.batch_sampler
         forwarded = type(batches) is BatchSampler and hasattr(self._order.sampler, 'skip')
         self._order.start(0, runner.iter * batches.batch_size if forwarded else 0)
@@ -79,7 +78,7 @@ class RepeatableHook(Hook):
 
 
 def _is_over(runner) -> bool:
-    """Whether a resumed run has no step left, and its loop validates after the last step."""
+    """Whether a resumed run has no steps left, and its loop validates after the last step."""
     loop = runner.train_loop
     by_iter = isinstance(loop, IterBasedTrainLoop)
     done, end = (runner.iter, runner.max_iters) if by_iter else (runner.epoch, runner.max_epochs)
@@ -87,13 +86,13 @@ def _is_over(runner) -> bool:
 
 
 def _has_drawn(loop) -> bool:
-    """Whether workers have the first batches already. With mmengine 0.10.7 they start with an iteration-based loop."""
+    """Whether workers already have the first batches. In mmengine 0.10.7 an iteration-based loop starts them."""
     iterator = getattr(loop, 'dataloader_iterator', None)
     return getattr(iterator, '_iterator', None) is not None and loop.dataloader.num_workers > 0
 
 
 def _build_again(runner) -> DataLoader:
-    """The loader whose samplers have given nothing yet, with the same data set."""
+    """The loader with new samplers and the same data set."""
     loader = runner.train_loop.dataloader
     described = runner._train_dataloader
     if not isinstance(described, dict):  # the user's own
@@ -108,10 +107,10 @@ def seed_everything(key: list[int]) -> None:
 
 
 def seed_host(key: list[int]) -> int:
-    """Seeds `random`, numpy and torch's generator of the CPU from a few non-negative ints; returns the last's seed.
+    """Seeds `random`, numpy and torch's CPU generator from a few non-negative ints; returns the seed of the last.
 
-    Samples need no other device. Without an initialized GPU `torch.manual_seed` formats the stack of each call for
-    later, which takes milliseconds.
+    Samples need no other device. Without an initialized GPU, `torch.manual_seed` formats the stack of each call, which
+    takes milliseconds.
     """
     words = np.random.SeedSequence(key).generate_state(3)
     random.seed(int(words[0]))
@@ -121,7 +120,7 @@ def seed_host(key: list[int]) -> int:
 
 
 class _Numbered:
-    """Wraps a sampler: its indices remember their place in its order. All else is the sampler's."""
+    """Wraps a sampler; its indices have their place in its order."""
 
     def __init__(self, sampler, seed: list[int]):
         self.sampler = sampler
@@ -133,7 +132,7 @@ class _Numbered:
 
     def __iter__(self):
         for index in self.sampler:
-            # The 1 makes it different from a step's key: SeedSequence ignores zeros at the end.
+            # The 1 distinguishes it from a step's key: SeedSequence ignores trailing zeros.
             place = (*self._seed, self._epoch, self._position, 1)
             self._position += 1
             yield _Index(index, place)

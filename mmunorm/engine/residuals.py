@@ -1,4 +1,4 @@
-"""What residual schemes need from mmengine's Runner."""
+"""The hook for training with residual schemes."""
 from __future__ import annotations
 
 import torch
@@ -14,21 +14,21 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class ResidualHook(Hook):
-    """Does what residual schemes need from a training loop; `tools/train.py` adds it.
+    """Counts optimizer updates for BranchNorm, and profiles Admin before the first step; `tools/train.py` adds it.
 
-    - It counts the updates of the optimizer for BranchNorm, and warns if the run ends before T.
-    - Before the first step of a run that starts from new weights, it lets Admin measure one training batch.
+    It warns if the run ends before BranchNorm's T. Admin measures one training batch in runs that start from new
+    weights.
     """
 
     def before_train(self, runner) -> None:
         model = unwrapped_model(runner)
         for clock in clocks(model):
-            if not clock.is_counted:  # another `train()` of the same Runner goes on with the same optimizer
+            if not clock.is_counted:  # another `train()` of the same Runner continues with the same optimizer
                 count_updates(model, runner.optim_wrapper.optimizer)
         if warning := _short_run(model, runner):
             runner.logger.warning(warning)
         connections = admins(model)
-        # Weights of 1 are those that Admin is built with.
+        # Admin is built with weights of 1.
         if runner.iter == 0 and connections and all(torch.all(admin.weight == 1) for admin in connections):
             batch = model.data_preprocessor(next(iter(runner.train_dataloader)), training=True)
             model.train()
@@ -37,11 +37,11 @@ class ResidualHook(Hook):
 
 
 def _short_run(model: nn.Module, runner) -> str:
-    """A warning if the run ends before BranchNorm's branches have their whole weight, or ''."""
+    """A warning if the run ends before BranchNorm's branches have their full weight, or ''."""
     branch = next((module for module in model.modules() if isinstance(module, BranchNorm)), None)
     if branch is None:
         return ''
-    # The gradient that is left over at the end of the run makes an update too.
+    # The last, incomplete accumulation of the run is an update, too.
     left = -(-(runner.max_iters - runner.iter) // runner.optim_wrapper._accumulative_counts)
     end = int(clocks(model)[0].updates) + left
     if end >= branch.warmup_iters:

@@ -14,25 +14,23 @@ from .runner import unwrapped_model
 
 @HOOKS.register_module()
 class InputStressHook(Hook):
-    """Strongly scales up a small share of the training batches, which gives activations a heavy tail.
+    """Scales a small share of the training batches by a large factor, which gives activations a heavy tail.
 
-    With `probability`, all normalized inputs of a step are multiplied by one factor. Its logarithm is uniform
-    between the logarithms of the two values of `scale`. Only `seed` and the step decide, so all runs with one seed,
-    resumed ones too, have the same disturbed steps. Validation and testing are not disturbed. LayerNorm hardly
-    notices: after the patch embedding it divides the factor out again. A norm with averaged or running statistics gets
-    outliers.
+    With `probability`, all normalized inputs of a step are multiplied by one log-uniform factor. It depends only on
+    `seed` and the step, so all runs with one seed, also resumed ones, have the same disturbed steps. Validation and
+    testing are not disturbed. LayerNorm is hardly affected: after the patch embedding it divides by the factor. A norm
+    with averaged or running statistics gets outliers.
 
     The model's data preprocessor must return `inputs` as one batch of normalized images, a tensor, as in detectors
-    and classifiers. Token ids, and images whose values must stay in [0, 1], are no numbers to multiply.
+    and classifiers; not token ids, or images with values in [0, 1].
 
     Args:
         probability (float): share of the steps, in [0, 1]. Defaults to 0.02.
-        scale (tuple[float, float]): least and greatest factor, 0 < least <= greatest. Defaults to (2, 30).
+        scale (tuple[float, float]): smallest and largest factor, 0 < smallest <= largest. Defaults to (2, 30).
         seed (int): random seed, at least 0. Defaults to 0.
 
     Raises:
-        ValueError: an argument is out of its range.
-        PreflightError: in the first step: the model's inputs are something else.
+        PreflightError: in the first step, if the model's inputs are something else.
     """
 
     def __init__(self, probability: float = 0.02, scale: tuple[float, float] = (2.0, 30.0), seed: int = 0):

@@ -1,8 +1,7 @@
-"""Initialization and parametrization (Su, kexue 8620): weights and activations that keep the second moment."""
+"""Initialization and parametrization (Su, kexue 8620) of weights and activations that keep the second moment."""
 from ..registry import explain_missing, lacks
-from .biases import remove_biases
 from .moments import ScaledActivation, activation_gain, keep_second_moment_, sample_
-from .ntk import ntk_parametrize, undo_ntk
+from .ntk import ntk_parametrize, remove_biases, undo_ntk
 
 if not lacks('mmengine'):
     from .second_moment import SecondMomentInit

@@ -12,16 +12,16 @@ from ..registry import MODELS
 
 ACTIVATIONS = {'ReLU': nn.ReLU, 'GELU': nn.GELU, 'SiLU': nn.SiLU, 'SELU': nn.SELU, 'Tanh': nn.Tanh}
 MODES = ('fan_in', 'fan_out', 'fan_avg')
-# The deviation of a standard normal variable without its values beyond [-2, 2].
+# The standard deviation of a standard normal distribution truncated to [-2, 2].
 TRUNCATED_DEVIATION = 0.8796256610342398
 
 
 @torch.no_grad()
 def sample_(weight: Tensor, std: float, distribution: str = 'normal') -> Tensor:
-    """Draws a tensor of any shape and floating dtype with mean 0 and deviation `std`, in place, and returns it.
+    """Fills a tensor with samples of mean 0 and standard deviation `std`, in place, and returns it.
 
-    `distribution` is 'normal'; 'uniform', on `[-sqrt(3) std, sqrt(3) std]`; or 'truncated', a normal one of deviation
-    `std / 0.8796`, cut at two of these, which leaves `std`. Another one is a ValueError.
+    `distribution` is 'normal'; 'uniform', on `[-sqrt(3) std, sqrt(3) std]`; or 'truncated', a normal distribution of
+    deviation `std / 0.8796`, truncated at two deviations, which leaves `std`. Any other is a ValueError.
     """
     if distribution == 'normal':
         return weight.normal_(0, std)
@@ -50,7 +50,7 @@ def activation_gain(activation: Callable[[Tensor], Tensor]) -> float:
 
 @cache
 def gain_of(name: str | None) -> float:
-    """The gain of an activation by name; 1 for None. A ValueError if there is no such activation."""
+    """The gain of an activation by name; 1 for None. A ValueError for an unknown activation."""
     if name is None:
         return 1.
     if name not in ACTIVATIONS:
@@ -58,15 +58,13 @@ def gain_of(name: str | None) -> float:
     return activation_gain(ACTIVATIONS[name]())
 
 
-def keep_second_moment_(weight: Tensor,
-                        activation: str | None = None,
-                        distribution: str = 'normal',
+def keep_second_moment_(weight: Tensor, activation: str | None = None, distribution: str = 'normal',
                         mode: str = 'fan_in') -> Tensor:
-    """Draws the weight of a linear layer or convolution with variance `gain^2 / fan`, in place, and returns it.
+    """Samples the weight of a linear layer or convolution with variance `gain^2 / fan`, in place, and returns it.
 
-    With 'fan_in', the activation and then the layer keep E[x^2] = 1. For ReLU that is He's initialization; 'fan_avg'
-    without an activation is Xavier's. In a chain of layers with GELU or SiLU, 1 is not stable: more grows and less
-    shrinks, by a few percent a layer.
+    With 'fan_in', the activation followed by the layer keeps E[x^2] = 1. For ReLU this is He's initialization;
+    'fan_avg' without an activation is Xavier's. With GELU or SiLU, 1 is an unstable fixed point: larger moments grow
+    and smaller ones shrink, by a few percent a layer.
 
     Args:
         weight: `(out, in, ...)`, any floating dtype.
@@ -75,7 +73,7 @@ def keep_second_moment_(weight: Tensor,
         mode: 'fan_in', 'fan_out', or 'fan_avg', the mean of both.
 
     Raises:
-        ValueError: an argument is not one of its choices, or `weight` has less than two dimensions.
+        ValueError: an argument is not one of its choices, or `weight` has fewer than two dimensions.
     """
     if mode not in MODES:
         raise ValueError(f'mode must be one of {", ".join(map(repr, MODES))}, got {mode!r}')
@@ -92,9 +90,6 @@ class ScaledActivation(nn.Module):
 
     Args:
         activation (str): f, one of ReLU, GELU, SiLU, SELU and Tanh. Defaults to 'GELU'.
-
-    Raises:
-        ValueError: there is no such activation.
     """
 
     def __init__(self, activation: str = 'GELU'):

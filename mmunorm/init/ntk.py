@@ -1,4 +1,5 @@
-"""The NTK parametrization of linear layers, also called equalized learning rate (PGGAN, arXiv 1710.10196)."""
+"""Linear layers in the NTK parametrization, also called equalized learning rate (PGGAN, arXiv 1710.10196), and
+without biases, as in T5 (arXiv 1910.10683)."""
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -6,8 +7,8 @@ from torch.nn.utils import parametrize
 
 
 class NTKScale(nn.Module):
-    """`W / sqrt(fan_in)`, as a parametrization of torch: from W, which an optimizer sees, to the layer's weight."""
-    is_factor = True  # of the weight, for `fuse_norms`, which takes it in
+    """`W / sqrt(fan_in)`, as a parametrization of torch: from W, which the optimizer updates, to the layer's weight."""
+    is_factor = True  # `fuse_norms` multiplies it into the weight
 
     def __init__(self, fan_in: int):
         super().__init__()
@@ -21,12 +22,12 @@ class NTKScale(nn.Module):
 
 
 def ntk_parametrize(model: nn.Module) -> nn.Module:
-    """Gives each `nn.Linear` of a model the form `y = W x / sqrt(fan_in) + b`, in place.
+    """Parametrizes each `nn.Linear` of a model as `y = W x / sqrt(fan_in) + b`, in place; returns `model`.
 
-    The layers compute the same. Only steps of optimizers that divide by the size of a gradient, such as Adam, change:
-    they move W by their rate, so the layer's weight by `1 / sqrt(fan_in)` of it. Initial weights of variance
+    The layers compute the same. The steps of optimizers that divide by the size of a gradient, such as Adam, change:
+    they update W by the learning rate, so the layer's weight by `1 / sqrt(fan_in)` of it. Initial weights of variance
     `1 / fan_in` become `W ~ N(0, 1)`. In a `state_dict`, `weight` is `parametrizations.weight.original`. Call it after
-    the initial weights are drawn and before an optimizer is made. Returns `model`.
+    the weights are initialized and before the optimizer is built.
 
     Raises:
         ValueError: `model` has no linear layer, or one whose weight is parametrized already.
@@ -43,18 +44,24 @@ def ntk_parametrize(model: nn.Module) -> nn.Module:
 
 
 def undo_ntk(model: nn.Module) -> nn.Module:
-    """Gives the linear layers of :func:`ntk_parametrize` plain weights again, in place; returns `model`."""
+    """Removes the parametrization of :func:`ntk_parametrize`, in place; returns `model`."""
     for _, layer in ntk_layers(model):
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model
 
 
 def ntk_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Names and layers of a model whose weight is in the NTK parametrization, and in no other."""
-    return [(name, module) for name, module in model.named_modules() if is_ntk(module)]
+    """Names and layers of a model whose only parametrization is :class:`NTKScale` of the weight."""
+    return [(name, layer) for name, layer in model.named_modules() if parametrize.is_parametrized(layer) and
+            {key: [*map(type, parts)] for key, parts in layer.parametrizations.items()} == dict(weight=[NTKScale])]
 
 
-def is_ntk(layer: nn.Module) -> bool:
-    """Whether a layer's only parametrization is :class:`NTKScale` of its weight."""
-    return parametrize.is_parametrized(layer) and {
-        name: [*map(type, parts)] for name, parts in layer.parametrizations.items()} == dict(weight=[NTKScale])
+def remove_biases(model: nn.Module) -> nn.Module:
+    """Removes the bias of every linear layer and convolution of a model, in place; returns `model`.
+
+    Norms keep theirs; `dict(type='RMSN')` has none. `fuse_norms` creates the biases that it needs.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            module.bias = None
+    return model

@@ -16,16 +16,12 @@ class SecondMomentInit(BaseInit):
 
     Args:
         activation, distribution, mode: as in :func:`keep_second_moment_`.
-        bias (float): the initial biases. Defaults to 0.
-        layer (str | Sequence[str], optional): names of the classes of layers to initialize.
+        bias (float): initial value of the biases. Defaults to 0.
+        layer (str | Sequence[str], optional): class names of the layers to initialize.
     """
 
-    def __init__(self,
-                 activation: str | None = None,
-                 distribution: str = 'normal',
-                 mode: str = 'fan_in',
-                 bias: float = 0.,
-                 layer: str | Sequence[str] | None = None):
+    def __init__(self, activation: str | None = None, distribution: str = 'normal', mode: str = 'fan_in',
+                 bias: float = 0., layer: str | Sequence[str] | None = None):
         super().__init__(bias=bias, layer=layer)
         self.settings = dict(activation=activation, distribution=distribution, mode=mode)
 

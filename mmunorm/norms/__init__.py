@@ -1,19 +1,16 @@
-"""The offline norms in one framework, and their peers."""
+"""Offline norms, and the norms they are compared with."""
 from .base import Norm
 from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
-from .derf import Derf
-from .dyt import DyT
+from .dyt import Derf, DyT
 from .mabn import MABN
 from .no_norm import NoNorm
-from .offline import OfflineNorm
 from .pn import PN
-from .prep_bn import PRepBN
-from .rep_bn import RepBN
+from .rep_bn import PRepBN, RepBN
 from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
 from .token_bn import TokenBN
-from .un import UN, SyncUN
+from .un import UN, OfflineNorm, SyncUN
 
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'Derf', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',

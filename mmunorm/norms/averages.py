@@ -1,7 +1,7 @@
 """Averages over the records of the last M steps, PowerNorm's nu and UN's outlier test (Eq. 18-19), as pure
 functions.
 
-A record is `(M, C)`, oldest step first. Nothing here waits for a tensor's value.
+A record is `(M, C)`, oldest step first. No function synchronizes with the device.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def geometric_mean(record: Tensor) -> Tensor:
     """GM over the steps, `exp(mean(log))`, `(C,)`; 0 where a step holds 0."""
     if record.shape[0] == 1:  # without the rounding of exp and log
         return record[0]
-    # A logarithm's rounding must not carry the largest float into infinity.
+    # The rounding of a logarithm must not turn the largest float into infinity.
     return record.log().mean(dim=0).exp().clamp(max=torch.finfo(record.dtype).max)
 
 
@@ -46,25 +46,24 @@ def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Ten
 
 
 def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
-    """`values`, and `otherwise` where these are inf or NaN."""
-    nothing = values - values  # NaN for both; half the price of `isfinite`
+    """`values`, with `otherwise` in place of inf and NaN."""
+    nothing = values - values  # NaN for both; half the cost of `isfinite`
     return torch.where(nothing == nothing, values, otherwise)
 
 
 def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
     """`V(sqrt(record))` of Eq. 19, unbiased: `()` over all `M * C` entries, or `(C,)` with `per_channel`."""
-    roots = record.sqrt().double()  # in float32 a GPU or compiled code adds squares up to infinity
+    roots = record.sqrt().double()  # in float32, squares overflow on a GPU and in compiled code
     return (roots.var(dim=0) if per_channel else roots.var()).to(record.dtype)
 
 
-def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False,
-               gm: Tensor | None = None) -> Tensor:
+def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, gm: Tensor | None = None) -> Tensor:
     """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19), `()` bool.
 
     `omega` `(M, C)` ends with the newest statistics, `omega_prev` before them; `gm` is `geometric_mean(omega)`.
     """
     gm = geometric_mean(omega) if gm is None else gm
-    # Equal statistics have AM = GM and V = 0: the rounding of exp and log must not decide there.
+    # Equal statistics have AM = GM and V = 0: there the rounding of exp and log must not decide.
     am = arithmetic_mean(omega) * (1 - 16 * torch.finfo(omega.dtype).eps)
     threshold = torch.add(gm, root_variance(omega_prev, per_channel), alpha=omega.shape[0])
     return (am - threshold).amax() > 0

@@ -1,4 +1,4 @@
-"""What every norm of the package shares: checks of its arguments, and what folding asks for."""
+"""The base class of the norms, and checks of arguments."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,16 +9,15 @@ from torch import Tensor, nn
 
 
 class Norm(nn.Module):
-    """A norm over tokens of shape `(..., C)`; subclasses give `_normalize`.
+    """A norm over tokens of shape `(..., C)`; subclasses implement `_normalize`. `num_features` is C.
 
-    A norm that can be folded has `affine()`; one that cannot says why in `fold_obstacle`, the rest of
-    a sentence that begins with the norm's name. An obstacle wins over `affine()`. `num_features` is C; a ValueError if
-    it is not a positive int.
+    A norm that can be folded has `affine()`. `fold_obstacle` is why another cannot, the rest of a sentence that begins
+    with the norm's name; it takes precedence over `affine()`.
     """
-    # mmcv names layers by this; LN's name lets a model load an LN checkpoint's affine part.
+    # mmcv names layers by it; LN's name lets a model load the affine part of an LN checkpoint.
     _abbr_ = 'ln'
     fold_obstacle: str = ''
-    # Entries of a state_dict that only another kind of layer has, and what to do about them.
+    # Entries of a state_dict that only another kind of layer has, and what to do then.
     refused_state: ClassVar[dict[str, str]] = {}
 
     def __init__(self, num_features: int):
@@ -30,9 +29,8 @@ class Norm(nn.Module):
 
         Args:
             x: `(..., C)`, any floating dtype. Statistics are computed in float32 (float64 for float64).
-            pad_mask: bool, `x.shape[:-1]`, True where a token is padding: normalized as the others, but
-                neither it nor a gradient that reaches it has a part in any statistic over tokens. Only
-                training looks at it.
+            pad_mask: bool, `x.shape[:-1]`, True where a token is padding: normalized like the others, but it and its
+                gradient are left out of every statistic over tokens. Used in training only.
 
         Raises:
             ValueError, TypeError: the shape, or the dtype, of `x` or of `pad_mask` does not fit.
@@ -61,47 +59,47 @@ class Norm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """To be called when a run begins that has so many training steps left: a warning for the user, or ''.
+        """To be called when a run of `steps` more training steps begins; returns a warning for the user, or ''.
 
-        A run that is `resumed` goes on from a checkpoint of its own.
+        A `resumed` run continues from its own checkpoint.
         """
         return ''
 
     def set_progress(self, done: int, steps: int) -> None:
-        """To be called before each training step of a run: how many steps are done, and how many it has."""
+        """To be called before each training step of a run, with the steps done and the steps of the run."""
 
     def extra_repr(self) -> str:
         return str(self.num_features)
 
 
 def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """`norm(x)`, with the pad mask if it is a norm of ours: the others have no statistic over tokens."""
+    """`norm(x)`, with the pad mask for norms of this package: the others have no statistics over tokens."""
     return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
 
 
 def check_count(name: str, value: int, least: int) -> int:
-    """`value` if it is an int of at least `least`; a ValueError that names the argument if not."""
+    """Returns `value` if it is an int of at least `least`; else a ValueError that names the argument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f'{name} must be an int of at least {least}, got {value!r}')
     return value
 
 
 def check_eps(eps: float) -> float:
-    """`eps` if it is positive; a ValueError if not."""
+    """Returns `eps` if it is positive; else a ValueError."""
     if not eps > 0:
         raise ValueError(f'eps must be a positive number, got {eps!r}')
     return eps
 
 
 def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) -> str | bool:
-    """`value` if it is one of `choices`; a ValueError that lists them if not."""
+    """Returns `value` if it is one of `choices`; else a ValueError that lists them."""
     if value not in choices:
         raise ValueError(f'{name} must be one of {", ".join(map(repr, choices))}, got {value!r}')
     return value
 
 
 def check_norm_cfg(norm_cfg: dict) -> dict:
-    """`norm_cfg` if it is a dict with a `type`; a TypeError if not."""
+    """Returns `norm_cfg` if it is a dict with a `type`; else a TypeError."""
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
     return norm_cfg

@@ -1,4 +1,4 @@
-"""The offline norms for `(N, C, H, W)` maps; each keeps the state of its form for tokens."""
+"""The offline norms for `(N, C, H, W)` maps, with the state of their forms for tokens."""
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ from .un import UN, SyncUN
 
 
 class ChannelsFirst:
-    """Mixed into a norm over tokens, it makes that one for `(N, C, H, W)` maps: every position is a token.
+    """Mixin that makes a norm over tokens one for `(N, C, H, W)` maps: every position is a token.
 
-    `pad_mask` is `(N, H, W)`. The output keeps the shape and dtype; its memory may be channels-last.
+    `pad_mask` is `(N, H, W)`. The output has the shape and dtype of the input; its memory may be channels-last.
     """
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str = 'channel_first') -> Tensor:
-        """Normalizes `x`; with 'channel_last', as mmpretrain's LN2d can be called, that is `(N, H, W, C)`."""
+        """Normalizes `x`; with 'channel_last', as in a call of mmpretrain's LN2d, it is `(N, H, W, C)`."""
         if x.dim() != 4:
             raise ValueError(f'{type(self).__name__}: x must be (N, C, H, W), got shape {tuple(x.shape)}')
         if data_format == 'channel_last':
@@ -54,7 +54,7 @@ _FOR_MAPS = {cls.__bases__[1]: cls for cls in (UN2d, SyncUN2d, MABN2d, TokenBN2d
 
 
 def for_maps(norm: nn.Module) -> nn.Module:
-    """Makes a norm over tokens one over the channels of `(N, C, H, W)`, in place; a ValueError if there is no such."""
+    """Makes a norm over tokens one over the channels of `(N, C, H, W)`, in place; a ValueError if there is none."""
     if isinstance(norm, ChannelsFirst):
         return norm
     if type(norm) not in _FOR_MAPS:

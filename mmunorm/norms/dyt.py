@@ -1,4 +1,5 @@
-"""Dynamic Tanh (Zhu et al., "Transformers without Normalization", CVPR 2025)."""
+"""Dynamic Tanh (Zhu et al., "Transformers without Normalization", CVPR 2025) and Dynamic erf (Chen et al.,
+"Stronger Normalization-Free Transformers", arXiv 2512.10938)."""
 from __future__ import annotations
 
 import torch
@@ -16,10 +17,7 @@ class DyT(Norm):
     Args:
         num_features (int): channels C of the `(..., C)` input.
         init_alpha (float): first value of `alpha`, positive. Defaults to 0.5.
-        eps (float): not used; OpenMMLab's builders hand one to every norm.
-
-    Raises:
-        ValueError: an argument is out of its range.
+        eps (float): not used; OpenMMLab's builders pass one to every norm.
     """
     fold_obstacle = 'applies a tanh to every element at inference'
 
@@ -38,3 +36,19 @@ class DyT(Norm):
 
     def _squash(self, x: Tensor) -> Tensor:
         return torch.tanh(self.alpha.to(x.dtype) * x)
+
+
+@MODELS.register_module()
+class Derf(DyT):
+    """`y = weight * erf(alpha * x + shift) + bias` with learnable scalars `alpha` and `shift`, which starts at 0.
+
+    Arguments are those of :class:`DyT`. Additional state: `shift` (1).
+    """
+    fold_obstacle = 'applies an erf to every element at inference'
+
+    def __init__(self, num_features: int, init_alpha: float = 0.5, eps: float = 1e-5):
+        super().__init__(num_features, init_alpha=init_alpha, eps=eps)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def _squash(self, x: Tensor) -> Tensor:
+        return torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype))

@@ -1,4 +1,4 @@
-"""Which modules of a model are norms, and how their inputs are laid out."""
+"""Which modules of a model are norms, and the layout of their inputs."""
 from __future__ import annotations
 
 import re
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-# Of torch. RMSNorm is younger than the others.
+# Of torch; older releases have no RMSNorm.
 ONLINE_NORMS = tuple(filter(None, (nn.LayerNorm, nn.GroupNorm, getattr(nn, 'RMSNorm', None))))
 # timm's RmsNorm, torchvision's FrozenBatchNorm2d; not torch's parametrizations, such as _WeightNorm.
 _NORM_NAME = re.compile(r'[^_].*Norm(?!al)')
 
 
 def has_affine(module: nn.Module) -> bool:
-    """Whether the class of a module has `affine()`. An instance may have a bool or a layer of this name."""
+    """Whether the class of a module has `affine()`; an instance may have a bool or a layer of this name."""
     return callable(getattr(type(module), 'affine', None))
 
 
@@ -28,7 +28,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of all norms, in the order of the model; not those that are part of another norm."""
+    """Yields names and modules of all norms, in the order of the model, without those inside of another norm."""
     found = []
     for name, module in model.named_modules():
         if is_norm(module) and not any(name.startswith(f'{outer}.') for outer in found):
@@ -37,7 +37,7 @@ def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_channels_first(norm: nn.Module) -> bool:
-    """Whether a norm takes maps `(N, C, H, W)`, not tokens `(..., C)`: by what it was built with, or its class."""
+    """Whether a norm takes maps `(N, C, H, W)`, not tokens `(..., C)`; decided by its `data_format` or class."""
     data_format = getattr(norm, 'data_format', None)
     if data_format is not None:  # ConvNeXt's and HorNet's
         return data_format == 'channels_first'
@@ -45,7 +45,7 @@ def is_channels_first(norm: nn.Module) -> bool:
 
 
 def num_channels(norm: nn.Module) -> int | None:
-    """Channels of a norm; None where it has no such thing: a LayerNorm over several dimensions."""
+    """Channels of a norm; None for a LayerNorm over several dimensions."""
     shape = getattr(norm, 'normalized_shape', None)
     if shape is not None:
         return shape[0] if len(shape) == 1 else None
@@ -58,6 +58,6 @@ def channel_axis(norm: nn.Module, kwargs: dict) -> int:
 
 
 def input_of(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor | None]:
-    """`x` and `pad_mask` of a norm's call, as a forward hook with `with_kwargs=True` is given its arguments."""
+    """`x` and `pad_mask` of a norm's call, from the arguments of a forward hook with `with_kwargs=True`."""
     x = args[0] if args else next(iter(kwargs.values()))
     return x, kwargs.get('pad_mask', args[1] if len(args) > 1 else None)

@@ -16,14 +16,14 @@ class NoNorm(Norm):
     Args:
         num_features (int): channels C of the `(..., C)` input.
         affine (bool): whether to learn `weight` and `bias` (C). Defaults to False.
-        eps (float): not used; OpenMMLab's builders hand one to every norm.
+        eps (float): not used; OpenMMLab's builders pass one to every norm.
     """
 
     def __init__(self, num_features: int, affine: bool = False, eps: float = 1e-5):
         super().__init__(num_features)
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        # Knows the device when there is no parameter.
+        # Has the device if there is no parameter.
         self.register_buffer('_nothing', torch.empty(0), persistent=False)
 
     def affine(self) -> tuple[Tensor, Tensor]:

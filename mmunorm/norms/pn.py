@@ -4,34 +4,33 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..registry import MODELS
-from .offline import OfflineNorm
 from .rmsn import divide_by_rms
+from .un import OfflineNorm
 
 
 @MODELS.register_module()
 class PN(OfflineNorm):
     """PowerNorm: normalizes by the moving average of the EARLIER steps' mean squares.
 
-    The gradient is estimated with the running statistic `nu` of Algorithm 2, which the buffer `psi` holds.
-    In the warm-up the statistics are those of the step, and the gradient is exact.
+    The gradient is estimated with the running statistic `nu` of its Algorithm 2, the buffer `psi`.
+    During warm-up the statistics are those of the step, and the gradient is exact.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
-        layer_scale (bool): first divide each token by its own root mean square, as the authors do; needs
-            every token's statistic at inference, so that the norm cannot be folded. False is the
-            PN* of UN's tables. Defaults to True.
-        alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults and errors; `alpha` is that of `nu`, too.
+        layer_scale (bool): whether to first divide each token by its own root mean square, as the authors do. The
+            norm then needs each token's statistic at inference and cannot be folded. False is PN* of the UN paper.
+            Defaults to True.
+        alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults; `alpha` is also that of `nu`.
     """
 
-    def __init__(self,
-                 num_features: int,
-                 layer_scale: bool = True,
-                 alpha: float = 0.9,
-                 warmup_iters: int | float = 4000,
-                 eps: float = 1e-5):
+    forward_averages = ('earlier_ema', )
+    backward_averages = ('nu', )
+
+    def __init__(self, num_features: int, layer_scale: bool = True, alpha: float = 0.9,
+                 warmup_iters: int | float = 4000, eps: float = 1e-5):
         super().__init__(
-            num_features, forward_average='earlier_ema', backward_average='nu', alpha=alpha,
-            warmup_iters=warmup_iters, eps=eps)
+            num_features, forward_average='earlier_ema', backward_average='nu', backward_momentum=False,
+            outlier_filter=False, alpha=alpha, warmup_iters=warmup_iters, eps=eps)
         self.layer_scale = layer_scale
         if layer_scale:
             self.fold_obstacle = 'divides every token by its own root mean square at inference'

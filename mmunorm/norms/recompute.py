@@ -1,15 +1,15 @@
-"""Activation checkpointing: which training step a recomputed forward pass belongs to."""
+"""Activation checkpointing and torch.compile: a forward pass that is computed again is the training step it was."""
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..compat import in_backward_pass
-from .algorithm import Step
+from ..compat import in_backward_pass, is_compiling
 
 # Steps that are kept at most.
 _MAX_PENDING = 64
@@ -17,12 +17,24 @@ _MAX_PENDING = 64
 _PATIENCE = 8
 
 
+class Step(NamedTuple):
+    """What the forward pass of one training step measured and decided; None if the norm does not need it."""
+    var_hat: Tensor  # (C,)
+    averaged: Tensor  # () bool: after the warm-up, and no outlier
+    outlier: Tensor | None = None  # () bool: the step ignores all averages
+    s: Tensor | None = None  # (C,) the statistic, finite; of PowerNorm
+    mean: Tensor | None = None  # (C,) mu_hat; of a centered norm
+    share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
+    t: Tensor | None = None  # () number of the step, from 1; of PRepBN
+    measured: Tensor | None = None  # the statistics over tokens, of this process alone
+
+
 @dataclass(eq=False)
 class _Pending:
     """A step whose backward pass may still come."""
     step: Step
-    # Of what the graph of the forward pass holds. None where the pass made no graph: reentrant checkpointing makes one
-    # later, and cannot be told from `torch.no_grad()`.
+    # To something that the graph of the forward pass holds. None if there is no graph: reentrant checkpointing makes
+    # it later, and cannot be distinguished from `torch.no_grad()`.
     graph: weakref.ref | None = None
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
@@ -43,10 +55,12 @@ class PendingSteps:
         self._recalls = 0  # in all
 
     def __reduce__(self):
-        return PendingSteps, ()  # a copy takes no part in the passes under way
+        return PendingSteps, ()  # a copy is not part of the passes in progress
 
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
         """The step of a forward pass: `new()`, or in a recomputed one the step that measured the same."""
+        if is_compiling():
+            return _keep(new())
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
@@ -55,25 +69,26 @@ class PendingSteps:
         return step
 
     def watch(self, step: Step, held: object) -> None:
-        """Tells what the graph of the step's forward pass, if it makes one, holds as long as it lives."""
+        """Sets what the graph of the step's forward pass, if there is one, holds as long as it lives."""
+        if is_compiling():
+            return
         newest = self._pending[-1]
         if torch.is_grad_enabled() and newest.step is step and newest.graph is None:
             newest.graph = weakref.ref(held)
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
-        for pending in reversed(self._pending):
-            if pending.step is step:
-                pending.done = True
-                return
+        pending = None if is_compiling() else next((each for each in self._pending if each.step is step), None)
+        if pending is not None:
+            pending.done = True
 
     def _forget(self) -> None:
-        """Drops the steps that wait no longer."""
+        """Drops the steps whose backward pass cannot come any more."""
         unnamed = [pending for pending in self._pending if pending.graph is None and not pending.done]
         if unnamed and self._recalls >= len(self._pending):
             for pending in unnamed:
                 pending.done = True
-        elif unnamed and self._recalls:  # rare, because it waits for the device: a pipeline, or passes without backward
+        elif unnamed and self._recalls:  # synchronizes, but is rare: a pipeline, or passes without backward
             for pending, times in zip(self._pending, self._recalled.tolist(), strict=False):
                 pending.done |= times > 0
         later = 0
@@ -88,7 +103,7 @@ class PendingSteps:
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.
 
-        A backward pass recomputes the newest first. The method waits for no tensor's value.
+        A backward pass recomputes the newest first. The method does not synchronize with the device.
         """
         if len(self._pending) == 1:
             return self._pending[0].step
@@ -108,3 +123,32 @@ class PendingSteps:
         self._recalls += 1
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
                       for values in zip(*steps, strict=True)))
+
+
+# A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. The
+# result of an opaque operator is stored instead. (torch.library.custom_op takes twice as long a call.)
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
+_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
+
+
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
+def _keep_for_backward(values: Tensor) -> Tensor:
+    # In compiled code, nothing else detects a recomputed forward pass before it changes the state.
+    if in_backward_pass():
+        raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
+                           'would count its step twice: train without checkpointing (with_cp=False), or '
+                           'without torch.compile')
+    return values.clone()
+
+
+@torch.library.impl(_OPERATORS, 'keep_for_backward', 'Meta')
+def _shape_of_kept(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _keep(step: Step) -> Step:
+    """The same values, which no compiler computes again."""
+    kept = [value for value in step if value is not None]
+    packed = torch.cat([value.to(step.var_hat.dtype).flatten() for value in kept])  # in one operation
+    parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))
+    return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in step))

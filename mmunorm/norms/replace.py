@@ -1,4 +1,4 @@
-"""Norms for a model that is no config: `replace_norms` puts them where its LayerNorms and RMSNorms are."""
+"""`replace_norms`: another norm in place of each LayerNorm and RMSNorm of a model that was not built from a config."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -13,11 +13,11 @@ from .base import check_norm_cfg
 from .channels_first import for_maps
 from .layers import is_channels_first
 
-# By name, so that nobody has to install what they do not use. RMSNorm of torch is younger than LayerNorm.
+# By name, so that timm and mmpretrain need not be installed, nor a torch that has RMSNorm.
 _RMS_NORMS = ('torch.nn.modules.normalization.RMSNorm',
               *(f'timm.layers.norm.{name}' for name in ('RmsNorm', 'RmsNorm2d', 'RmsNormFp32', 'RmsNorm2dFp32')))
 _LAYER_NORMS = ('torch.nn.modules.normalization.LayerNorm', 'mmpretrain.models.backbones.hornet.HorNetLayerNorm')
-# What timm's norms with an activation hold beside their own weights, in the order in which it runs.
+# The children of timm's norms with an activation, in the order in which they run.
 _FUSED = ('drop', 'act')
 
 
@@ -25,11 +25,11 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     """Replaces every LayerNorm and RMSNorm of a model, in place; for models of timm, torchvision and the like.
 
     They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
-    `(N, C, H, W)`; there the new norm is the form for maps, such as UN2d. A norm of timm with an activation in it
-    becomes a `Sequential` of `norm`, `drop` and `act`. An `nn.TransformerEncoderLayer` leaves torch's fast path, which
-    does not call its norms. Scale and shift of each old norm are kept where the new norm has `weight` and `bias`, and
-    so are device, dtype, training mode and `requires_grad`. This is the way to train from scratch; a trained model
-    needs :func:`mmunorm.convert_norms`, which measures statistics and another scale than LayerNorm's.
+    `(N, C, H, W)`, where the new norm is the form for maps, such as UN2d. A norm of timm with an activation becomes a
+    `Sequential` of `norm`, `drop` and `act`. torch's fast path is disabled in `nn.TransformerEncoderLayer`s, because it
+    does not call their norms. The new norm gets the scale and shift of the old one, if it has `weight` and `bias`, its
+    device, dtype, training mode and `requires_grad`. Use this to train from scratch; a trained model needs
+    :func:`mmunorm.convert_norms`, which measures statistics and fits the scale to them.
 
     Args:
         model (nn.Module): with such norms.
@@ -58,10 +58,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
 
 
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The LayerNorms and RMSNorms of a model by full name, under all names that they have.
-
-    They are torch's, timm's, mmpretrain's, or derived from those.
-    """
+    """The LayerNorms and RMSNorms of a model, or of a class derived from them, by each of their full names."""
     return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
             if _is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
 
@@ -76,12 +73,12 @@ def _is_any(module: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def eps_of(norm: nn.Module, dtype: torch.dtype) -> float:
-    """What a norm adds to the variance; torch's RMSNorm may leave that to the dtype of its input."""
+    """What a norm adds to the variance; for torch's RMSNorm it may depend on the dtype of its input."""
     return torch.finfo(dtype).eps if norm.eps is None else norm.eps
 
 
 def check_replaceable(norms: Mapping[str, nn.Module]) -> None:
-    """Raises a ValueError that names a norm whose place no offline norm can take."""
+    """Raises a ValueError that names a norm which no offline norm can replace."""
     for name, norm in norms.items():
         what = f'model: {name} is a {type(norm).__name__}'
         if len(norm.normalized_shape) != 1:
@@ -92,7 +89,7 @@ def check_replaceable(norms: Mapping[str, nn.Module]) -> None:
 
 
 def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
-    """`new`, followed by what a norm of timm does after it normalized: a `Sequential` of `norm`, `drop` and `act`."""
+    """`new`, followed by the dropout and activation of a norm of timm: a `Sequential` of `norm`, `drop` and `act`."""
     parts = dict(old.named_children())
     if not parts:
         return new
@@ -102,10 +99,10 @@ def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
 
 
 def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
-    """Lets the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
+    """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
 
-    torch's fast path reads the weights of their norms and computes LayerNorm by itself. Only these layers leave it,
-    and the `nn.TransformerEncoder`s around them. Returns what was changed: module, attribute, and its value before.
+    torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
+    the `nn.TransformerEncoder`s around them. Returns what was changed: module, attribute and previous value.
     """
     layers = {model.get_submodule(name.rpartition('.')[0]) for name in names}
     layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
@@ -123,7 +120,7 @@ def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module,
 
 
 def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
-    """Puts modules into a model, in place, by full name."""
+    """Sets modules of a model by full name, in place."""
     for name, norm in norms.items():
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, norm)
@@ -132,15 +129,15 @@ def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
 
 def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
                     new: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Replaces the parts of a kind by what `new` makes of them, in place; returns the model."""
+    """Replaces each module that `is_old` selects by what `new` returns for it, in place; returns the model."""
     parts = {name: new(part) for name, part in model.named_modules(remove_duplicate=False) if name and is_old(part)}
-    put(model, dict(reversed(parts.items())))  # a part of a part first
+    put(model, dict(reversed(parts.items())))  # the innermost first
     return model
 
 
 @torch.no_grad()
 def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
-    """A norm of a config with scale, shift, device, dtype, mode and `requires_grad` of an old norm of `model`.
+    """Builds a norm from a config, with scale, shift, device, dtype, mode and `requires_grad` of a norm of `model`.
 
     A ValueError if the old norm is over maps `(N, C, H, W)`, and the new one has no form for these.
     """

@@ -14,14 +14,11 @@ from .kernels import statistics_dtype
 class RMSN(Norm):
     """`y = weight * x / sqrt(mean over channels of x^2 + eps)` for every token; equals `torch.nn.RMSNorm`.
 
-    As in the paper there is a gain and no bias: of an LN checkpoint it takes `weight`.
+    As in the paper there is a gain and no bias: from an LN checkpoint it loads `weight`.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
         eps (float): added to the mean square. Defaults to 1e-5.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
     fold_obstacle = 'computes a mean square for every token at inference'
 
@@ -38,7 +35,7 @@ class RMSN(Norm):
 
 
 def divide_by_rms(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
-    """Each token over its root mean square, times `weight` `(C,)`; computed in float32, in `x`'s dtype."""
+    """Each token divided by its root mean square, times `weight` `(C,)`; computed in float32, returned in `x.dtype`."""
     dtype = statistics_dtype(x.dtype)
     weight = None if weight is None else weight.to(dtype)
     return rms_norm(x.to(dtype), weight, eps).to(x.dtype)

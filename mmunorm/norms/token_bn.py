@@ -2,27 +2,26 @@
 from __future__ import annotations
 
 from ..registry import MODELS
-from .offline import OfflineNorm
+from .un import OfflineNorm
 
 
 @MODELS.register_module()
 class TokenBN(OfflineNorm):
     """BatchNorm over tokens: `torch.nn.BatchNorm1d` on `(tokens, C)`, with pad masks.
 
-    Output, gradient, running statistics and the names in `state_dict` are torch's. One token alone has
-    variance 0, where torch raises an error.
+    Output, gradient, running statistics and the names in `state_dict` are torch's. A single token has variance 0,
+    where torch raises an error.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
         alpha (float): weight of the OLD value in the running statistics, in [0, 1); 1 minus torch's
             momentum. Defaults to 0.9.
         eps (float): added to the variance. Defaults to 1e-5.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
 
     keeps_unbiased = True
 
     def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
-        super().__init__(num_features, centered=True, alpha=alpha, eps=eps)
+        super().__init__(
+            num_features, forward_average='current', backward_average='current', backward_momentum=False,
+            centered=True, outlier_filter=False, alpha=alpha, warmup_iters=None, eps=eps)

@@ -1,20 +1,10 @@
-"""Residual schemes: how a sublayer's output joins the stream, and with which weights it starts."""
+"""Residual schemes: how the output of a sublayer is added to the stream, and its initial weights."""
 from .admin import Admin, profile_admin
 from .base import RESIDUALS, Residual, ResidualError, StackPosition
-from .branch_norm import BranchNorm
 from .clock import UpdateClock, count_updates, growth
-from .connect import (
-    DEFAULT_NORM_CFG,
-    DEFAULT_RESIDUAL_CFG,
-    ResidualLayer,
-    connect,
-    initialize,
-    norm_of,
-    scheme_of,
-)
-from .dlcl import DLCL
-from .post_norm import DeepNorm, DSInit, PostNorm
-from .pre_norm import HeadScale, LayerScale, NormFormer, PeriNorm, PreNorm, ResPostNorm, SkipInit, SubLN
+from .connect import DEFAULT_NORM_CFG, DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of, scheme_of
+from .post_norm import BranchNorm, DeepNorm, DSInit, PostNorm
+from .pre_norm import DLCL, HeadScale, LayerScale, NormFormer, PeriNorm, PreNorm, ResPostNorm, SkipInit, SubLN
 from .without_norm import ReZero, RFixup, ScaledResidual, TFixup
 
 __all__ = [

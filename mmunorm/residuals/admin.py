@@ -1,4 +1,4 @@
-"""Admin (arXiv 2004.08249): PostNorm with a stream that is weighed by what the branches before have added."""
+"""Admin (arXiv 2004.08249): PostNorm whose stream is weighted by the variance of the branches before."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -33,17 +33,16 @@ def admins(model: nn.Module) -> list[Admin]:
 def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     """Sets the weights w of Admin's connections from one batch: 1, then the root of the variances added so far.
 
-    With every w at 1, the batch gives the variance of each branch's output over all its numbers except those of padded
-    tokens. The k-th connection of a stack gets `w = sqrt(Var F_1 + ... + Var F_(k-1))`, the same in each channel. In a
-    distributed run the variances are their mean over the processes. The buffers of the model, such as statistics of
-    its norms, are left as they were.
+    With every w at 1, the batch determines the variance of each branch's output, without padded tokens. The k-th
+    connection of a stack gets `w = sqrt(Var F_1 + ... + Var F_(k-1))` in each channel. In a distributed run the
+    variances are averaged over the processes. The buffers of the model, such as statistics of norms, do not change.
 
     Args:
         model (nn.Module): in training mode, so that offline norms normalize by the batch.
         run: runs `model` on the batch, such as `lambda: model(images)`.
 
     Raises:
-        ValueError: `model` has no Admin connection or is in eval mode, or `run` does not reach each of them once.
+        ValueError: `model` has no Admin connection or is in eval mode, or `run` does not run each of them once.
     """
     from mmengine.dist import all_reduce  # here: fuse_norms runs without it
     connections = admins(model)

@@ -1,4 +1,4 @@
-"""The one form of every residual scheme, and their registry."""
+"""The base class and the registry of residual schemes."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,26 +19,26 @@ Scale = float | Tensor | None
 
 
 class ResidualError(PreflightError, ValueError):
-    """A `residual_cfg` cannot be used, or not with what stands beside it."""
+    """A `residual_cfg` is invalid, or does not fit the rest of the config."""
 
 
 @dataclass(frozen=True)
 class StackPosition:
-    """Where a residual connection stands in a model."""
+    """The position of a residual connection in a model."""
     sublayer: Sublayer  # F
     channels: int  # of the stream, C
-    norm_cfg: dict  # what a norm of the scheme's own is built from
+    norm_cfg: dict  # for additional norms of the scheme
     layer: int  # number of the layer in its stack, from 1
     depth: int  # layers of the stack, which is the whole model except in encoder-decoders
     stacks: tuple[int, int] | None  # layers of encoder and decoder, N and M; None for a model of one stack
     in_decoder: bool  # whether the stack is the decoder
     is_first: bool  # whether the sublayer is the first one of its layer
     is_last: bool
-    clock: UpdateClock | None  # counts the updates of the model, if its scheme asks for that
-    previous: Residual | None  # the connection of the sublayer before, None for the stack's first
+    clock: UpdateClock | None  # counts the updates of the model, if the scheme needs it
+    previous: Residual | None  # the connection of the previous sublayer, None for the first of the stack
 
     def build_norm(self, channels: int | None = None) -> nn.Module:
-        """A norm of the scheme's own over so many channels, those of the stream if they are not named."""
+        """An additional norm of the scheme; `channels` defaults to those of the stream."""
         from mmpretrain.models.utils import build_norm_layer  # here: fuse_norms runs without it
         return build_norm_layer(self.norm_cfg, self.channels if channels is None else channels)
 
@@ -46,22 +46,20 @@ class StackPosition:
 class Residual(nn.Module):
     """The residual connection of one sublayer F: `x' = post(a x + b mid(F(pre(x))))`.
 
-    A scheme says by `norm_at` which of `pre`, `mid` and `post` is the layer's norm, by `scales` what a and b are, and
-    by `gains` how F's weights start. The layer's norm belongs to the layer, under the name that checkpoints know, and
-    is an argument of `forward`; `norm` is a norm of the scheme's own in `mid`, or the identity. F is always computed,
-    also where its weight is 0: DistributedDataParallel waits for the gradient of each parameter. Stochastic depth is
-    taken out of F, so that it drops all that a branch adds, `b mid(F(pre(x)))`.
+    A scheme defines by `norm_at` which of `pre`, `mid` and `post` is the layer's norm, by `scales` a and b, and by
+    `gains` the initial weights of F. The layer's norm remains a child of the layer, as in checkpoints, and is an
+    argument of `forward`; `norm` is an additional norm in `mid`, or the identity. F is always computed, also if its
+    weight is 0: DistributedDataParallel waits for the gradient of each parameter. Stochastic depth moves from F to the
+    connection, so that it drops everything a branch adds, `b mid(F(pre(x)))`.
 
     Args:
-        position (StackPosition): where the connection stands; of every scheme. :func:`connect` makes it.
+        position (StackPosition): the position of the connection, made by :func:`connect`; the same for every scheme.
     """
     norm_at: ClassVar[str] = 'pre'
-    # Whether the scheme makes norms unnecessary.
-    without_norm: ClassVar[bool] = False
-    # Whether the stream has to be normalized after the last layer.
-    final_norm: ClassVar[bool] = True
+    without_norm: ClassVar[bool] = False  # whether the scheme makes norms unnecessary
+    final_norm: ClassVar[bool] = True  # whether the stream has to be normalized after the last layer
     needs_clock: ClassVar[bool] = False
-    # Factors of Xavier's deviation by role; a role that is not named has 1. None: weights start as `init_cfg` says.
+    # Factors of Xavier's deviation by role, 1 for other roles. None: initial weights follow `init_cfg`.
     gains: dict[str, float] | None = None
 
     def __init__(self, position: StackPosition):
@@ -91,11 +89,11 @@ class Residual(nn.Module):
         return None, None
 
     def without_factors(self) -> Residual:
-        """What is left of the connection once :func:`mmunorm.fuse_norms` has folded its factors."""
+        """The connection after :func:`mmunorm.fuse_norms` has folded its factors."""
         return FoldedResidual(self)
 
     def initialize(self, sublayer: Sublayer, norm: nn.Module) -> None:
-        """Draws the initial weights of F, and sets those of the layer's norm, as the scheme has them."""
+        """Initializes the weights of F and of the layer's norm as the scheme requires."""
         if self.gains is None:
             return
         for role, weight in sublayer.weights().items():
@@ -104,11 +102,11 @@ class Residual(nn.Module):
             bias.zero_()
 
     def initialize_embedding(self, embedding: nn.Module) -> None:
-        """Draws the weights of the linear layer, convolution or embedding that the stream begins with."""
+        """Initializes the linear layer, convolution or embedding that the stream begins with."""
 
 
 class FoldedResidual(Residual):
-    """What is left of a connection whose factors are folded away: the sum, and norms that stay.
+    """A connection whose factors are folded: the sum, and the norms that remain.
 
     Its buffer marks a folded checkpoint, as that of :class:`mmunorm.fusion.FoldedNorm` does.
     """
@@ -118,7 +116,7 @@ class FoldedResidual(Residual):
         self.norm_at = residual.norm_at
         self.norm = residual.norm
         self.drop = residual.drop
-        # Before a norm it is folded away with that; ScaledResidual's stays.
+        # Before a norm it is folded with that norm; ScaledResidual's remains.
         self.stream_scale = None if self.norm_at == 'post' else residual.scales()[0]
         self.register_buffer('folded', torch.tensor(True))
 

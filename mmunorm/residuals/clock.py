@@ -1,4 +1,4 @@
-"""The count of optimizer updates that BranchNorm grows by, and how fast it grows."""
+"""Counts the optimizer updates that BranchNorm's weight depends on."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -14,11 +14,8 @@ SCHEDULES = ('linear', 'exponential', 'sigmoid')
 
 
 class UpdateClock(nn.Module):
-    """How many updates an optimizer has made to a model: the buffer `updates`, `()` int64.
-
-    :func:`count_updates` moves it.
-    """
-    is_counted = False  # whether an optimizer has been told to
+    """The number of optimizer updates of a model: the buffer `updates`, `()` int64, of :func:`count_updates`."""
+    is_counted = False  # whether :func:`count_updates` was called
 
     def __init__(self):
         super().__init__()
@@ -31,14 +28,13 @@ def clocks(model: nn.Module) -> list[UpdateClock]:
 
 
 def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
-    """Makes a model count the updates of an optimizer from now on; for training loops without mmengine.
+    """Makes a model count the updates of an optimizer; for training loops without mmengine.
 
-    Call it once, before the first step, with the model, wrapped or not, and the optimizer of its parameters. What
-    counts is `optimizer.step()`: neither the forward passes of an accumulated gradient nor those of activation
-    checkpointing do, and no step that a gradient scaler skips. The function does not wait for the device. `remove()`
-    of what it returns ends the counting.
+    Call it once, before the first step, with the model, wrapped or not, and the optimizer of its parameters. Calls of
+    `optimizer.step()` count, except those that a gradient scaler skips; forward passes do not. It does not synchronize
+    with the device. `remove()` of the returned handle ends the counting.
     """
-    # Not by the optimizer's own hooks: with torch 2.1, none is called once something has been compiled.
+    # Not with the optimizer's hooks: torch 2.1 calls none once something has been compiled.
     counted = OrderedDict()
     handle = RemovableHandle(counted)
     counted[handle.id] = clocks(model)
@@ -49,26 +45,26 @@ def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
     @wraps(getattr(step, '__func__', step))
     def step_and_count(self, *args, **kwargs):
         result = step(*args, **kwargs)
-        # A fused optimizer looks itself whether it has to skip a step: the scaler hands it this number.
+        # A fused optimizer checks itself whether it has to skip a step; it gets this number from the scaler.
         infs = getattr(optimizer, 'found_inf', None)
         for clock in counted.get(handle.id, ()):
             clock.updates += 1 if infs is None else infs.reshape(()).eq(0)
         return result
 
-    optimizer.step = MethodType(step_and_count, optimizer)  # schedulers wrap it in turn, and want a method
+    optimizer.step = MethodType(step_and_count, optimizer)  # schedulers wrap it in turn, and need a method
     return handle
 
 
 def growth(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:
     """The weight `a_t` of a branch: 0 at t = 0, exactly 1 from t = T on.
 
-    'linear' is `t / T`, Eq. 8 of arXiv 2305.02790. The paper names the other two without a formula; these are ours:
+    'linear' is `t / T`, Eq. 8 of arXiv 2305.02790. The paper has no formula for the other two; these are ours:
     'exponential' is `(e^(5 t / T) - 1) / (e^5 - 1)`, 'sigmoid' the part of a tanh from -3 to 3. `updates` is t, `()`
     int64, and `warmup_iters` T; the result is `()` float64.
     """
     if warmup_iters == 0:
         return torch.ones_like(updates, dtype=torch.float64)
-    share = (updates.double() / warmup_iters).clamp(max=1)  # each sublayer computes it: as few operations as can be
+    share = (updates.double() / warmup_iters).clamp(max=1)  # each sublayer computes it: few operations
     if schedule == 'exponential':
         share = torch.expm1(5 * share) / torch.expm1(torch.full_like(share, 5))
     elif schedule == 'sigmoid':

@@ -1,4 +1,4 @@
-"""Puts the connections of a scheme into the layers of a model, and starts their weights."""
+"""Adds the connections of a scheme to the layers of a model, and initializes their weights."""
 from __future__ import annotations
 
 import inspect
@@ -19,21 +19,21 @@ DEFAULT_NORM_CFG = dict(type='UN')
 
 
 class ResidualLayer(nn.Module):
-    """A layer of sublayers, `attn` and `ffn` if it says no more, whose connections are `residual1`, `residual2`, ...
+    """A layer of sublayers, by default `attn` and `ffn`, whose connections are `residual1`, `residual2`, ...
 
-    :func:`connect` mixes it into a stock layer: names in the `state_dict` stay.
+    :func:`connect` mixes it into a stock layer; names in the `state_dict` do not change.
     """
     part_names: ClassVar[tuple[str, ...]] = ('attn', 'ffn')
     norm_names: ClassVar[tuple[str, ...]]
 
     def sublayers(self) -> Iterator[tuple[str, str, str]]:
-        """The names of each sublayer's connection, of itself, and of its norm."""
+        """Yields the names of each sublayer's connection, of the sublayer, and of its norm."""
         for i, (part, norm) in enumerate(zip(self.part_names, self.norm_names, strict=True), start=1):
             yield f'residual{i}', part, norm
 
 
 def scheme_of(residual_cfg: dict) -> type[Residual]:
-    """The class that a `residual_cfg` names; a ResidualError if it is not a dict with the `type` of a scheme."""
+    """The class of a `residual_cfg`; a ResidualError if it is not a dict with the `type` of a scheme."""
     if not isinstance(residual_cfg, dict) or 'type' not in residual_cfg:
         raise ResidualError(f'residual_cfg={residual_cfg!r}: must be a dict that names its type, such as '
                             "dict(type='BranchNorm')")
@@ -46,7 +46,7 @@ def scheme_of(residual_cfg: dict) -> type[Residual]:
 
 
 def norm_of(residual_cfg: dict, norm_cfg: dict) -> dict:
-    """The `norm_cfg` of a model: none for a scheme without norms, where the model's argument is the very default."""
+    """The `norm_cfg` of a model: NoNorm for a scheme without norms, if the model's argument is the default object."""
     check_norm_cfg(norm_cfg)
     return dict(type='NoNorm') if scheme_of(residual_cfg).without_norm and norm_cfg is DEFAULT_NORM_CFG else norm_cfg
 
@@ -57,18 +57,18 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
 
     Args:
         model: gets the clock of the scheme, if that counts updates.
-        layers: all layers of a stream of the model, from its input on; their number is the depth.
-        cls: what the layers become.
-        residual_cfg: names the scheme and its arguments.
-        norm_cfg: for norms of the scheme's own.
-        stacks: of an encoder-decoder the layers of both stacks, each of which is connected by a call of its own.
+        layers: all layers of a stream of the model, in order; their number is the depth.
+        cls: the new class of the layers.
+        residual_cfg: the scheme and its arguments.
+        norm_cfg: for additional norms of the scheme.
+        stacks: of an encoder-decoder the layers of both stacks, each of which is connected in its own call.
         in_decoder: whether `layers` are the decoder.
 
     Raises:
-        ResidualError: `residual_cfg` is wrong, or the scheme does not go with the layers or their norms.
+        ResidualError: `residual_cfg` is invalid, or the scheme does not fit the layers or their norms.
     """
     scheme = scheme_of(residual_cfg)
-    # mmengine writes a `_scope_` into what a config inherits from another package.
+    # mmengine adds a `_scope_` to what a config inherits from another package.
     arguments = {key: value for key, value in residual_cfg.items() if key not in ('type', '_scope_')}
     known = [name for name in inspect.signature(scheme).parameters if name != 'position']
     if unknown := [name for name in arguments if name not in known]:
@@ -108,10 +108,10 @@ def connect(model: nn.Module, layers: Sequence[nn.Module], cls: type[ResidualLay
 
 @torch.no_grad()
 def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.Module | None) -> None:
-    """Starts the weights of a model's layers as their scheme has them, unless its `init_cfg` loads a checkpoint.
+    """Initializes the layers of a model as their scheme requires, unless its `init_cfg` loads a checkpoint.
 
     `layers` are all its layers, after :func:`connect`, and `embedding` is the linear layer, convolution or embedding
-    that makes the stream, or None where another stack has started it.
+    before the first one, or None if another stack has initialized it.
     """
     from mmengine.model import PretrainedInit  # here: fuse_norms runs without it
     cfgs = [model.init_cfg] if isinstance(model.init_cfg, dict) else model.init_cfg or []

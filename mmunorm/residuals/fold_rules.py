@@ -1,4 +1,4 @@
-"""Where the norms and factors of residual schemes go when a model is folded."""
+"""Rules for folding the norms and factors of residual schemes."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def residual_layer(layer: ResidualLayer) -> Iterator[Factor]:
 
 
 def stations_of(layers: Sequence[ResidualLayer], name: str) -> tuple[Station, ...]:
-    """The stations of layers `name.0`, `name.1`, ...; none where their norms stand elsewhere than in the stream."""
+    """The stations of layers `name.0`, `name.1`, ...; none if their norms are not in the stream."""
     stations = []
     for i, layer in enumerate(layers):
         for residual, part, norm in layer.sublayers():

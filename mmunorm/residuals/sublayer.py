@@ -1,4 +1,4 @@
-"""What a residual scheme has to know of a sublayer F: its linear layers by role, and its stochastic depth."""
+"""The parts of a sublayer F that a residual scheme uses: its linear layers by role, and its stochastic depth."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -13,17 +13,17 @@ ROLES = ('q', 'k', *OUTER_ROLES)
 
 
 class Entrance(nn.Sequential):
-    """The last linear layer of F, `linear`, after modules with other names that see what it reads, `(..., C)`."""
+    """The last linear layer of F, `linear`, after modules with other names that process its input `(..., C)`."""
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
-        """`(..., C)` to the linear layer's output; `pad_mask` `(...)` is True where a token is padding."""
+        """From `(..., C)` to the linear layer's output; `pad_mask` `(...)` is True where a token is padding."""
         for part in self:
             x = call_norm(part, x, pad_mask)
         return x
 
 
 class TakenDropPath(nn.Identity):
-    """Where the stochastic depth of F stood before a connection took it: does nothing, but has its `drop_prob`."""
+    """An identity in place of F's stochastic depth, which moved to the connection; it shares its `drop_prob`."""
 
     def __init__(self, taken: nn.Module):
         super().__init__()
@@ -31,7 +31,7 @@ class TakenDropPath(nn.Identity):
 
     @property
     def drop_prob(self) -> float:
-        """Of the connection's stochastic depth. To set it sets that."""
+        """That of the connection's stochastic depth."""
         return self._taken[0].drop_prob
 
     @drop_prob.setter
@@ -43,28 +43,28 @@ class TakenDropPath(nn.Identity):
 class Sublayer:
     """An attention or a feed-forward network in a residual stream."""
     module: nn.Module  # F itself
-    first: nn.Module  # the linear layer that reads the input
+    first: nn.Module  # the first linear layer
     first_roles: tuple[str, ...]  # the roles of its rows, in equal parts
-    parent: nn.Module  # the module that holds the last linear layer
-    last_name: str  # its name there
+    parent: nn.Module  # the parent of the last linear layer
+    last_name: str  # its name in the parent
     last_role: str
-    drop_owner: nn.Module  # the module that holds the stochastic depth of F's output
-    drop_name: str  # its name there
-    memory: nn.Module | None = None  # of a cross-attention, the linear layer that gives k and v of another stream
+    drop_owner: nn.Module  # the parent of the stochastic depth of F's output
+    drop_name: str  # its name in that parent
+    memory: nn.Module | None = None  # of a cross-attention, the linear layer that projects another stream to k and v
 
     @property
     def reader(self) -> nn.Module:
-        """What reads the heads' outputs or the activation: the last linear layer, or the :class:`Entrance` of it."""
+        """The consumer of the heads' outputs or the activation: the last linear layer, or its :class:`Entrance`."""
         return getattr(self.parent, self.last_name)
 
     @property
     def last(self) -> nn.Module:
-        """The linear layer that gives the output."""
+        """The last linear layer."""
         return self.reader.linear if isinstance(self.reader, Entrance) else self.reader
 
     @property
     def is_plain_after_last(self) -> bool:
-        """Whether that layer's output is F's, except for dropout: mmpretrain's own LayerScale is not in between."""
+        """Whether F ends with that layer, except for dropout: without mmpretrain's own LayerScale."""
         return all(isinstance(getattr(self.module, name, None), (nn.Identity, type(None)))
                    for name in ('gamma1', 'gamma2'))
 
@@ -77,17 +77,17 @@ class Sublayer:
         return weights
 
     def biases(self) -> list[Tensor]:
-        """The biases of these layers, those that there are, as views that may be written to."""
+        """The biases of these layers, as views that may be written to."""
         layers = (self.first, self.last, *filter(None, [self.memory]))
         return [layer.bias.detach() for layer in layers if layer.bias is not None]
 
     def put_before_last(self, name: str, module: nn.Module) -> None:
-        """Lets `module` work on what the last linear layer reads, before what works there already."""
+        """Inserts `module` before the last linear layer, and before other modules that were inserted there."""
         parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
         setattr(self.parent, self.last_name, Entrance(OrderedDict({name: module, **parts})))
 
     def take_drop(self) -> nn.Module:
-        """Takes the stochastic depth out of F, which then gives what it computes, and returns it."""
+        """Removes the stochastic depth from F, and returns it."""
         from mmcv.cnn.bricks.drop import DropPath  # here: fuse_norms runs without it
         drop = getattr(self.drop_owner, self.drop_name)
         left = nn.Identity()
@@ -99,9 +99,9 @@ class Sublayer:
 
 
 def describe(module: nn.Module) -> Sublayer:
-    """The parts of an attention or a feed-forward network: of mmpretrain, of mmcv, or one with a `describe()`.
+    """The parts of an attention or a feed-forward network: of mmpretrain, of mmcv, or with its own `describe()`.
 
-    Another module is a TypeError.
+    Any other module is a TypeError.
     """
     if callable(getattr(module, 'describe', None)):
         return module.describe()

@@ -10,7 +10,7 @@ from .sublayer import OUTER_ROLES
 
 @RESIDUALS.register_module()
 class ScaledResidual(Residual):
-    """`x' = (x + F(x)) / sqrt(2)`, which keeps the second moment (Su, kexue 8620). Weights start as `init_cfg` says."""
+    """`x' = (x + F(x)) / sqrt(2)`, which keeps the second moment (Su, kexue 8620). `init_cfg` sets the weights."""
     without_norm = True
 
     def scales(self) -> tuple[Scale, Scale]:
@@ -19,14 +19,14 @@ class ScaledResidual(Residual):
 
 @RESIDUALS.register_module()
 class ReZero(Residual):
-    """ReZero (arXiv 2003.04887): `x' = x + g F(x)`; a layer's sublayers share `gain` `()`, which starts at 0."""
+    """ReZero (arXiv 2003.04887): `x' = x + g F(x)`; the sublayers of a layer share `gain` `()`, which starts at 0."""
     without_norm = True
 
     def __init__(self, position: StackPosition):
         super().__init__(position)
         if position.is_first:
             self.gain = nn.Parameter(torch.zeros(()))
-        # In a tuple, so that it is no child: the parameter has one name, and an optimizer meets it once.
+        # In a tuple, so that it is no child: the parameter has one name, and an optimizer gets it once.
         self._owner = (self, ) if position.is_first else position.previous._owner
 
     def scales(self) -> tuple[Scale, Scale]:
@@ -35,7 +35,7 @@ class ReZero(Residual):
 
 @RESIDUALS.register_module()
 class TFixup(Residual):
-    """T-Fixup (Huang et al., ICML 2020): `x' = x + F(x)`; no norm and no warm-up of the rate, by small weights.
+    """T-Fixup (Huang et al., ICML 2020): `x' = x + F(x)`; small weights replace norms and the learning rate warm-up.
 
     Those of v, out, fc1 and fc2 start as Xavier's times `0.67 N^(-1/4)` for one stack of N layers and in an encoder,
     times `(9 M)^(-1/4)` in a decoder of M layers. Those of the patch embedding start as Xavier's times
@@ -60,12 +60,12 @@ class TFixup(Residual):
 
 @RESIDUALS.register_module()
 class RFixup(Residual):
-    """Fixup (arXiv 1901.09321), R-Fixup in tables beside T-Fixup: `x' = x + g F(x)`; no norm.
+    """Fixup (arXiv 1901.09321), R-Fixup in tables with T-Fixup: `x' = x + g F(x)`; no norm.
 
     Each sublayer's parameter `gain` `()` starts at 1. The weights of out and fc2 start at 0, those of q, k and v as
     Xavier's times `L^(-1/6)` and those of fc1 times `L^(-1/2)`. L counts sublayers: `2 N` for one stack of N layers,
-    `2 N + 3 M` with a decoder of M layers. The paper's scalar biases are parts of the linear layers' own. Its
-    classifier starts at 0, too, and is not a part of the backbone.
+    `2 N + 3 M` with a decoder of M layers. The paper's scalar biases are part of those of the linear layers. Its
+    classifier, which also starts at 0, is not part of the backbone.
     """
     without_norm = True
 

@@ -59,27 +59,20 @@ def reference_of(norm):
     """The norm in numpy, with its parameters, before its first step."""
     p = {key: value.detach().double().numpy() for key, value in norm.named_parameters()}
     affine = p.get('weight'), p.get('bias')
-    if isinstance(norm, UN):
+    if isinstance(norm, (UN, MABN)):
         return ReferenceUN(
             *affine, norm.window, norm.alpha, norm.warmup_iters, norm.outlier_filter,
             norm.outlier_variance == 'channel', norm.eps, norm.forward_average, norm.backward_average,
             norm.backward_momentum, norm.centered, p.get('eta'))
-    if isinstance(norm, MABN):
-        return ref.ReferenceMABN(*affine, norm.window[1], norm.alpha, norm.warmup_iters)
     if isinstance(norm, PN):
         return ref.ReferencePN(*affine, norm.layer_scale, norm.alpha, norm.warmup_iters)
     if isinstance(norm, PRepBN):
-        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']),
-                                   ref.ReferenceLN(p['ln_weight'], p['ln_bias']), norm.steps)
+        layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=p['ln_weight'], ln_bias=p['ln_bias'])
+        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']), layer_norm, norm.steps)
     if isinstance(norm, TokenBN):  # RepBN too
         return ref.ReferenceBN(*affine, p.get('eta'))
-    if isinstance(norm, RMSN):
-        return ref.ReferenceRMSN(p['weight'])
-    if isinstance(norm, Derf):
-        return ref.ReferenceDerf(*affine, p['alpha'], p['shift'])
-    if isinstance(norm, DyT):
-        return ref.ReferenceDyT(*affine, p['alpha'])
-    return ref.ReferenceAffine(*(affine if 'weight' in p else (1., 0.)))
+    formulas = {RMSN: ref.rmsn, DyT: ref.dyt, Derf: ref.derf, NoNorm: ref.affine}
+    return ref.ReferenceFormula(formulas[type(norm)], **p)
 
 
 def assert_equals_reference(norm, steps, masked, rtol, atol, shift=0.):

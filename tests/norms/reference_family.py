@@ -1,41 +1,10 @@
-"""UN's peers in float64 numpy, each from its own paper's equations, one step at a time.
+"""UN's peers in float64, each from its own paper's equations, one step at a time. (MABN's are those of ReferenceUN.)
 
 Every class has `forward(x, padded)` for `x` (B, C) and `padded` (B,) bool, `backward(dy)` with the gradient
 of `x` and those of the parameters by name, and `state()` with what the layer must hold after the step.
 """
 import numpy as np
-from scipy import special
-
-
-class ReferenceMABN:
-    """Yan et al., ICLR 2020: EMA of the mean square forward, SMA of M gradient statistics backward."""
-
-    def __init__(self, gamma, beta, window=16, alpha=0.9, warmup_iters=0, eps=1e-5):
-        self.gamma, self.beta, self.window, self.alpha, self.eps = gamma, beta, window, alpha, eps
-        self.warmup_iters = warmup_iters
-        self.chi2, self.psi = np.ones_like(gamma), np.zeros_like(gamma)
-        self.psis = [self.psi] * window
-        self.t = 0
-
-    def forward(self, x, padded):
-        self.t += 1
-        self.x, self.kept = x, ~padded
-        chi2_now = (x[self.kept] ** 2).mean(0)
-        self.chi2 = self.alpha * self.chi2 + (1 - self.alpha) * chi2_now
-        self.exact = self.t <= max(self.warmup_iters, self.window)
-        self.chi = np.sqrt((chi2_now if self.exact else self.chi2) + self.eps)
-        self.y_hat = x / self.chi
-        return self.gamma * self.y_hat + self.beta
-
-    def backward(self, dy):
-        d_hat = self.gamma * dy
-        self.psis.append((d_hat * self.y_hat)[self.kept].mean(0))
-        self.psi = self.psis[-1] if self.exact else np.mean(self.psis[-self.window:], axis=0)
-        dx = (d_hat - self.kept[:, None] * self.y_hat * self.psi) / self.chi
-        return dx, dict(weight=(dy * self.y_hat).sum(0), bias=dy.sum(0))
-
-    def state(self):
-        return dict(running_var=self.chi2, psi=self.psi, gradient_record=self.psis[-self.window:])
+import torch
 
 
 class ReferencePN:
@@ -113,25 +82,6 @@ class ReferenceBN:
         return dict(running_mean=self.running_mean, running_var=self.running_var)
 
 
-class ReferenceLN:
-    """Ba et al., 2016."""
-
-    def __init__(self, gamma, beta, eps=1e-5):
-        self.gamma, self.beta, self.eps = gamma, beta, eps
-
-    def forward(self, x, padded):
-        mu = x.mean(1, keepdims=True)
-        self.std = np.sqrt(((x - mu) ** 2).mean(1, keepdims=True) + self.eps)
-        self.x_hat = (x - mu) / self.std
-        return self.gamma * self.x_hat + self.beta
-
-    def backward(self, dy):
-        d_hat = dy * self.gamma
-        dx = (d_hat - d_hat.mean(1, keepdims=True) -
-              self.x_hat * (d_hat * self.x_hat).mean(1, keepdims=True)) / self.std
-        return dx, dict(ln_weight=(dy * self.x_hat).sum(0), ln_bias=dy.sum(0))
-
-
 class ReferencePRepBN:
     """Guo et al., ICML 2024: `lambda * LN + (1 - lambda) * RepBN`, lambda linear in the step."""
 
@@ -152,77 +102,47 @@ class ReferencePRepBN:
         return self.rep_bn.state()
 
 
-class ReferenceRMSN:
+class ReferenceFormula:
+    """A norm without statistics over tokens: its formula in torch, differentiated by autograd."""
+
+    def __init__(self, formula, **parameters):
+        self.formula = formula
+        self.parameters = {name: torch.from_numpy(value).requires_grad_() for name, value in parameters.items()}
+
+    def forward(self, x, padded):
+        self.x = torch.from_numpy(x).requires_grad_()
+        self.y = self.formula(self.x, **self.parameters)
+        return self.y.detach().numpy()
+
+    def backward(self, dy):
+        dx, *grads = torch.autograd.grad(self.y, [self.x, *self.parameters.values()], torch.from_numpy(dy))
+        return dx.numpy(), {name: grad.numpy() for name, grad in zip(self.parameters, grads, strict=True)}
+
+    def state(self):
+        return {}
+
+
+def ln(x, ln_weight, ln_bias, eps=1e-5):
+    """Ba et al., 2016."""
+    centered = x - x.mean(1, keepdim=True)
+    return ln_weight * centered / (centered.square().mean(1, keepdim=True) + eps).sqrt() + ln_bias
+
+
+def rmsn(x, weight, eps=1e-5):
     """Zhang and Sennrich, NeurIPS 2019, Eq. 4."""
-
-    def __init__(self, gain, eps=1e-5):
-        self.gain, self.eps = gain, eps
-
-    def forward(self, x, padded):
-        self.rms = np.sqrt((x ** 2).mean(1, keepdims=True) + self.eps)
-        self.a_bar = x / self.rms
-        return self.gain * self.a_bar
-
-    def backward(self, dy):
-        d_bar = dy * self.gain
-        dx = (d_bar - self.a_bar * (d_bar * self.a_bar).mean(1, keepdims=True)) / self.rms
-        return dx, dict(weight=(dy * self.a_bar).sum(0))
-
-    def state(self):
-        return {}
+    return weight * x / (x.square().mean(1, keepdim=True) + eps).sqrt()
 
 
-class ReferenceDyT:
+def dyt(x, weight, bias, alpha):
     """Zhu et al., CVPR 2025, Algorithm 1."""
-
-    def __init__(self, gamma, beta, alpha):
-        self.gamma, self.beta, self.alpha = gamma, beta, alpha
-
-    def forward(self, x, padded):
-        self.x, self.squashed = x, np.tanh(self.alpha * x)
-        return self.gamma * self.squashed + self.beta
-
-    def backward(self, dy):
-        inner = dy * self.gamma * (1 - self.squashed ** 2)
-        return inner * self.alpha, dict(
-            weight=(dy * self.squashed).sum(0), bias=dy.sum(0), alpha=np.array([(inner * self.x).sum()]))
-
-    def state(self):
-        return {}
+    return weight * torch.tanh(alpha * x) + bias
 
 
-class ReferenceDerf:
+def derf(x, weight, bias, alpha, shift):
     """Chen et al., arXiv 2512.10938."""
-
-    def __init__(self, gamma, beta, alpha, shift):
-        self.gamma, self.beta, self.alpha, self.shift = gamma, beta, alpha, shift
-
-    def forward(self, x, padded):
-        self.x, self.u = x, self.alpha * x + self.shift
-        return self.gamma * special.erf(self.u) + self.beta
-
-    def backward(self, dy):
-        inner = dy * self.gamma * 2 / np.sqrt(np.pi) * np.exp(-self.u ** 2)
-        return inner * self.alpha, dict(
-            weight=(dy * special.erf(self.u)).sum(0), bias=dy.sum(0), alpha=np.array([(inner * self.x).sum()]),
-            shift=np.array([inner.sum()]))
-
-    def state(self):
-        return {}
+    return weight * torch.erf(alpha * x + shift) + bias
 
 
-class ReferenceAffine:
-    """`gamma * x + beta`, all that is left of a norm that does not normalize."""
-
-    def __init__(self, gamma, beta):
-        self.gamma, self.beta = gamma, beta
-
-    def forward(self, x, padded):
-        self.x = x
-        return self.gamma * x + self.beta
-
-    def backward(self, dy):
-        return dy * self.gamma, dict(weight=(dy * self.x).sum(0), bias=dy.sum(0))
-
-    def state(self):
-        return {}
+def affine(x, weight=1, bias=0):
+    """All that is left of a norm that does not normalize."""
+    return weight * x + bias

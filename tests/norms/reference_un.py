@@ -28,8 +28,7 @@ class ReferenceUN:
         mean = kept.mean(0) if self.centered else np.zeros(x.shape[1])
         self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
         s = np.array([np.mean((kept[:, c] - mean[c]) ** 2) for c in range(x.shape[1])])
-        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward,
-                                                                             self.m_backward)
+        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward, self.m_backward)
         self.outlier = False
         if self.warm:
             var_hat = s
@@ -80,6 +79,8 @@ class ReferenceUN:
         state = dict(running_var=self.running_var, num_batches_tracked=self.t)
         if self.backward_average == 'am' or self.backward_momentum:
             state['psi'] = self.psi
+        if self.backward_average == 'am' and len(self.gradients) >= self.m_backward:
+            state['gradient_record'] = self.gradients[-self.m_backward:]
         if self.outlier_filter:
             state['num_outliers'] = self.num_outliers
         return dict(state, running_mean=self.running_mean) if self.centered else state

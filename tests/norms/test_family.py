@@ -2,6 +2,7 @@
 
 import copy
 import io
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.registry import MODELS
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mmunorm
@@ -66,22 +67,14 @@ def test_token_bn_equals_torch_on_any_input(tokens, channels, offset, scale, see
 
 AFFINE = {'weight', 'bias'}
 RUNNING = AFFINE | {'running_var', 'num_batches_tracked'}
-RECORDS = {'activation_record', 'gradient_record', 'psi', 'num_outliers'}
+UN_STATE = RUNNING | {'activation_record', 'gradient_record', 'psi', 'num_outliers'}
+MOVED = {'running_mean', 'eta'}
 STATE = {
-    'UN': RUNNING | RECORDS,
-    'UN centered': RUNNING | RECORDS | {'running_mean', 'eta'},
-    'UN frozen': RUNNING | RECORDS | {'running_mean', 'eta'},
-    'MABN': RUNNING | {'gradient_record', 'psi'},
-    'PN': RUNNING | {'psi'},
-    'PN*': RUNNING | {'psi'},
-    'TokenBN': RUNNING | {'running_mean'},
-    'RepBN': RUNNING | {'running_mean', 'eta'},
-    'PRepBN': RUNNING | {'running_mean', 'eta', 'ln_weight', 'ln_bias'},
-    'RMSN': {'weight'},
-    'DyT': AFFINE | {'alpha'},
-    'Derf': AFFINE | {'alpha', 'shift'},
-    'NoNorm': set(),
-    'NoNorm affine': AFFINE,
+    'UN': UN_STATE, 'UN centered': UN_STATE | MOVED, 'UN frozen': UN_STATE | MOVED,
+    'MABN': RUNNING | {'gradient_record', 'psi'}, 'PN': RUNNING | {'psi'}, 'PN*': RUNNING | {'psi'},
+    'TokenBN': RUNNING | {'running_mean'}, 'RepBN': RUNNING | MOVED,
+    'PRepBN': RUNNING | MOVED | {'ln_weight', 'ln_bias'}, 'RMSN': {'weight'}, 'DyT': AFFINE | {'alpha'}, 'Derf': AFFINE | {'alpha', 'shift'},
+    'NoNorm': set(), 'NoNorm affine': AFFINE,
 }
 
 
@@ -104,12 +97,12 @@ def test_any_leading_shape_is_tokens(name, shape):
 @every_norm
 def test_no_tokens(name):
     norm = build(name)
-    before = copy.deepcopy(norm.state_dict())
+    before = copy.deepcopy(norm)
     x = torch.randn(2, 0, 6, requires_grad=True)
     y = norm(x, torch.zeros(2, 0, dtype=torch.bool))
     y.sum().backward()
     assert y.shape == x.grad.shape == (2, 0, 6)
-    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+    assert_same_state(norm, before)
 
 
 @pytest.mark.parametrize('name', [name for name in NORMS if name not in ('PN', 'RMSN', 'DyT', 'Derf')])
@@ -117,8 +110,7 @@ def test_affine_is_the_norm_at_inference(name):
     norm = build(name).double()
     for _, x, dy in sequence(30, 6):
         norm(torch.from_numpy(x).requires_grad_()).backward(torch.from_numpy(dy))
-    norm.eval()
-    before = copy.deepcopy(norm.state_dict())
+    before = copy.deepcopy(norm.eval())
     x = torch.randn(3, 4, 6, dtype=torch.float64)
     y = norm(x)
     if name in OFFLINE:
@@ -130,24 +122,18 @@ def test_affine_is_the_norm_at_inference(name):
     assert scale.dtype == shift.dtype == torch.float64 and not scale.requires_grad
     assert not norm.fold_obstacle
     torch.testing.assert_close(scale * x + shift, y, rtol=1e-12, atol=1e-12)
-    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+    assert_same_state(norm, before)
 
 
-@pytest.mark.parametrize('name,words', [
-    ('PN', 'root mean square'),
-    ('RMSN', 'mean square for every token'),
-    ('DyT', 'tanh'),
-    ('Derf', 'erf'),
-    ('PRepBN', 'LayerNorm in until 12 training steps are done, and has done 0'),
-])
+@pytest.mark.parametrize('name, words', [
+    ('PN', 'root mean square'), ('RMSN', 'mean square for every token'), ('DyT', 'tanh'), ('Derf', 'erf'),
+    ('PRepBN', 'LayerNorm in until 12 training steps are done, and has done 0')])
 def test_an_obstacle_says_why_there_is_no_affine(name, words):
     norm = build(name)
     assert words in norm.fold_obstacle
-    if isinstance(norm, OfflineNorm):
-        with pytest.raises(RuntimeError, match=f'{type(norm).__name__} is no affine map: it .*{words}'):
-            norm.affine()
-    else:
-        assert not hasattr(norm, 'affine')
+    error = RuntimeError if isinstance(norm, OfflineNorm) else AttributeError
+    with pytest.raises(error, match=f'is no affine map: it .*{words}' if error is RuntimeError else 'affine'):
+        norm.affine()
 
 
 @every_norm
@@ -297,32 +283,18 @@ def test_built_from_every_scope_and_by_both_builders(name):
     assert norm_type != 'UN' or norm.window == (2, 3)
 
 
-class CountLayerNorms(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 'layer_norm' in str(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_prepbn_computes_no_layer_norm_when_lambda_is_0():
-    norm = build('PRepBN')
-    counts = []
-    for _ in range(16):
+    norm, resumed, x = build('PRepBN'), PRepBN(6, steps=12), torch.randn(5, 6)
+    for step in range(16):
         norm.eval().train()  # as a validation does
-        with CountLayerNorms() as counter:
-            norm(torch.randn(5, 6)).sum().backward()
-        counts.append(counter.count > 0)
+        with mock.patch.object(F, 'layer_norm', wraps=F.layer_norm) as layer_norm:
+            norm(x).sum().backward()
+        assert layer_norm.called == (step < 12)
         # DistributedDataParallel waits for all of them.
         assert all(p.grad is not None for p in norm.parameters())
-    assert counts == [True] * 12 + [False] * 4
-    resumed = PRepBN(6, steps=12)
     resumed.load_state_dict(norm.state_dict())
-    with CountLayerNorms() as counter:
-        resumed(torch.randn(5, 6))
-        resumed.eval()(torch.randn(5, 6))
-        norm.eval()(torch.randn(5, 6))
-    assert counter.count == 0
+    with mock.patch.object(F, 'layer_norm', None):
+        resumed(x), resumed.eval()(x), norm.eval()(x)
 
 
 def test_prepbn_starts_as_the_layer_norm_of_a_checkpoint_and_blends_at_inference_too():

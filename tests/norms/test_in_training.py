@@ -47,12 +47,11 @@ def test_frozen_by_eval_it_keeps_its_state_and_passes_gradients(name):
     norm = build(name)
     for i in range(20):
         step(norm, i)
-    norm.eval()
-    before = copy.deepcopy(norm.state_dict())
+    before = copy.deepcopy(norm.eval())
     x = torch.randn(5, 6, requires_grad=True)
     norm(x).sum().backward()
     assert x.grad.abs().sum() > 0
-    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+    assert_same_state(norm, before)
     if not norm.fold_obstacle:
         torch.testing.assert_close(x.grad, norm.affine()[0].float().expand(5, 6))
 
@@ -131,8 +130,7 @@ def test_fully_sharded():
 
 
 def train_flat(rank):
-    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'),
-                                     use_orig_params=True)
+    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'), use_orig_params=True)
     train_swin(model, rank, 2)
     with FullyShardedDataParallel.summon_full_params(model):
         return {key: value.clone() for key, value in model.module.state_dict().items()}

@@ -95,15 +95,12 @@ def reference(model, scheme, images, branch_weight=1.):
         if scheme == 'NormFormer' and f is attention:
             return x + own(attention(part, norm(x), head_scale=last.scale.weight))
         return {
-            'PostNorm': lambda: norm(x + plain(x)),
-            'DSInit': lambda: norm(x + plain(x)),
+            **dict.fromkeys(('PostNorm', 'DSInit'), lambda: norm(x + plain(x))),
             'DeepNorm': lambda: norm((2 * len(model.layers))**(1 / 4) * x + plain(x)),
             'BranchNorm': lambda: norm(x + branch_weight * plain(x)),
             'Admin': lambda: norm(connection.weight * x + plain(x)),
-            'PreNorm': lambda: x + plain(norm(x)),
-            'DLCL': lambda: x + plain(norm(x)),
-            'SubLN': lambda: x + with_inner_norm(norm(x)),
-            'NormFormer': lambda: x + with_inner_norm(norm(x)),
+            **dict.fromkeys(('PreNorm', 'DLCL'), lambda: x + plain(norm(x))),
+            **dict.fromkeys(('SubLN', 'NormFormer'), lambda: x + with_inner_norm(norm(x))),
             'TFixup': lambda: x + plain(x),
             'RFixup': lambda: x + connection.gain * plain(x),
             'ReZero': lambda: x + first.gain * plain(x),

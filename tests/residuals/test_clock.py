@@ -20,11 +20,6 @@ def count(model):
     return int(model.update_clock.updates)
 
 
-def test_the_model_has_one_count():
-    for scheme, clocks in ((LINEAR, ['update_clock.updates']), ('DeepNorm', [])):
-        assert [name for name in vit(scheme, 3).state_dict() if 'clock' in name] == clocks
-
-
 @given(t=st.integers(0, 10**7), warmup_iters=st.integers(0, 10**6))
 def test_growth_by_its_formula(t, warmup_iters):
     share = t / warmup_iters if t < warmup_iters else 1
@@ -93,17 +88,11 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count():
         assert count(model) == expected
 
 
-class Fused(torch.optim.SGD):
-    """Looks itself whether it has to skip a step, as torch's fused optimizers do on a GPU."""
-
-    def step(self):
-        pass
-
-
 @pytest.mark.parametrize('found, expected', [(torch.tensor(0.), 1), (torch.tensor([1.]), 0)])
-def test_a_fused_optimizer_says_itself_whether_it_skips(found, expected):
+def test_a_fused_optimizer_checks_itself_whether_it_skips(found, expected):
     model = vit(LINEAR, 1)
-    optimizer = Fused(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step = lambda: None
     count_updates(model, optimizer)
     optimizer.found_inf = found  # as the scaler sets it for the time of the step
     optimizer.step()

@@ -81,8 +81,7 @@ def test_deep_norm_is_branch_norm_frozen_at_its_inverse(depth, seed):
     torch.testing.assert_close(branch(images)[0], deep.eval()(images)[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('residual', [
-    'ReZero', 'SkipInit', 'ResPostNorm', dict(type='LayerScale', init_value=0.)])
+@pytest.mark.parametrize('residual', ['ReZero', 'SkipInit', 'ResPostNorm', dict(type='LayerScale', init_value=0.)])
 def test_starts_as_the_identity(residual):
     model = vit(residual, 3)
     model.init_weights()
@@ -92,10 +91,12 @@ def test_starts_as_the_identity(residual):
         assert torch.equal(layer(x), x)
 
 
-def test_re_zero_has_one_gain_a_layer_and_skip_init_one_a_sublayer():
-    gains = [name for name in vit('ReZero', 2).state_dict() if name.endswith('gain')]
-    assert gains == ['layers.0.residual1.gain', 'layers.1.residual1.gain']
-    assert len([name for name in vit('SkipInit', 2).state_dict() if name.endswith('gain')]) == 4
+@pytest.mark.parametrize('scheme, word, names', [
+    ('ReZero', 'gain', ['layers.0.residual1.gain', 'layers.1.residual1.gain']),
+    ('SkipInit', 'gain', [f'layers.{i}.residual{j}.gain' for i in (0, 1) for j in (1, 2)]),
+    ('BranchNorm', 'clock', ['update_clock.updates']), ('DeepNorm', 'clock', [])])
+def test_shared_state_is_saved_once(scheme, word, names):
+    assert [name for name in vit(scheme, 2).state_dict() if word in name] == names
 
 
 @pytest.mark.parametrize('scheme, name', [

@@ -1,7 +1,7 @@
 """How the numbers of an offline norm are computed: Triton on a GPU, plain torch (`reference`) elsewhere.
 
-Under `torch.compile` it is always plain torch, which the compiler fuses. What Triton is not made for goes to plain
-torch too: float64, strided or empty input, and averages other than UN's own.
+Under `torch.compile` it is always plain torch, which the compiler fuses. Plain torch also computes what the Triton
+kernels do not support: float64, strided or empty input, and averages other than UN's own.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_RECORD = 32
 
 @cache
 def _triton() -> ModuleType | None:
-    """Triton's kernels, imported when a GPU first asks; None where Triton is not installed."""
+    """Triton's kernels, imported on the first use of a GPU; None if Triton is not installed."""
     try:
         return import_module('.triton', __name__)
     except ImportError:
@@ -31,7 +31,7 @@ def _triton() -> ModuleType | None:
 
 
 def one_launch(record: Tensor, *vectors: Tensor) -> ModuleType | None:
-    """Triton's averages over steps, if they take this record `(M, C)` and these vectors `(C,)`; else None."""
+    """Triton's averages over steps, if they support this record `(M, C)` and these vectors `(C,)`; else None."""
     if is_compiling() or len(record) > _LONGEST_RECORD:
         return None
     fits = all(vector.is_cuda and vector.dtype == torch.float32 and vector.is_contiguous()
@@ -40,7 +40,7 @@ def one_launch(record: Tensor, *vectors: Tensor) -> ModuleType | None:
 
 
 def _pass(plain: Callable, inputs: int = 1) -> Callable:
-    """A pass over tokens, in Triton where that takes its first arguments, so many inputs `(..., C)`; else `plain`."""
+    """A pass over tokens: in Triton if that supports the first arguments, `inputs` tensors `(..., C)`; else `plain`."""
 
     @wraps(plain)
     def run(*args):

@@ -17,11 +17,11 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def num_tokens(values: Tensor) -> int:
-    """How many tokens there are. (Older releases cannot compile `shape[:-1].numel()`.)"""
+    """Number of tokens. (Older releases cannot compile `shape[:-1].numel()`.)"""
     return values.numel() // values.shape[-1]
 
 
-# The compiler's code for a CPU goes down the column of a few channels. A short column stays in the cache.
+# Compiled code for a CPU sums down the column of a few channels. A short column stays in the cache.
 _COMPILED_ROWS = 32
 
 
@@ -37,7 +37,7 @@ def _sum_over_tokens(values: Tensor) -> Tensor:
 
 
 def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Mean over the valid tokens; NaN where there is none."""
+    """Mean over the valid tokens; NaN if there are none."""
     if valid is None:
         return _sum_over_tokens(values) / num_tokens(values)
     # `where`, because a padded token may hold inf or NaN, which a product with zero would keep.
@@ -52,7 +52,7 @@ def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
 def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Biased variance and mean over tokens, both `(C,)`.
 
-    In two passes: in float32 `mean(x^2) - mean(x)^2` loses a variance that is small beside the mean.
+    In two passes: in float32 `mean(x^2) - mean(x)^2` cancels if the variance is small compared with the mean.
     """
     x = x.to(statistics_dtype(x.dtype))
     mean = _mean_over_tokens(x, valid)
@@ -66,7 +66,7 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
                         valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Sums of the backward pass for `z = rstd * (x - mean)` and `y = weight * z + bias`; no `mean` is 0.
+    """Sums of the backward pass for `z = rstd * (x - mean)` and `y = weight * z + bias`; without `mean`, it is 0.
 
     Returns:
         `dweight = sum(dy * z)` and `dbias = sum(dy)` over all tokens. Over the valid tokens: `g`, the mean of
@@ -89,7 +89,7 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Ten
                    valid: Tensor | None = None) -> Tensor:
     """`dx = (weight * dy - g_mean - z * psi) * rstd + eta * dy` (Eq. 9), with None for 0.
 
-    A padded token has no part in the statistics: its `g_mean` and `psi` are 0.
+    A padded token is not part of the statistics: its `g_mean` and `psi` are 0.
     """
     direct, slope, constant = input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
     through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)

@@ -1,10 +1,10 @@
 """Triton kernels for a GPU.
 
 The passes of `reference`, each of which reads its input once; and the averages over steps of
-:mod:`mmunorm.norms.algorithm`, one launch each, for UN's own averages alone.
+:mod:`mmunorm.norms.un`, one launch each, only for UN's own averages.
 
-Input is contiguous and not empty, float16, bfloat16 or float32; sums are in float32. Reductions go in two steps,
-programs' partial sums and torch's sum of those, so that the same input gives the same bits. Without a GPU,
+Input is contiguous and not empty, float16, bfloat16 or float32; sums are in float32. Reductions have two steps,
+programs' partial sums and torch's sum of those, so that equal inputs have equal results bit by bit. Without a GPU,
 `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None,
 
 @triton.jit
 def _products(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` again, over valid tokens alone. No `dy` is x."""
+    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` also over valid tokens only. `dy` None is x."""
     first = tl.program_id(0) * rows
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     center = tl.zeros((BLOCK_C, ), tl.float32)
@@ -150,8 +150,10 @@ def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: 
 
 def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
                        unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """UN's `average_activation` in step t, from 1, of which the first `unsettled` are not averaged: `var_hat`,
-    `averaged` and `outlier`. Changes `running_var`, `record` and `num_outliers`, which is None without the filter.
+    """`UN._average_activation` in step t, counted from 1; the first `unsettled` steps are not averaged.
+
+    Returns `var_hat`, `averaged` and `outlier`. Updates `running_var`, `record` and `num_outliers`, None without the
+    filter.
     """
     var_hat = torch.empty_like(s)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
@@ -166,7 +168,7 @@ def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor
 
 def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | None, averaged: Tensor,
                      alpha: float) -> Tensor:
-    """UN's `average_gradient`: the `psi` `(C,)` that is used in `dx`; changes `psi` and `record` `(M, C)`."""
+    """`UN._update_psi`: the `psi` `(C,)` that is used in `dx`; updates `psi` and `record` `(M, C)`."""
     used = torch.empty_like(g)
     with _on(g):
         _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), used, len(g), alpha,
@@ -176,14 +178,14 @@ def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | N
 
 
 def _mark_changed(*tensors: Tensor | None) -> None:
-    """Tells autograd, which does not see what a kernel writes."""
+    """Tells autograd that a kernel wrote to these tensors."""
     for tensor in tensors:
         if tensor is not None:
             increment_version(tensor)
 
 
 def _all_channels(values: Tensor) -> dict[str, int]:
-    """One program has them all, since the outlier test asks whether there is any."""
+    """One program has all channels, since the outlier test is over all of them."""
     block = triton.next_power_of_2(len(values))
     return dict(BLOCK_C=block, num_warps=min(16, max(1, block // 256)))
 
@@ -228,7 +230,7 @@ def _average_activation(measured, step, running_var, record, outliers, var_hat_o
     gm = s
     if WINDOW > 1:
         gm = tl.exp(logs / WINDOW).to(tl.float32)
-    if outliers is not None:  # Eq. 18. A few roundings are no difference between the means.
+    if outliers is not None:  # Eq. 18. Rounding must not count as a difference between the means.
         exceeds = am * (1 - 16 * 1.1920929e-07) > gm + WINDOW * variance
         found = settled & (tl.max((exceeds & inside).to(tl.int32), 0) > 0)
         tl.store(outlier_out, found.to(tl.uint8))

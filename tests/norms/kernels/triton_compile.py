@@ -11,8 +11,7 @@ BLOCKS = dict(BLOCK_T=32, BLOCK_C=128)
 def compile_for(gpu, kernel, blocks=BLOCKS, **types):
     """`types` by argument; None for an argument that is None."""
     signature = {name: types.get(name, NUMBER) for name in kernel.arg_names}
-    signature = {name: 'constexpr' if type_ is None or name in blocks else type_
-                 for name, type_ in signature.items()}
+    signature = {name: 'constexpr' if type_ is None or name in blocks else type_ for name, type_ in signature.items()}
     constants = dict(blocks, **{name: None for name, type_ in types.items() if type_ is None})
     if not hasattr(compiler, 'ASTSource'):
         compile_with_triton_2(gpu, kernel, signature, constants)
