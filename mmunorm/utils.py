@@ -99,10 +99,10 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 # How messages begin that no user can do anything about, or that are as long as a page.
 _CHATTER = re.compile('|'.join((
     r'\n-+\nSystem environment', 'Config:\n', 'Hooks will be executed', 'Distributed training is not used',
-    'Could not import OneDL', 'paramwise_options -- ', 'Loads checkpoint by ', 'Exp name: ', r'\w+_mAP_copypaste: ',
-    '"FileClient" will be deprecated', '"HardDiskBackend" is the alias', '`save_param_scheduler` is True but ',
-    'Because batch augmentations are enabled', 'The prefix is not set in metric class',
-    r'\S+ is duplicate\. It is skipped since bypass_duplicate')))
+    'Did not find last_checkpoint', 'Could not import OneDL', 'paramwise_options -- ', 'Loads checkpoint by ',
+    'Exp name: ', r'\w+_mAP_copypaste: ', '"FileClient" will be deprecated', '"HardDiskBackend" is the alias',
+    '`save_param_scheduler` is True but ', 'Because batch augmentations are enabled',
+    'The prefix is not set in metric class', r'\S+ is duplicate\. It is skipped since bypass_duplicate')))
 _WARNINGS = ('faster_coco_eval is not installed', "Only use 'alpha' for pillow backend", 'Using a non-tuple sequence',
              r'torch\.searchsorted\(\): input value tensor is non-contiguous', r'torch\.meshgrid')
 _held_back: list[str] = []

@@ -8,12 +8,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.runner import find_latest_checkpoint
 
 from ..checkpoints.loading import check_checkpoint, read_checkpoint
 from ..config.pretrained import pretrained_path
 from ..utils import PreflightError, warn
 
-_CHECKPOINT = re.compile(r'(epoch|iter)_(\d+)\.pth')
+_CHECKPOINT = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
 
 def set_resume(cfg: Config, resume: str | None) -> None:
@@ -76,8 +77,7 @@ def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
     Returns:
         The path of the checkpoint or None, and the damaged checkpoints that would have come before it.
     """
-    pointer = Path(work_dir, 'last_checkpoint')
-    text = pointer.read_text().strip() if pointer.is_file() else ''
+    text = find_latest_checkpoint(work_dir) or ''
     if '://' in text:  # a remote path is not checked
         return text, []
     candidates, named = _checkpoints(Path(work_dir)), None
@@ -95,20 +95,17 @@ def _checkpoints(folder: Path) -> set[Path]:
     return {path for path in found if _CHECKPOINT.fullmatch(path.name) and path.exists()}
 
 
-def _precedence(path: Path, named: Path | None) -> tuple[int, int, int]:
-    """A sort key; the largest is tried first. The order: later than the named one, named, earlier, others by time."""
+def _precedence(path: Path, named: Path | None) -> tuple[int, int]:
+    """A sort key; the largest is tried first: later than the named one, named, lower numbers, others by time."""
     if path == named:
-        return 2, 0, 0
-    time = path.stat().st_mtime_ns
-    kind, number = _CHECKPOINT.fullmatch(path.name).groups()
-    match = _CHECKPOINT.fullmatch(named.name) if named is not None else None
-    if match is not None and match[1] == kind:
-        if int(number) < int(match[2]):
-            return 1, int(number), time
-        # A folder may be incomplete: only `last_checkpoint` tells that it is whole.
-        if time > named.stat().st_mtime_ns and path.is_file():
-            return 3, int(number), time
-    return 0, time, int(number)
+        return 2, 0
+    number, time = int(_CHECKPOINT.fullmatch(path.name)[1]), path.stat().st_mtime_ns
+    if match := named and _CHECKPOINT.fullmatch(named.name):
+        if number < int(match[1]):
+            return 1, number
+        if time > named.stat().st_mtime_ns and path.is_file():  # only `last_checkpoint` tells that a folder is whole
+            return 3, number
+    return 0, time
 
 
 def is_whole(path: str | os.PathLike) -> bool:
