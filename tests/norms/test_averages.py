@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mmunorm.norms.averages import (arithmetic_mean, geometric_mean, is_outlier, moving_average, push, root_variance)
+from mmunorm.norms.averages import arithmetic_mean, geometric_mean, is_outlier, moving_average, push, root_variance
 
 positive = st.floats(1e-3, 1e3)
 records = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8), elements=positive)

@@ -73,7 +73,8 @@ STATE = {
     'UN': UN_STATE, 'UN centered': UN_STATE | MOVED, 'UN frozen': UN_STATE | MOVED,
     'MABN': RUNNING | {'gradient_record', 'psi'}, 'PN': RUNNING | {'psi'}, 'PN*': RUNNING | {'psi'},
     'TokenBN': RUNNING | {'running_mean'}, 'RepBN': RUNNING | MOVED,
-    'PRepBN': RUNNING | MOVED | {'ln_weight', 'ln_bias'}, 'RMSN': {'weight'}, 'DyT': AFFINE | {'alpha'}, 'Derf': AFFINE | {'alpha', 'shift'},
+    'PRepBN': RUNNING | MOVED | {'ln_weight', 'ln_bias'},
+    'RMSN': {'weight'}, 'DyT': AFFINE | {'alpha'}, 'Derf': AFFINE | {'alpha', 'shift'},
     'NoNorm': set(), 'NoNorm affine': AFFINE,
 }
 
