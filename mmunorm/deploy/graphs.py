@@ -2,22 +2,20 @@
 from __future__ import annotations
 
 import torch
-from mmpretrain.models import ImageClassifier
-from mmpretrain.models.heads import ClsHead
 from torch import Tensor, nn
 
-from ..enhancement import EnhancingPreprocessor
 from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Enhances and normalizes images as a model's `data_preprocessor` does: mmpretrain's or mmdet's, or one of these
-    with an enhancer before it.
+    """Normalizes images as a model's `data_preprocessor` does, mmpretrain's or mmdet's.
+
+    One that has a method `enhance(images, sizes)`, of tensors of :meth:`forward`, calls it first.
     """
 
     def __init__(self, preprocessor: nn.Module):
         super().__init__()
-        self.enhancing = preprocessor if isinstance(preprocessor, EnhancingPreprocessor) else None
+        self.enhancing = preprocessor if hasattr(preprocessor, 'enhance') else None
         # One name in mmpretrain, the other in mmengine.
         self.flips = bool(getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False)))
         normalizes = preprocessor._enable_normalize
@@ -41,7 +39,7 @@ class ClassifierGraph(nn.Module):
     inputs = ('images', )
     outputs = ('scores', )
 
-    def __init__(self, classifier: ImageClassifier):
+    def __init__(self, classifier: nn.Module):
         super().__init__()
         self.pixels = Pixels(classifier.data_preprocessor)
         self.classifier = classifier
@@ -87,6 +85,10 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         PreflightError: it is no classifier of mmpretrain and no Faster or Mask R-CNN of mmdet, or has a part that
             cannot be exported.
     """
+    from mmpretrain.models import ImageClassifier
+    from mmpretrain.models.heads import ClsHead
+
+    from .rcnn.detector import rcnn_obstacle
     name = type(model).__name__
     if isinstance(model, ImageClassifier):
         head = model.head
@@ -97,7 +99,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     if not hasattr(model, 'with_bbox'):
         raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
-    from .rcnn.detector import rcnn_obstacle
     if obstacle := rcnn_obstacle(model):
         raise PreflightError(f'{name} cannot be exported: {obstacle}.')
     return DetectorGraph(model)
