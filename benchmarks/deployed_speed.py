@@ -23,7 +23,7 @@ from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.config.models import build_model
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.deploy.export import describe_model
-from mmunorm.deploy.formats import FORMS
+from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import batch_of
@@ -39,8 +39,8 @@ DETECTOR_SHAPE = (512, 512)
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=list(NETWORKS), metavar='NETWORK')
-    parser.add_argument('--formats', nargs='+', choices=list(FORMS), metavar='FORMAT',
-                        default=[name for name in FORMS if name not in ('compiled', 'openvino-bf16')])
+    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT',
+                        default=[name for name in VARIANTS if name not in ('compiled', 'openvino-bf16')])
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
     parser.add_argument('--threads', type=positive, nargs='+', default=[1, 2])

@@ -20,10 +20,10 @@ from mmunorm.benchmark.files import main_metrics
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.formats import FORMS
+from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import batch_of
-from mmunorm.deploy.runner import Runner
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.utils import PreflightError
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
-    parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in FORMS.items() if form.int8],
+    parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in VARIANTS.items() if form.int8],
                         metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
     parser.add_argument('--num-samples', type=positive, default=300, help='training images for the ranges')
     parser.add_argument('--num-images', type=positive, default=500, help='test images for the signal to noise')
@@ -69,10 +69,10 @@ def measure(config, checkpoint, args, folder):
     arrays = batch_of(test_images(cfg, args.num_images), meta)
     exact = None
     openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
-    openers |= {FORMS[name][1].label: lambda name=name: subject.made(name)[0]() for name in args.formats}
+    openers |= {VARIANTS[name][1].label: lambda name=name: subject.made(name)[0]() for name in args.formats}
     for form, open_session in openers.items():
         try:
-            runner = Runner(open_session())
+            runner = ExportedModel(open_session())
         except PreflightError as error:  # LayerNorm has no kernel in every form
             yield dict(form=form, metrics={}, error=str(error))
             continue

@@ -28,7 +28,7 @@ from mmunorm.checkpoints.layouts import in_mmpretrain_names
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
 from mmunorm.deploy.export import describe_model
-from mmunorm.deploy.formats import FORMS
+from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.litert import NAME
 from mmunorm.utils import PreflightError
 
@@ -76,7 +76,7 @@ def measured(name, model, cfg, ranges, test):
         subject = Subject(name, model, describe_model(model, cfg, {}), 1, Path(folder) / 'files', 1, ranges)
         exact = torch.cat([subject.exportable.stock.logits(image[None].float()) for image in test]).double()
         for form in FORMATS:
-            row = dict(model=name, form=FORMS[form][1].label)
+            row = dict(model=name, form=VARIANTS[form][1].label)
             try:
                 session = subject.made(form)[0]()
             except PreflightError as error:  # LayerNorm has no kernel in every form

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..deploy.formats import FORMATS, FORMS
+from ..deploy.formats import FORMATS, VARIANTS
 from ..utils import PreflightError
 from .environment import environment
 from .measure import OUT_OF_MEMORY, Race, ratio, speed
@@ -29,7 +29,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
 
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
-        formats (Sequence[str]): keys of `FORMS`.
+        formats (Sequence[str]): keys of `VARIANTS`.
         arrays (Sequence[np.ndarray]): one batch, of as many images as the models take at once.
         metrics_of (Callable): returns the metrics of a subject for a runner of it, and a title; {} for none.
         repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
@@ -52,7 +52,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
 
         for subject in subjects:
             for name in formats:
-                key, row = (subject.name, name), dict(model=subject.name, format=name, label=FORMS[name][1].label)
+                key, row = (subject.name, name), dict(model=subject.name, format=name, label=VARIANTS[name][1].label)
                 rows.append(row)
                 try:
                     openers[key], row['size'] = subject.made(name)
@@ -80,7 +80,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
         row.update(speed(own, batch))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
             row['to_baseline'] = ratio(base, own)
-        chosen, form = FORMS[row['format']]
+        chosen, form = VARIANTS[row['format']]
         if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
             row['to_float'] = ratio(in_float, own)
     control = None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..deploy.export import prepare_export
-from ..deploy.formats import FORMS, Session
+from ..deploy.formats import VARIANTS, Session
 from ..deploy.images import Samples
 from ..deploy.saving import whole_files
 from ..fusion import fuse_norms
@@ -36,13 +36,13 @@ class Subject:
         folder.mkdir()
 
     def made(self, name: str) -> tuple[Callable[[], Session], int]:
-        """What opens a form of the model, of `FORMS`, and its size in bytes. The file is written the first time.
+        """What opens a form of the model, of `VARIANTS`, and its size in bytes. The file is written the first time.
 
         Raises:
             PreflightError: a package is missing, INT8 is asked for and there are no images, or the runtime cannot
                 take the model in this form.
         """
-        chosen, form = FORMS[name]
+        chosen, form = VARIANTS[name]
         path = self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'
         if not path.exists():
             chosen.check(form.int8 is not None)

@@ -10,14 +10,14 @@ from multiprocessing import get_all_start_methods, get_context
 
 import numpy as np
 
+from ..deploy.exported import ExportedModel
 from ..deploy.formats import Session
-from ..deploy.runner import Runner
 from ..utils import PreflightError
 
-_runner: Runner  # of a process that a worker has started
+_runner: ExportedModel  # of a process that a worker has started
 
 
-class Worker(Runner):
+class Worker(ExportedModel):
     """A runner in another process, which does nothing between two batches.
 
     `open_session` opens it there, and must pickle. Raises what that raises, and a PreflightError if the process ends.
@@ -61,7 +61,7 @@ class _Process(Session):
 
 def _open(open_session: Callable[[], Session]) -> dict:
     global _runner
-    _runner = Runner(open_session())
+    _runner = ExportedModel(open_session())
     return _runner.meta
 
 

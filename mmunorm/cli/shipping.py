@@ -17,7 +17,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from ..deploy.formats import FORMS
+from ..deploy.formats import VARIANTS
 from ..engine.calibration import training_batches
 from ..utils import IMAGE_SUFFIXES, PreflightError, RunError, write_text
 
@@ -102,7 +102,7 @@ def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None
 
 def form_of(name: str, int8: str | None) -> str | None:
     """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
-    return next((row for row, (each, form) in FORMS.items()
+    return next((row for row, (each, form) in VARIANTS.items()
                  if each.name == name and form.int8 == int8 and not form.how), None)
 
 

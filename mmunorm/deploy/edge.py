@@ -8,74 +8,39 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from mmpretrain.models.utils import MultiheadAttention, to_2tuple
 from torch import Tensor, nn
 
-from ..backbones.performer import PerformerAttention
 from ..norms.replace import replace_modules
 from .graphs import ClassifierGraph, DetectorGraph, Pixels
-from .performer import EdgePerformer, EdgeT2T, is_folded_t2t
-from .windows import StaticWindowMSA, is_window_attention, thirds
+from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
+from .windows import StaticWindowMSA, is_exactly, thirds
+
+_ATTENTION = 'mmpretrain.models.utils.attention.MultiheadAttention'
 
 
 @torch.no_grad()
 def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: bool = True) -> nn.Module:
-    """A copy of a graph of :mod:`.graphs` with the layers of this module, for inputs of one size.
+    """A copy of the `graph` of an :class:`.Exportable` with the layers of this module, for inputs of one size.
 
     The sample `inputs` run once, which makes the constants that their size decides. Without `performers`, a T2T-ViT's
     tokens-to-token module keeps its own.
     """
     graph = copy.deepcopy(graph)
-    t2t = ((is_folded_t2t, EdgeT2T), (lambda module: type(module) is PerformerAttention, EdgePerformer))
-    for is_old, new in ((is_window_attention, EdgeWindowMSA),
-                        (lambda module: type(module) is MultiheadAttention, EdgeAttention),
-                        *(t2t if performers else ()),
+    t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer))
+    for is_old, new in ((lambda module: is_exactly(module, _ATTENTION), EdgeAttention), *(t2t if performers else ()),
                         (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
         replace_modules(graph, is_old, new)
+    for module in graph.modules():
+        if isinstance(module, StaticWindowMSA):
+            module.keeps_cut = True
     graph.eval().requires_grad_(False)(*inputs)
     return graph
-
-
-class EdgeWindowMSA(StaticWindowMSA):
-    """A shifted window attention whose query, key and value have each a layer, and in INT8 a range, of their own."""
-
-    def __init__(self, stock: nn.Module):
-        super().__init__(stock)
-        self.query, self.key, self.value = thirds(self.qkv)
-        for parameter in self.query.parameters():
-            parameter.data *= self.scale
-        self.cut: Tensor | None = None
-
-    def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.cut = super()._cut(x, rows, columns).repeat(len(x), 1, 1)[:, None]
-        return self.cut
-
-    def _roll(self, x: Tensor, shift: int) -> Tensor:
-        # ExecuTorch makes a gather of torch's own, and quantizes its indices.
-        for side in (1, 2):
-            x = torch.cat([x.narrow(side, -shift % x.shape[side], shift % x.shape[side]),
-                           x.narrow(side, 0, -shift % x.shape[side])], side)
-        return x
-
-    def _attend(self, x: Tensor, rows: int, columns: int, cut: Tensor | None) -> Tensor:
-        batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
-        x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
-        x = x.reshape(batch * rows * columns, window**2, channels)
-        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-                   for layer in (self.query, self.key, self.value))
-        scores = q @ k.transpose(-2, -1) + self.bias
-        if cut is not None:
-            scores = scores + cut
-        x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
-        return x.reshape(batch, rows * window, columns * window, channels)
 
 
 class EdgeAttention(nn.Module):
     """mmpretrain's attention over all tokens, with three layers in place of one that is cut into five dimensions."""
 
-    def __init__(self, stock: MultiheadAttention):
+    def __init__(self, stock: nn.Module):
         super().__init__()
         self.query, self.key, self.value = thirds(stock.qkv)
         self.stock = stock
@@ -99,7 +64,7 @@ class EdgeUnfold(nn.Module):
     def __init__(self, stock: nn.Unfold):
         super().__init__()
         self.kernel_size, self.stride, self.padding, self.dilation = (
-            to_2tuple(each) for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
+            pair(each) for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
         self.weight: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,12 +1,7 @@
-"""From a model to one graph, which each format writes as a file."""
+"""From a model of OpenMMLab to one graph, which each format writes as a file."""
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 
 import mmcv
 import numpy as np
@@ -19,6 +14,7 @@ from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
+from .exportable import Exportable
 from .graphs import graph_of
 from .images import steps_of
 from .windows import side_multiple, with_windows
@@ -35,7 +31,7 @@ def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = N
 
 
 def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None) -> dict:
-    """What a file says about its model, for :class:`Runner` to use it without the config.
+    """What a file says about its model, for :class:`ExportedModel` to use it without the config.
 
     Args:
         model, cfg: a classifier or detector, and its config.
@@ -75,37 +71,6 @@ def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
         side = -(-last['size'][0] // divisor) * divisor
         return side, side
     raise PreflightError('--shape must be given: the test pipeline leaves images of any size.')
-
-
-@dataclass(frozen=True, eq=False)
-class Exportable:
-    """A model as one graph, which each format writes in its own way."""
-    graph: nn.Module  # with `inputs` and `outputs`, their names; its window attention is one that exporters take
-    stock: nn.Module  # the same graph with the model's own layers
-    meta: dict  # what the file will say about itself
-    inputs: tuple[torch.Tensor, ...]  # a sample, by :func:`sample_inputs`
-    open_shapes: tuple[dict, ...] | None  # for each input torch's `Dim` of the dimensions that are not fixed
-    expected: dict[str, np.ndarray]  # what torch makes of the sample, by name of output
-    norms: int  # their number in the model
-
-    @cached_property
-    def program(self) -> torch.export.ExportedProgram:
-        """The graph as `torch.export` sees it; a PreflightError if torch cannot export it."""
-        with exporting():
-            return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
-                                       prefer_deferred_runtime_asserts_over_guards=True)
-
-
-@contextmanager
-def exporting() -> Iterator[None]:
-    """Within it, an error of torch's exporters is a PreflightError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of torch about its own functions
-        try:
-            yield
-        except (RuntimeError, ValueError) as error:
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
-            raise PreflightError(f'torch cannot export this model: {reason}') from error
 
 
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:

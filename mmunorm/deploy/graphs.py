@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import torch
-from mmpretrain.models import ImageClassifier
-from mmpretrain.models.heads import ClsHead
 from torch import Tensor, nn
 
 from ..utils import PreflightError
@@ -41,7 +39,7 @@ class ClassifierGraph(nn.Module):
     inputs = ('images', )
     outputs = ('scores', )
 
-    def __init__(self, classifier: ImageClassifier):
+    def __init__(self, classifier: nn.Module):
         super().__init__()
         self.pixels = Pixels(classifier.data_preprocessor)
         self.classifier = classifier
@@ -87,6 +85,10 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         PreflightError: it is no classifier of mmpretrain and no Faster or Mask R-CNN of mmdet, or has a part that
             cannot be exported.
     """
+    from mmpretrain.models import ImageClassifier
+    from mmpretrain.models.heads import ClsHead
+
+    from .rcnn.detector import rcnn_obstacle
     name = type(model).__name__
     if isinstance(model, ImageClassifier):
         head = model.head
@@ -97,7 +99,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     if not hasattr(model, 'with_bbox'):
         raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
-    from .rcnn.detector import rcnn_obstacle
     if obstacle := rcnn_obstacle(model):
         raise PreflightError(f'{name} cannot be exported: {obstacle}.')
     return DetectorGraph(model)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mmcv
 import numpy as np
 
 from ..utils import PreflightError
@@ -11,6 +10,7 @@ from ..utils import PreflightError
 
 def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
     """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
+    import mmcv
     for step in steps:
         (height, width), size = image.shape[:2], step['size']
         if step['step'] == 'crop':

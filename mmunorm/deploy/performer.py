@@ -4,12 +4,9 @@ from __future__ import annotations
 import math
 
 import torch
-from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 
-from ..backbones.performer import PerformerAttention, PerformerLayer
-from ..backbones.t2t_vit import T2TModule
-from .windows import thirds
+from .windows import is_exactly, thirds
 
 
 class EdgePerformer(nn.Module):
@@ -20,7 +17,7 @@ class EdgePerformer(nn.Module):
     all the weight, and the attention is nothing, as that of the stock layer.
     """
 
-    def __init__(self, stock: PerformerAttention, eps: float = 1e-8):
+    def __init__(self, stock: nn.Module, eps: float = 1e-8):
         super().__init__()
         self.key, self.query, self.value = thirds(stock.kqv)
         self.queries, self.keys = followed_by(self.query, stock.w), followed_by(self.key, stock.w)
@@ -42,15 +39,20 @@ class EdgePerformer(nn.Module):
 
 def is_folded_t2t(module: nn.Module) -> bool:
     """Whether the soft splits of a tokens-to-token module are read by linear layers alone."""
-    return type(module) is T2TModule and all(
-        isinstance(layer, PerformerLayer) and isinstance(layer.ln1, nn.Identity)
+    return is_exactly(module, 'mmunorm.backbones.t2t_vit.T2TModule') and all(
+        is_performer(getattr(layer, 'attn', None)) and isinstance(layer.ln1, nn.Identity)
         for layer in (module.attention1, module.attention2))
+
+
+def is_performer(module: nn.Module | None) -> bool:
+    """Whether :class:`EdgePerformer` can replace a module."""
+    return is_exactly(module, 'mmunorm.backbones.performer.PerformerAttention')
 
 
 class EdgeT2T(nn.Module):
     """A tokens-to-token module without norms: a soft split and a linear layer behind it are one convolution."""
 
-    def __init__(self, stock: T2TModule):
+    def __init__(self, stock: nn.Module):
         super().__init__()
         self.packing = Packing(stock.soft_split0)
         self.steps = nn.ModuleList()
@@ -120,9 +122,14 @@ class Packing(nn.Module):
         return x.reshape(-1, height, width, math.prod(x.shape[2:])).permute(0, 3, 1, 2)
 
 
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """A number for each of two sides."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
 def split_of(split: nn.Unfold) -> tuple[tuple[int, int], ...]:
     """Kernel, stride and padding, for height and width each."""
-    return tuple(to_2tuple(each) for each in (split.kernel_size, split.stride, split.padding))
+    return tuple(pair(each) for each in (split.kernel_size, split.stride, split.padding))
 
 
 def followed_by(layer: nn.Linear, matrix: Tensor) -> nn.Linear:

@@ -12,8 +12,8 @@ import torch
 from torchvision.ops import box_iou
 
 from .export import Exportable
+from .exported import ExportedModel
 from .formats import Format
-from .runner import Runner
 
 LEAST_IOU = 0.5
 
@@ -46,7 +46,7 @@ class Differences:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportReport:
     """A file that :func:`export_file` has written."""
     path: Path
     size: int  # bytes on the disk
@@ -68,7 +68,7 @@ def whole_files(path: Path) -> Iterator[Path]:
 
 
 def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool = False, int8: str | None = None,
-                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> Exported:
+                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> ExportReport:
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
 
     `model` is what :func:`prepare_export` returns, `chosen` what :func:`find_format` returns, and the suffix of `path`
@@ -78,9 +78,10 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     path = Path(path)
     with whole_files(path) as part:
         chosen.export(model, part, half, int8, samples, **options)
-        found = differences(Runner(chosen.open_new(part))(*(each.numpy() for each in model.inputs)), model.expected)
+        opened = ExportedModel(chosen.open_new(part))
+        found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
         lines = chosen.report(part)
-    return Exported(path, chosen.size(path, model), model.norms, found, lines)
+    return ExportReport(path, chosen.size(path, model), model.norms, found, lines)
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:

@@ -11,22 +11,27 @@ import math
 
 import torch
 import torch.nn.functional as F
-from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
 from torch import Tensor, nn
 
-from ..norms.replace import replace_modules
+from ..norms.replace import is_any, replace_modules
+
+_HOMES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
 
 
 class StaticWindowMSA(nn.Module):
     """A shifted window attention, stock or with the padding of a folded norm, for maps whose size is known.
 
-    It shares the parameters of `stock`, mmpretrain's or mmdet's `ShiftWindowMSA`.
+    Nothing in it has more than four dimensions. Query, key and value have each a layer, and in INT8 a range, of their
+    own. With `keeps_cut`, a run makes a constant of which windows a shift has cut.
     """
 
     def __init__(self, stock: nn.Module):
         super().__init__()
-        self.qkv, self.proj = stock.w_msa.qkv, stock.w_msa.proj
-        self.num_heads, self.scale = stock.w_msa.num_heads, stock.w_msa.scale
+        self.query, self.key, self.value = thirds(stock.w_msa.qkv)
+        for parameter in self.query.parameters():
+            parameter.data *= stock.w_msa.scale
+        self.proj, self.num_heads = stock.w_msa.proj, stock.w_msa.num_heads
+        self.keeps_cut, self.cut = False, None
         self.window_size, self.shift_size = stock.window_size, stock.shift_size
         # mmdet's class has no such argument, and pads always.
         self.pad_small_map = getattr(stock, 'pad_small_map', True)
@@ -62,10 +67,18 @@ class StaticWindowMSA(nn.Module):
         return x[:, :height, :width].flatten(1, 2)
 
     def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        return cut_windows(rows, columns, self.window_size, self.shift_size).to(x.device)
+        if not self.keeps_cut:
+            return cut_windows(rows, columns, self.window_size, self.shift_size).to(x.device)
+        if not torch.compiler.is_compiling():
+            self.cut = cut_windows(rows, columns, self.window_size, self.shift_size).repeat(len(x), 1, 1)[:, None]
+        return self.cut
 
     def _roll(self, x: Tensor, shift: int) -> Tensor:
-        return x.roll((shift, shift), (1, 2))
+        # ExecuTorch makes a gather of torch's own, and quantizes its indices.
+        for side in (1, 2):
+            by = -shift % x.shape[side]
+            x = torch.cat([x.narrow(side, by, x.shape[side] - by), x.narrow(side, 0, by)], side)
+        return x
 
     def _pad(self, x: Tensor) -> Tensor:
         """Fills a map `(B, H, W, C)` up at bottom and right to whole windows."""
@@ -86,20 +99,22 @@ class StaticWindowMSA(nn.Module):
         `cut` is `(rows * columns, tokens, tokens)`, see :func:`cut_windows`.
         """
         batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
-        x = x.reshape(batch, rows, window, columns, window, channels).transpose(2, 3)
+        x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
         x = x.reshape(batch * rows * columns, window**2, channels)
-        # Cut into three before the heads are: see "What is rewritten" in docs/deployment.md.
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        scores = (q * self.scale) @ k.transpose(-2, -1)
+        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                   for layer in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-2, -1)
         if cut is None:
             scores = scores + self.bias
+        elif self.keeps_cut:
+            scores = scores + self.bias + cut
         elif isinstance(batch, int) and batch == 1:  # no more dimensions than the runtimes' attention kernels know
             scores = scores + (self.bias + cut[:, None])
         else:
             scores = scores.unflatten(0, (batch, -1)) + (self.bias + cut[:, None])
             scores = scores.flatten(0, 1)
         x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        x = x.reshape(batch, rows, columns, window, window, channels).transpose(2, 3)
+        x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
         return x.reshape(batch, rows * window, columns * window, channels)
 
 
@@ -187,17 +202,20 @@ def _is_padding(module: nn.Module) -> bool:
 
 def is_window_attention(module: nn.Module) -> bool:
     """Whether :class:`StaticWindowMSA` can replace a module."""
-    if not isinstance(module, ShiftWindowMSA) and not any(
-            f'{cls.__module__}.{cls.__name__}' == 'mmdet.models.backbones.swin.ShiftWindowMSA'
-            for cls in type(module).__mro__):
-        return False
-    # Swin V2's attention has another formula. mmdet has a WindowMSA of its own, with the names of mmpretrain's.
-    return isinstance(module.w_msa, WindowMSA) or type(module.w_msa).__module__ == 'mmdet.models.backbones.swin'
+    # Swin V2's attention has another formula.
+    return is_any(module, [f'{home}.ShiftWindowMSA' for home in _HOMES]) and is_any(
+        module.w_msa, [f'{home}.WindowMSA' for home in _HOMES])
+
+
+def is_exactly(module: nn.Module, name: str) -> bool:
+    """Whether this is the class of a module, whose package need not be installed."""
+    return f'{type(module).__module__}.{type(module).__qualname__}' == name
 
 
 def thirds(layer: nn.Linear) -> list[nn.Linear]:
     """Three linear layers that make a third each of what a layer makes."""
-    parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None) for _ in range(3)]
+    parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None, dtype=layer.weight.dtype)
+             for _ in range(3)]
     for name, parameter in layer.named_parameters():
         for part, third in zip(parts, parameter.chunk(3), strict=True):
             getattr(part, name).data.copy_(third)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -60,15 +60,16 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The LayerNorms and RMSNorms of a model, or of a class derived from them, by each of their full names."""
     return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
-            if _is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
+            if is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
 
 
 def is_rms(norm: nn.Module) -> bool:
     """Whether a norm divides by the root mean square and subtracts no mean."""
-    return _is_any(norm, _RMS_NORMS)
+    return is_any(norm, _RMS_NORMS)
 
 
-def _is_any(module: nn.Module, names: tuple[str, ...]) -> bool:
+def is_any(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether a module is an instance of one of these classes, whose packages need not be installed."""
     return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
 
 

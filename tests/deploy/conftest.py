@@ -3,7 +3,7 @@ import torch
 
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
-from mmunorm.deploy import Runner, prepare_export
+from mmunorm.deploy import ExportedModel, prepare_export
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import OfflineNorm
 
@@ -38,7 +38,7 @@ def signal_to_noise(model, path, size=SHAPE):
     images = blurred(6, seed=1)[..., :size[0], :size[1]].float()
     with torch.no_grad():
         exact = graph_of(model)(images).log()
-    got = torch.from_numpy(Runner(path)(images.numpy())['scores']).log()
+    got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores']).log()
     exact, got = (each - each.mean(1, keepdim=True) for each in (exact, got))
     return (10 * torch.log10(exact.square().sum() / (got - exact).square().sum())).item()
 

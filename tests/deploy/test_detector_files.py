@@ -14,7 +14,7 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
     pytest.importorskip(package)
 
 from mmunorm.cli.images import drawing_scale
-from mmunorm.deploy import FORMATS, Runner, describe_model, export_file, prepare_export
+from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
 from mmunorm.deploy.images import Samples
 
 from .detectors import rcnn
@@ -56,7 +56,7 @@ def test_it_is_what_torch_computes(report):
 
 
 def test_images_of_any_size_in_one_batch(report):
-    runner = Runner(report.path)
+    runner = ExportedModel(report.path)
     assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
     images, sizes = torch.rand(3, 3, 72, 100) * 255, torch.tensor([[72., 100.], [50., 31.], [0., 0.]])
     out = runner(images.numpy(), sizes.numpy())

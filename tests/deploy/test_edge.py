@@ -9,11 +9,12 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.benchmark.subjects import Subject
-from mmunorm.deploy import FORMATS, Runner, export_file, prepare_export
+from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
+from mmunorm.deploy.windows import with_windows
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -54,7 +55,7 @@ def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number, is_
     model = folded(make)[0] if is_folded else normalizing(make())
     graph, images = graph_of(model.eval()), torch.rand(number, 3, *size) * 255
     with torch.no_grad():
-        edge = with_edge_layers(graph, (images, ))
+        edge = with_edge_layers(with_windows(graph), (images, ))
         program = torch.export.export(edge, (images, ), strict=False)  # has the masks of cut windows already
         torch.testing.assert_close(program.module()(images), graph(images), rtol=0, atol=1e-6)
         torch.testing.assert_close(edge(images), graph(images), rtol=0, atol=1e-6)
@@ -88,7 +89,7 @@ def steps_of_scores(path):
 
 def test_integers_only(swin, full):
     assert signal_to_noise(swin, full.path) > 18 and not operators_of(full.path, in_float=True)
-    _, detail = Runner(full.path)._session.input_of('classify')
+    _, detail = ExportedModel(full.path)._session.input_of('classify')
     assert detail['quantization'] == (1.0, -128)
     assert [line.split(':')[0] for line in full.lines] == ['operators', "XNNPACK's parts on this CPU"]
     assert 'BATCH_MATMUL' not in full.lines[1]  # XNNPACK takes those whose second factor is symmetric
@@ -174,7 +175,7 @@ assert 'torch' not in sys.modules and logits.dtype == np.int8
 print(*logits.argmax(1))
 """
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    scores = Runner(full.path)(images.transpose(0, 3, 1, 2))['scores']
+    scores = ExportedModel(full.path)(images.transpose(0, 3, 1, 2))['scores']
     assert [int(each) for each in done.stdout.split()] == list(scores.argmax(1))
 
 
@@ -182,7 +183,8 @@ def test_executorch_leaves_a_layer_norm_outside_of_its_parts(swin, exportable, t
     made = export_file(exportable, EXECUTORCH, tmp_path / 'm.pte')
     assert made.difference.largest['scores'] < 2e-6 and 'native_layer_norm' not in made.lines[0]
     images = blurred(3, seed=1).float()  # a batch that the file's size does not divide
-    assert abs(Runner(made.path)(images.numpy())['scores'] - graph_of(swin)(images).detach().numpy()).max() < 2e-6
+    scores = ExportedModel(made.path)(images.numpy())['scores']
+    assert abs(scores - graph_of(swin)(images).detach().numpy()).max() < 2e-6
     stock = normalizing(models.swin_classifier(dict(type='LN')))
     made = export_file(prepare_export(stock, meta_of(stock)), EXECUTORCH, tmp_path / 'm.pte')
     assert 'native_layer_norm' in made.lines[0] and made.norms == 11
@@ -234,7 +236,7 @@ def test_a_swin_for_an_ethos_u(swin, tmp_path):
     assert 0 < made.difference.largest['scores'] < 0.15  # of the integers that Vela read
     assert made.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in made.lines[0]
     with pytest.raises(PreflightError, match='runs on an Ethos-U alone; .* --format litert --int8 full'):
-        Runner(made.path)
+        ExportedModel(made.path)
     # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.
     with pytest.raises(PreflightError, match='cannot compile this model for ethos-u65-256 .*Conv2D'):
         export_file(exportable, ETHOS_U, made.path, int8='full', samples=samples, accelerator='ethos-u65-256')

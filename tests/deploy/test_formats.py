@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
@@ -60,7 +61,7 @@ import onnxruntime
 import openvino
 from onnx import TensorProto, helper, numpy_helper
 
-from mmunorm.deploy import Runner, export_file, prepare_export
+from mmunorm.deploy import ExportedModel, export_file, prepare_export
 from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as_half
 
 
@@ -79,7 +80,7 @@ def assert_runs(model, path, number, size, atol=2e-6):
     with torch.no_grad():
         expected = graph_of(model)(images)
     assert expected.std() > 0.01
-    got = torch.from_numpy(Runner(path)(images.numpy())['scores'])
+    got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores'])
     torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
@@ -150,6 +151,26 @@ def test_a_performer_that_attends_to_nothing(tmp_path, name, int8, least):
     assert signal_to_noise(model, made.path, (32, 32)) > least
 
 
+class Brighter(nn.Module):
+    """A data preprocessor that changes images before it normalizes them."""
+    mean, std, to_rgb, _enable_normalize = torch.full((3, 1, 1), 120.), torch.full((3, 1, 1), 60.), False, True
+
+    def enhance(self, images, sizes=None):
+        return (images * 1.5).clamp(0, 255)
+
+
+def test_what_a_data_preprocessor_does_before_it_normalizes_is_in_the_file(tmp_path):
+    model = normalizing(one_stage())
+    fuse_norms(model, strict=True)
+    plain = graph_of(model)
+    model.data_preprocessor = Brighter()
+    path = export(prepare_export(model, meta_of(model, (32, 32))), 'onnx', tmp_path).path
+    assert_runs(model, path, 3, (32, 32))
+    images = torch.rand(1, 3, 32, 32) * 200
+    got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores'])
+    torch.testing.assert_close(got, plain((images * 1.5).clamp(0, 255)), rtol=0, atol=2e-6)
+
+
 @pytest.mark.slow
 def test_a_swin_for_any_number_and_size(tmp_path):
     model, exportable = folded(one_stage, dynamic=True)
@@ -159,7 +180,7 @@ def test_a_swin_for_any_number_and_size(tmp_path):
         # The first map is one window, the second is padded, and the third is neither.
         for number, size in ((1, (16, 16)), (3, (20, 36)), (2, (32, 48))):
             assert_runs(model, path, number, size)
-    runner = Runner(path)
+    runner = ExportedModel(path)
     with pytest.raises(PreflightError, match='multiples of 4, got 32 x 30'):
         runner(np.zeros((1, 3, 32, 30), np.float32))
     assert runner.classify(np.full((45, 61, 3), 99, np.uint8)).shape == (5, )
@@ -203,7 +224,7 @@ def test_openvino_computes_in_integers(swin, exportable, tmp_path):
     executed = [[op.get_rt_info()[key].astype(str) for key in ('layerType', 'runtimePrecision')]
                 for op in openvino.Core().compile_model(path, 'CPU', how).get_runtime_model().get_ops()]
     layers = [precision for kind, precision in executed if kind in ('Convolution', 'FullyConnected')]
-    assert len(layers) == count(swin, (nn.Conv2d, nn.Linear)) and {*layers} <= {'i8', 'u8'}
+    assert len(layers) == count(exportable.graph, (nn.Conv2d, nn.Linear)) and {*layers} <= {'i8', 'u8'}
     assert not any(kind == 'MVN' for kind, _ in executed)
 
 
@@ -222,7 +243,7 @@ def test_onnx_runtime_computes_in_integers(swin, exportable, tmp_path):
     assert signal_to_noise(swin, path) > 20
     graph = executed_by_onnx_runtime(path)
     executed = Counter(node.op_type for node in graph.node)
-    assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(swin, nn.Linear)
+    assert executed['MatMulIntegerToFloat'] + executed['QGemm'] == count(exportable.graph, nn.Linear)
     assert not executed['Gemm'] and not executed['DequantizeLinear']
     # The residual stream is not quantized, though a folded norm's layer reads it.
     made_by = {name: node.op_type for node in graph.node for name in node.output}

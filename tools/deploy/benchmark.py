@@ -21,7 +21,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.formats import FORMS, need
+from mmunorm.deploy.formats import VARIANTS, need
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 
@@ -32,8 +32,8 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
                         help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
-    parser.add_argument('--formats', nargs='+', choices=list(FORMS), default=list(FORMS), metavar='FORMAT',
-                        help=f'what to measure, of {", ".join(FORMS)} (default: all)')
+    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), default=list(VARIANTS), metavar='FORMAT',
+                        help=f'what to measure, of {", ".join(VARIANTS)} (default: all)')
     parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
@@ -58,7 +58,7 @@ def main(argv=None):
     cfgs = [load_config(config, args.cfg_options) for config, _ in pairs[:-1]]
     cfgs.append(load_config(args.config, args.cfg_options, args.norm))
     out = out_folder(args.out or Path('work_dirs', Path(args.config).stem, 'formats'))
-    wants_int8 = any(FORMS[name][1].int8 for name in args.formats)
+    wants_int8 = any(VARIANTS[name][1].int8 for name in args.formats)
     for cfg in cfgs:
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)

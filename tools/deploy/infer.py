@@ -10,7 +10,7 @@ import numpy as np
 
 from mmunorm.cli.arguments import command, out_folder, positive, share
 from mmunorm.cli.images import draw_each, drawing_scale, find_images
-from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.exported import ExportedModel
 
 
 def parse_args(argv=None):
@@ -56,7 +56,7 @@ def draw(runner, image, score_thr):
 def main(argv=None):
     args = parse_args(argv)
     images = find_images(args.images, args.out_dir, args.limit)
-    runner = Runner(args.file)
+    runner = ExportedModel(args.file)
     out_folder(args.out_dir, '--out-dir')
 
     def write(path, image, part):

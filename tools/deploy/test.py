@@ -16,7 +16,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.runner import Runner
+from mmunorm.deploy.exported import ExportedModel
 from mmunorm.engine.calibration import test_metrics
 from mmunorm.utils import write_text
 
@@ -39,7 +39,7 @@ def main(argv=None):
     set_dataloader_defaults(cfg)
     if args.work_dir:
         out_folder(args.work_dir, '--work-dir')
-    metrics = test_metrics(cfg, Runner(args.file, args.threads), 'testing')
+    metrics = test_metrics(cfg, ExportedModel(args.file, args.threads), 'testing')
     for name, value in metrics.items():
         print(f'{name}: {value:.4f}')
     if args.work_dir:

@@ -1,25 +1,25 @@
-"""The runtimes, one file each. A new one is a :class:`Format` in a file of its own, and an entry of `FORMATS`."""
+"""The runtimes, one file each: a module of this package that defines a :class:`Format` is all that a new one takes."""
 from __future__ import annotations
 
 import difflib
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from ...utils import PreflightError
-from .base import Form, Format, Session, need
-from .ethos_u import EthosU
-from .executorch import ExecuTorch
-from .litert import LiteRt
-from .onnx import Onnx
-from .openvino import OpenVino
-from .pytorch import Torch
+from .base import REGISTERED, Format, Session, Variant, need
 
-__all__ = ['FORMATS', 'FORMS', 'Form', 'Format', 'Session', 'find_format', 'need', 'open_file', 'table']
+__all__ = ['FORMATS', 'VARIANTS', 'Format', 'Session', 'Variant', 'find_format', 'format_of', 'need', 'open_file',
+           'table']
 
-FORMATS: dict[str, Format] = {each.name: each for each in (Onnx(), OpenVino(), LiteRt(), EthosU(), ExecuTorch())}
-# What tools/deploy/benchmark.py measures, by the name of the row: the format and its form, INT8 last.
-FORMS: dict[str, tuple[Format, Form]] = dict(sorted(
-    ((name, (each, form)) for each in (Torch(), *FORMATS.values()) for name, form in each.forms.items()),
-    key=lambda item: item[1][1].int8 is not None))
+for _module in iter_modules(__path__):
+    import_module(f'{__name__}.{_module.name}')
+
+FORMATS: dict[str, Format] = {name: each for name, each in REGISTERED.items() if each.is_offered}
+# What tools/deploy/benchmark.py measures, by the name of the row: torch first, INT8 last.
+VARIANTS: dict[str, tuple[Format, Variant]] = dict(sorted(
+    ((name, (each, variant)) for each in REGISTERED.values() for name, variant in each.variants.items()),
+    key=lambda item: (item[1][1].int8 is not None, item[1][0].name in FORMATS)))
 
 
 def table() -> str:
@@ -44,15 +44,19 @@ def find_format(name: str, int8: bool = False) -> Format:
     return chosen
 
 
-def open_file(path: str | Path, threads: int | None = None) -> Session:
-    """An exported model, ready to run; its suffix tells the format.
+def format_of(path: str | Path) -> Format:
+    """The format of a file, by its ending.
 
     Raises:
-        PreflightError: as :meth:`Format.open`, or the suffix is unknown.
+        PreflightError: the ending is unknown.
     """
-    path = Path(path)
     for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffixes[0])):
-        if path.name.endswith(each.suffixes[0]):
-            return each.open(path, threads)
+        if Path(path).name.endswith(each.suffixes[0]):
+            return each
     suffixes = ' or '.join(each.suffixes[0] for each in FORMATS.values())
     raise PreflightError(f'an exported model ends with {suffixes}, got {path}.')
+
+
+def open_file(path: str | Path, threads: int | None = None) -> Session:
+    """An exported model, ready to run; its ending tells the format. Raises what :meth:`Format.open` does."""
+    return format_of(path).open(Path(path), threads)

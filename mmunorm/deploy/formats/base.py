@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...utils import PreflightError, error_text
-from ..export import Exportable
+from ..exportable import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
 # What installs the packages of the formats for edge devices.
@@ -38,7 +38,7 @@ class Session(ABC):
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """One row of a benchmark: its name for the reader, its kind of INT8, and what `Format.load` gets besides."""
     label: str
     int8: str | None = None
@@ -53,13 +53,14 @@ class Format(ABC):
     packages: tuple[str, ...] = ()  # what the export needs
     run_packages: tuple[str, ...] = ()  # what running a file needs
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the usual one first
+    is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # those of them that need no training images
     int8_packages: tuple[str, ...] = ()  # what the export needs besides for INT8
     install: str = "pip install -e '.[deploy]'"  # gets its packages
     # What tools/deploy/export.py takes for it alone, by name: arguments of `argparse`'s `add_argument`. `export` gets
     # those that are given, as keyword arguments.
     options: dict[str, dict] = {}
-    forms: dict[str, Form]  # its rows in a benchmark, by name; that of the plain file has the format's name
+    variants: dict[str, Variant] = {}  # its rows in a benchmark, by name; that of the plain file has the format's name
 
     def check(self, int8: bool = False) -> None:
         """Checks that this machine can export to it.
@@ -148,6 +149,15 @@ class Format(ABC):
     def size(self, path: Path, model: Exportable) -> int:
         """Bytes that the files of an exported model have on the disk."""
         return sum(file.stat().st_size for file in self.files(path))
+
+
+REGISTERED: dict[str, Format] = {}  # by name
+
+
+def register_format(cls: type[Format]) -> type[Format]:
+    """Makes a format known to the tools, by its `name`."""
+    REGISTERED[cls.name] = cls()
+    return cls
 
 
 def need(*packages: str, install: str = Format.install) -> None:

@@ -12,19 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from ...utils import PreflightError
-from ..export import Exportable
-from .base import Session, counted
+from ..exportable import Exportable
+from .base import Session, counted, register_format
 from .litert import LiteRt
 
 ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256', 'ethos-u65-256', 'ethos-u65-512',
                 'ethos-u85-128', 'ethos-u85-256', 'ethos-u85-512', 'ethos-u85-1024', 'ethos-u85-2048')
 
 
+@register_format
 class EthosU(LiteRt):
     """A file runs on the chip alone. Beside it lie Vela's estimates, of the whole and of each layer."""
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
-    int8_kinds, uncalibrated, forms = ('full', 'full16'), (), {}
+    int8_kinds, uncalibrated, variants = ('full', 'full16'), (), {}
     options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 

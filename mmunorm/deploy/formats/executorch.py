@@ -11,9 +11,9 @@ import torch
 
 from ...utils import PreflightError, error_text
 from ..edge import fold_pixels, with_edge_layers
-from ..export import Exportable, exporting
-from ..graphs import ClassifierGraph
-from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, silent
+from ..exportable import Exportable, exporting
+from ..graphs import DetectorGraph
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
 
 
 class ExecuTorchSession(Session):
@@ -30,25 +30,26 @@ class ExecuTorchSession(Session):
         return [out.numpy().copy() for out in self._method.execute(list(map(torch.from_numpy, arrays)))]
 
 
+@register_format
 class ExecuTorch(Format):
     """Its Python runtime chooses the number of threads."""
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
     install = EDGE_INSTALL
-    forms = {'executorch': Form(runtime), 'executorch-int8': Form(f'{runtime} INT8', 'static')}
+    variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if half or model.open_shapes:
             raise PreflightError(f'--{"half" if half else "dynamic"} does not go with --format executorch.')
-        if not isinstance(model.graph, ClassifierGraph):
-            raise PreflightError('--format executorch takes classifiers.')
+        if isinstance(model.graph, DetectorGraph):
+            raise PreflightError('--format executorch does not take detectors.')
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
             # The runtime does not load T2T-ViT's layers for chips in INT8.
-            graph = fold_pixels(with_edge_layers(model.stock, model.inputs, performers=False), *model.inputs)
+            graph = fold_pixels(with_edge_layers(model.graph, model.inputs, performers=False), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)

@@ -4,8 +4,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 from ...utils import PreflightError
 from ..edge import fold_pixels, with_edge_layers
 from ..equalize import equalize
-from ..export import Exportable, exporting
+from ..exportable import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph
+from ..quantizer_exp import exp_renamed
 from ..rcnn.host import Host, filled, softmax
 from ..tflite import changed, kind_of
-from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, listed, silent
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
 # Tensors of the signatures that read a detector's regions.
@@ -62,16 +62,17 @@ class LiteRtSession(Session):
         return {key: np.concatenate(each) for key, each in outs.items()}
 
 
+@register_format
 class LiteRt(Format):
     name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
     int8_packages = ('ai_edge_quantizer', )
     install = EDGE_INSTALL
-    forms = {'litert': Form(runtime), 'litert-dynamic': Form(f'{runtime} INT8, dynamic range', 'dynamic'),
-             'litert-products': Form(f'{runtime} INT8, products alone', 'products'),
-             'litert-full': Form(f'{runtime} INT8, integers only', 'full'),
-             'litert-full16': Form(f'{runtime} INT8, 16-bit activations', 'full16')}
+    variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
+                'litert-products': Variant(f'{runtime} INT8, products alone', 'products'),
+                'litert-full': Variant(f'{runtime} INT8, integers only', 'full'),
+                'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
     options = dict(heads=dict(choices=('int8', 'float'), help="in an INT8 file of a detector, what computes a region's "
                                                               'class, box and mask (default: int8)'))
 
@@ -124,7 +125,7 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
     import litert_torch
     from ai_edge_litert import schema_py_generated as schema
     images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
-    graph = with_edge_layers(model.stock, model.inputs)
+    graph = with_edge_layers(model.graph, model.inputs)
     if isinstance(graph, ClassifierGraph):
         parts = {NAME: (_Classify(fold_pixels(graph, model.inputs[0])), dict(images=images))}
     else:
@@ -182,32 +183,6 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
         raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
-
-
-@contextmanager
-def exp_renamed(path: Path) -> Iterator[None]:
-    """Gives the EXP of a file another name within the `with` block.
-
-    LiteRT has EXP in integers, but the quantizer does not know it. Its name is that of an operator that has no settings
-    either, and that the file has not got.
-    """
-    operators = operators_of(path)
-    if 'EXP' not in operators:
-        yield
-        return
-    other = next(name for name in ('SQRT', 'HARD_SWISH') if name not in operators)
-    rename_operators(path, 'EXP', other)
-    yield
-    rename_operators(path, other, 'EXP')
-
-
-def rename_operators(path: Path, old: str, new: str) -> None:
-    """Makes operators of another kind out of all of one kind."""
-    from ai_edge_litert import schema_py_generated as schema
-    with changed(path) as file:
-        for code in file.operatorCodes:
-            if code.builtinCode == getattr(schema.BuiltinOperator, old):
-                code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, new)
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..export import Exportable, exporting
+from ..exportable import Exportable, exporting
 from ..graphs import DetectorGraph
-from .base import KEY, Form, Format, Session
+from .base import KEY, Format, Session, Variant, register_format
 
 LARGEST_HALF = 65504.
 # What is quantized. Not Add and Mul, whose default would put the residual stream into 8 bits.
@@ -42,11 +42,12 @@ class OnnxSession(Session):
         return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
 
 
+@register_format
 class Onnx(Format):
     name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
     int8_kinds = ('static', )
-    forms = {'onnx': Form(runtime), 'onnx-int8': Form(f'{runtime} INT8', 'static')}
+    variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ...utils import PreflightError
-from ..export import Exportable
-from .base import KEY, Form, Format, Session
+from ..exportable import Exportable
+from .base import KEY, Format, Session, Variant, register_format
 from .onnx import IN_FLOAT, write_onnx
 
 
@@ -32,12 +32,14 @@ class OpenVinoSession(Session):
         return [results[output].copy() for output in self.compiled.outputs]
 
 
+@register_format
 class OpenVino(Format):
     name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
     int8_kinds, int8_packages = ('static', ), ('nncf', )
-    forms = {'openvino': Form(runtime), 'openvino-bf16': Form(f'{runtime} bfloat16', how=dict(precision='bf16')),
-             'openvino-int8': Form(f'{runtime} INT8', 'static')}
+    variants = {'openvino': Variant(runtime),
+                'openvino-bf16': Variant(f'{runtime} bfloat16', how=dict(precision='bf16')),
+                'openvino-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:

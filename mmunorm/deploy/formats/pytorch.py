@@ -1,7 +1,6 @@
 """torch itself, which a benchmark compares the runtimes with.
 
-Its file is a pickle, so that opening it may run any code: it is for a benchmark's own processes, and no entry of
-`FORMATS`.
+Its file is a pickle, so that opening it may run any code: it is for a benchmark's own processes, and no tool offers it.
 """
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 
 from ...utils import PreflightError
-from ..export import Exportable
+from ..exportable import Exportable
 from ..windows import with_windows
-from .base import Form, Format, Session
+from .base import Format, Session, Variant, register_format
 
 
 class TorchSession(Session):
@@ -29,9 +28,11 @@ class TorchSession(Session):
         return [each.numpy() for each in (out if isinstance(out, tuple) else (out, ))]
 
 
+@register_format
 class Torch(Format):
     name, suffixes, runtime = 'torch', ('.pth', ), 'torch'
-    forms = {'torch': Form('torch eager'), 'compiled': Form('torch compiled', how=dict(compiled=True))}
+    is_offered = False  # see above
+    variants = {'torch': Variant('torch eager'), 'compiled': Variant('torch compiled', how=dict(compiled=True))}
 
     def check(self, int8: bool = False) -> None:
         """Any torch will do."""

@@ -76,10 +76,11 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
     them; `graph` is unchanged.
 
     Raises:
-        PreflightError: its enhancer would read what lies beside an image.
+        PreflightError: its data preprocessor enhances images, and would read what lies beside them.
     """
     if graph.pixels.enhancing is not None:
-        raise PreflightError('a detector in parts has no enhancer, which would read what lies beside an image.')
+        raise PreflightError(f'a detector in parts cannot have {type(graph.pixels.enhancing).__name__}, which enhances '
+                             'images, and would read what lies beside them.')
     roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
     parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)),
                  heads=(Heads(graph), _regions(roi.bbox_roi_extractor, min(REGIONS['heads'], most))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mmcv
 import numpy as np
 
 from ..utils import PreflightError
@@ -17,11 +16,11 @@ class Detections:
     """The objects in one image, in its own pixels."""
     boxes: np.ndarray  # `(n, 4)` float32, x1 y1 x2 y2
     scores: np.ndarray  # `(n, )` float32, the best first
-    labels: np.ndarray  # `(n, )` int64, indices of `Runner.classes`
+    labels: np.ndarray  # `(n, )` int64, indices of `ExportedModel.classes`
     masks: np.ndarray | None = field(repr=False, default=None)  # `(n, height, width)` bool, if the model has some
 
 
-class Runner:
+class ExportedModel:
     """An exported model, ready to run on the CPU.
 
     Args:
@@ -87,6 +86,7 @@ class Runner:
 
     def classify(self, image: np.ndarray) -> np.ndarray:
         """Probabilities of the classes, `(classes, )` float32, of an image `(h, w, 3)` uint8, BGR as OpenCV has it."""
+        import mmcv
         image = prepare(image, self.meta['steps'])
         if not self.meta['bgr']:
             image = image[..., ::-1]
@@ -99,6 +99,7 @@ class Runner:
 
     def detect(self, image: np.ndarray, score_thr: float = 0.) -> Detections:
         """The objects in an image `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
+        import mmcv
         small = prepare(image, self.meta['steps'])
         _, _, height, width = self.meta['shape']
         shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
