@@ -26,7 +26,7 @@ def what_is_missing(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
     return (f"{what} needs {', '.join(MISSING)}, which this Python does not have. Beside OpenMMLab packages that you "
             'have, install it from the same distribution as those (mmcv or onedl-mmcv, never both); with none, run '
-            "`pip install 'mmunorm[onedl]'`, or `pip install -e '.[onedl]'` in the folder of mmunorm.")
+            "`pip install '.[onedl]'` in a clone of mmunorm.")
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:

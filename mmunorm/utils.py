@@ -59,14 +59,13 @@ def is_first_process() -> bool:
 
 
 def check_installed(package: str, what: str, extra: str) -> None:
-    """Checks that a package of `requirements/EXTRA.txt` is there; `what` needs it, a plural.
+    """Checks that a package of the extra is there; `what` needs it, a plural.
 
     Raises:
         PreflightError: it is missing; says how to install it.
     """
     if find_spec(package) is None:
-        raise PreflightError(f"{what} need {package}: `pip install 'mmunorm[{extra}]'`, or "
-                             f'`pip install -r requirements/{extra}.txt` in the folder of mmunorm.')
+        raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 
 
 @contextmanager

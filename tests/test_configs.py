@@ -1,5 +1,6 @@
 """Every config is built; those with UN are trained one step and tested one step by the real tools."""
 import math
+import re
 from pathlib import Path
 
 import mmdet
@@ -7,6 +8,7 @@ import mmpretrain
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.fileio import load as load_file
 from mmengine.hub import get_config
 from mmengine.registry import HOOKS
 
@@ -61,6 +63,30 @@ def test_a_recorded_config_changes_nothing_else(name):
     cfg = load(name).to_dict()
     assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
     assert cfg == load(name.removesuffix('_recorded')).to_dict()
+
+
+FOLDERS = ['', 'convert', 'digits', 'photographs']
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_the_metafile_lists_every_config_and_results_of_the_readme(folder):
+    content = load_file(FOLDER / folder / 'metafile.yml')
+    collection, = content['Collections']
+    readme = (tiny_runs.ROOT / collection['README']).read_text()
+    assert collection['README'] == (Path('configs') / folder / 'README.md').as_posix()
+    assert [model['Config'] for model in content['Models']] == [
+        f"configs/{folder}/{model['Name']}.py".replace('//', '/') for model in content['Models']]
+    assert {path.stem for path in (FOLDER / folder).glob('*.py')} == {model['Name'] for model in content['Models']}
+    shown = set(map(float, re.findall(r'\| ([\d.]+) ', readme)))
+    for model in content['Models']:
+        assert model['In Collection'] == collection['Name']
+        assert {value for result in model.get('Results', ()) for value in result['Metrics'].values()} <= shown
+
+
+def test_mim_finds_the_metafiles():
+    index = tiny_runs.ROOT / 'mmunorm/.mim/model-index.yml'
+    assert {(index.parent / path).resolve() for path in load_file(index)['Import']} == {
+        FOLDER / folder / 'metafile.yml' for folder in FOLDERS}
 
 
 def without_scopes(value):

@@ -86,9 +86,10 @@ def test_commands_name_what_exists():
         assert any((ROOT / folder / name).is_file() for folder in ('configs', 'configs/digits')), name
 
 
-@pytest.mark.parametrize('page', ['README.md', 'configs/README.md',
-                                  *(str(path.relative_to(ROOT)) for folder in ('docs', 'projects')
-                                    for path in sorted(ROOT.glob(f'{folder}/**/*.md')))])
+@pytest.mark.parametrize('page', [
+    str(path.relative_to(ROOT))
+    for pattern in ('README.md', 'CONTRIBUTING.md', 'configs/**/*.md', 'docs/**/*.md', 'projects/**/*.md')
+    for path in sorted(ROOT.glob(pattern))])
 def test_links_and_paths_exist(page):
     text = (ROOT / page).read_text()
     links = [(ROOT / page).parent / link for link in re.findall(r'\]\((?!http)([^)#\s]+)', text)]

@@ -54,7 +54,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         raise TypeError(f'model: must be a nn.Module, got {type(model).__name__}; eval() of some models returns None')
     for name, module in model.named_modules():
         # Without torch.compile's wrapper: in 2.4 its own flag stays, whatever `eval()` says.
-        if module.training and '_orig_mod' not in module._modules:
+        if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
     plan = FoldPlan(unwrapped(model))

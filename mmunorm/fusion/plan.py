@@ -65,7 +65,7 @@ class FoldPlan:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model in wrappers that call it and nothing else: of torch.compile, for several processes, of averages."""
     while True:
-        parts = list(model._modules)
+        parts = [name for name, _ in model.named_children()]
         if '_orig_mod' in parts:
             model = model._orig_mod
         elif parts == ['module'] and type(model).__module__.partition('.')[0] in ('torch', 'mmengine'):

@@ -77,7 +77,9 @@ def keep_second_moment_(weight: Tensor, activation: str | None = None, distribut
     """
     if mode not in MODES:
         raise ValueError(f'mode must be one of {", ".join(map(repr, MODES))}, got {mode!r}')
-    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+    if weight.dim() < 2:
+        raise ValueError(f'weight must have at least two dimensions, got shape {tuple(weight.shape)}')
+    fan_in, fan_out = weight[0].numel(), weight[:, 0].numel()
     fan = dict(fan_in=fan_in, fan_out=fan_out, fan_avg=(fan_in + fan_out) / 2)[mode]
     return sample_(weight, gain_of(activation) / fan**0.5, distribution)
 

@@ -90,6 +90,8 @@ class OfflineNorm(Norm):
     forward_averages: Sequence[str] = ('gm', 'am', 'ema', 'current')
     backward_averages: Sequence[str] = ('am', 'current')
     lacks_statistics = False
+    running_var: Tensor
+    num_batches_tracked: Tensor
     ranks: Ranks | None = None
     loss_scale: Tensor | None = None
     # Whether the running variance is the unbiased one.
@@ -432,4 +434,5 @@ def _check_window(window: int | Sequence[int]) -> tuple[int, int]:
     pair = (window, window) if isinstance(window, int) else window
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')
-    return tuple(check_count('window', size, least=1) for size in pair)
+    forward, backward = (check_count('window', size, least=1) for size in pair)
+    return forward, backward
