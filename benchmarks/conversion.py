@@ -36,7 +36,7 @@ from mmunorm.cli.arguments import command, load_config, out_folder, positive, se
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
-from mmunorm.engine.calibration import test_metrics, training_batches
+from mmunorm.engine.calibration import samples_of, test_metrics, training_batches
 from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
@@ -168,7 +168,8 @@ def start_weights(args, way, seed, teacher):
                 convert_norms(model, batches, NORMS[way.norm], way.keep, progress=True)
                 if way.start == 'adapted':
                     with torch.enable_grad():
-                        print(adapt_backbone(model, backbone, batches, ADAPT_STEPS))
+                        print(adapt_backbone(model, backbone, samples_of(batches), ADAPT_STEPS,
+                                             len(batches[0]['inputs'])))
             else:
                 without_layer_norm(model, lambda: [model(**model.data_preprocessor(batch, False), mode='tensor')
                                                    for batch in batches], NORMS[way.norm], way.start == 'kept')

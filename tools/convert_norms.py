@@ -21,7 +21,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import check_converted, converted_config, parse_goal, save_converted
-from mmunorm.engine.calibration import test_metrics, training_batches
+from mmunorm.engine.calibration import FolderImages, samples_of, test_metrics, training_batches
 from mmunorm.engine.distillation import adapt_backbone, can_adapt
 from mmunorm.utils import PreflightError, write_text
 
@@ -34,6 +34,8 @@ def parse_args(argv=None):
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training images for the statistics (default: 512)')
+    parser.add_argument('--images', metavar='FOLDER',
+                        help="take images of this folder in place of the config's training data; they need no labels")
     parser.add_argument('--adapt-steps', type=not_negative, default=0, metavar='N',
                         help='then train the backbone for so many steps to give what it gave with LayerNorm; this '
                         'needs no labels (default: 0; 300 are usual)')
@@ -52,7 +54,7 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options)
     name, norm_cfg = parse_goal(args.to)
     check_checkpoint(args.checkpoint)
-    check_data(cfg, ['train', 'test'] if args.test else ['train'])
+    check_data(cfg, ['train'] * (args.images is None) + ['test'] * args.test)
     set_dataloader_defaults(cfg)
     out, stem = out_folder(args.out), renamed(Path(args.config).stem, 'LN', name)
     check_converted(out, stem, args.checkpoint)
@@ -61,16 +63,21 @@ def main(argv=None):
     model.to(args.device).eval()
     if args.adapt_steps and not can_adapt(model):
         raise PreflightError(f'--adapt-steps {args.adapt_steps}: {args.config} has no backbone to train; leave it out.')
-    teacher = copy.deepcopy(model.backbone).requires_grad_(False) if args.adapt_steps else None
-    batches = training_batches(cfg, args.num_samples)
+    teacher = copy.deepcopy(model.backbone) if args.adapt_steps else None
+    if args.images is None:
+        batches = training_batches(cfg, args.num_samples)
+        samples = samples_of(batches)
+    else:
+        samples = FolderImages(cfg, args.images)
+        batches = samples.batches(args.num_samples, cfg.test_dataloader.batch_size)
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}
     try:
         report = convert_norms(model, batches, norm_cfg, args.keep, progress=True)
+        print(report)
+        if teacher is not None:
+            print(adapt_backbone(model, teacher, samples, args.adapt_steps, len(batches[0]['inputs']), out))
     except ConversionError as error:  # of the norm, parse_goal has told
         raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
-    print(report)
-    if teacher is not None:
-        print(adapt_backbone(model, teacher, batches, args.adapt_steps))
     if args.test:
         metrics['after'] = test_metrics(cfg, model, 'testing after')
         for key, before in metrics['before'].items():
@@ -79,6 +86,7 @@ def main(argv=None):
     new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
     for path in save_converted(model, new, report, out, stem, meta):
         print(f'written: {path}')
+    (out / 'adapt.pt').unlink(missing_ok=True)  # from which a killed adaptation goes on
     return report, metrics
 
 

@@ -1,15 +1,15 @@
 """From a LayerNorm checkpoint to offline norms: calibration, configs and checkpoints."""
 from ..registry import MISSING, explain_missing
-from .adapt import adapt_batches, with_layer_norms
-from .blockwise import AdaptReport, Agreement, adapt, agreement
-from .convert import ConversionError, convert_loaded, convert_norms
+from .adaptation import AdaptReport, adapt
+from .agreement import Agreement, agreement
+from .convert import ConversionError, convert_loaded, convert_norms, with_layer_norms
 from .report import ConversionReport, ConvertedNorm
 
 if not MISSING:
     from .checkpoint import converted_model
 
 __all__ = [
-    'AdaptReport', 'Agreement', 'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt', 'adapt_batches',
+    'AdaptReport', 'Agreement', 'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt',
     'agreement', 'convert_loaded', 'convert_norms', 'converted_model', 'with_layer_norms'
 ]
 __getattr__ = explain_missing(__name__, __all__)

@@ -18,7 +18,7 @@ from ..config.presets import parse_preset, replace_norm_cfgs, with_means_kept
 from ..norms import OfflineNorm
 from ..norms.replace import build_like, layer_norms, leave_fast_path, put, with_fused_parts
 from ..utils import PreflightError, whole_file, write_text
-from .convert import ConversionError, check_goal
+from .convert import ConversionError, goal_like
 from .report import ConversionReport
 
 CONVERTED_TYPE = 'ConvertedModel'
@@ -51,7 +51,7 @@ def parse_goal(text: str) -> tuple[str, dict]:
     name, norm_cfg = parse_preset(text)
     norm_cfg = with_means_kept(norm_cfg)
     try:
-        check_goal(norm_cfg)
+        goal_like(norm_cfg, nn.LayerNorm(1), nn.Module())
     except KeyError:
         raise PreflightError(f'--to {text}: there is no norm of type {norm_cfg["type"]!r}.') from None
     except ConversionError as error:

@@ -1,13 +1,13 @@
 """The one verb: turn the LayerNorms of a trained model into offline norms, without training."""
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from ..norms.replace import (
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
+from .calls import eval_mode, watched
 from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (
@@ -37,6 +38,7 @@ from .statistics import (
     relative_error,
     scale_and_shift,
     token_sums,
+    tokens_of,
     valid_tokens,
 )
 
@@ -100,14 +102,52 @@ def convert_norms(model: nn.Module,
     """
     check_norm_cfg(norm_cfg)
     names = layer_norms(model)
-    kept = _kept(model, names, keep)
+    if not names or '' in names:
+        what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
+        others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
+        raise ConversionError(f'model: {type(model).__name__} {what}{others}')
+    kept = dict.fromkeys(_matching(names, keep), 'as was asked for')
     wanted = {name: norm for name, norm in names.items() if norm not in kept}
+    if not wanted:
+        raise ConversionError(f'keep={list(keep)!r} keeps all LayerNorms')
     try:
         check_replaceable(wanted)
     except ValueError as error:
         raise ConversionError(f'{error}; `keep` lets it stay') from error
-    goals = {norm: _goal(norm_cfg, norm, model) for norm in wanted.values()}
+    goals = {norm: goal_like(norm_cfg, norm, model) for norm in wanted.values()}
     return _convert_all(model, batches, names, goals, kept, progress)
+
+
+def _matching(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Module]:
+    """The LayerNorms whose names some regular expressions match as a whole."""
+    for pattern in keep:
+        try:
+            found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
+        except re.error as error:
+            raise ConversionError(f'keep: {pattern!r} is no regular expression: {error}') from None
+        if not found:
+            raise ConversionError(f'keep: no LayerNorm has a name that {pattern!r} matches as a whole; '
+                                  f'names are such as {next(iter(names))!r}')
+        yield from found
+
+
+def goal_like(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
+    """The offline norm of a config that is to take the place of a LayerNorm of a model; a ConversionError if none can.
+    """
+    kind = norm_cfg['type']
+    goal = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
+    why = 'is no offline norm over tokens'
+    if not isinstance(goal, type) or issubclass(goal, OfflineNorm):
+        try:
+            goal = build_like(norm_cfg, norm, model)
+        except (TypeError, ValueError) as error:
+            raise ConversionError(f'norm_cfg={norm_cfg!r}: {error}') from error
+        if is_channels_first(norm) or not is_channels_first(goal):
+            why = goal.fold_obstacle
+    if why:
+        name = getattr(goal, '__name__', type(goal).__name__)
+        raise ConversionError(f'norm_cfg={norm_cfg!r}: {name} {why}; take UN, MABN, TokenBN or RepBN')
+    return goal
 
 
 @torch.no_grad()
@@ -138,11 +178,8 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
         if norm.fold_obstacle:
             raise ConversionError(f'{name}: {type(norm).__name__} {norm.fold_obstacle}')
     old = {norm: layer_norm_of(norm) for norm in norms.values()}
-    names = {name: old[norm] for name, norm in norms.items()}
     states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
-    modes = {norm: norm.training for norm in old}
-    for norm in old:
-        norm.eval()
+    names = {name: old[norm] for name, norm in norms.items()}
     put(model, names)
     try:
         return _convert_all(model, batches, names, {layer_norm: norm for norm, layer_norm in old.items()}, {}, progress)
@@ -153,8 +190,6 @@ def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) 
         raise
     finally:
         put(model, norms)
-        for norm, training in modes.items():
-            norm.train(training)
 
 
 def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
@@ -176,6 +211,15 @@ def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
     return new
 
 
+@torch.no_grad()
+def with_layer_norms(model: nn.Module) -> nn.Module:
+    """A copy of a model that is about to be converted by :func:`convert_loaded`, with the LayerNorms themselves."""
+    teacher = copy.deepcopy(model)
+    put(teacher, {name: layer_norm_of(norm) for name, norm in norms_to_fit(teacher).items()})
+    teacher.eval()  # returns nothing in mmdet's and mmpretrain's Swin
+    return teacher.requires_grad_(False)
+
+
 def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
@@ -183,19 +227,19 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
     places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
-    aliases = defaultdict(list)
+    before: dict[nn.Module, _Seen] = {}
     for name, norm in names.items():
-        aliases[norm].append(name)
+        before.setdefault(norm, _Seen(norm, name))
 
-    with _eval_mode(model), tqdm(total=len(batches) * (2 + len(goals)), desc='calibrating', unit='batch',
-                                 disable=None if progress else True) as bar:
+    with eval_mode(model, *places.values()), tqdm(
+            total=len(batches) * (2 + len(goals)), desc='calibrating', unit='batch',
+            disable=None if progress else True) as bar:
         changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
-            before = {norm: _Seen(norm, names_of[0]) for norm, names_of in aliases.items()}
             before = _measure_all(model, batches, before, bar)
             obstacles = {norm: seen.obstacle or 'did not run on these samples' for norm, seen in before.items()
                          if seen.obstacle or not seen.tokens}
-            goals = {norm: goal for norm, goal in goals.items() if norm not in obstacles}
+            goals = {norm: goals[norm] for norm in before if norm in goals and norm not in obstacles}
             if not goals:
                 why = next(f'{before[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
                 raise ConversionError(f'model: none of its {len(before)} LayerNorms can be converted: {why}')
@@ -203,12 +247,17 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
                 if norm not in obstacles:
                     seen.check('in the model as it is')
             for memory in (MEMORY, 0):
+                now, left = {}, set(goals)  # what each norm reads after the converted ones
                 with Replay(model, goals, memory) as replay:
-                    fits = _fit(model, batches, before, goals, places, aliases, replay, bar)
+                    for norm, goal in goals.items():
+                        now[norm] = _measure(model, batches, norm, before[norm], left, replay, bar)
+                        goal.set_affine(*now[norm].nearest(), *mean_and_square(now[norm].sums))
+                        left.remove(norm)
+                        put(model, {name: places[norm] for name, each in names.items() if each is norm})
                 after = _measure_all(model, batches, {goal: before[norm].again() for norm, goal in goals.items()}, bar)
-                errors = {norm: after[norm].error(*fit.map) for norm, fit in fits.items()}
-                if memory == 0 or all(math.isclose(errors[norm], fit.after, rel_tol=0.01, abs_tol=1e-5)
-                                      for norm, fit in fits.items()):
+                errors = {norm: after[norm].error(*seen.nearest()) for norm, seen in now.items()}
+                if memory == 0 or all(math.isclose(errors[norm], seen.error(*seen.nearest()), rel_tol=0.01,
+                                                   abs_tol=1e-5) for norm, seen in now.items()):
                     break
                 print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
                           'in whole passes', 'current')
@@ -225,32 +274,9 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
     for norm, seen in before.items():
         measured = {} if norm in obstacles else dict(seen.spread(), least_affine=seen.error(*seen.nearest()))
         if norm in goals:
-            measured.update(before=fits[norm].before, after=errors[norm])
+            measured.update(before=now[norm].error(*seen.nearest()), after=errors[norm])
         rows.append(ConvertedNorm(seen.name, **measured, kept=kept.get(norm, '')))
     return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names))
-
-
-class _Fit(NamedTuple):
-    """What fitting a norm gave."""
-    map: tuple[Tensor, Tensor]
-    before: float  # the error of the map that is nearest in the LN model, on the inputs of the fit
-    after: float  # that of `map`
-
-
-def _fit(model: nn.Module, batches: list, before: dict[nn.Module, _Seen], goals: dict[nn.Module, OfflineNorm],
-         places: dict[nn.Module, nn.Module], aliases: dict[nn.Module, list[str]], replay: Replay,
-         bar: tqdm) -> dict[nn.Module, _Fit]:
-    """Fits each goal to what its norm reads after the goals before it, and puts it into its place."""
-    fits, left = {}, set(goals)
-    for norm, seen in before.items():
-        if norm in goals:
-            now = _measure(model, batches, norm, seen, left, replay, bar)
-            a, b = now.nearest()
-            goals[norm].set_affine(a, b, *mean_and_square(now.sums))
-            fits[norm] = _Fit((a, b), now.error(*seen.nearest()), now.error(a, b))
-            left.remove(norm)
-            put(model, dict.fromkeys(aliases[norm], places[norm]))
-    return fits
 
 
 def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -264,62 +290,6 @@ def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]
     return tuple(f'{name} ({type(module).__name__})' for name, module in model.named_modules()
                  if module not in known and looks_like_one(name, module)
                  and not has_affine(module) and getattr(module, 'running_var', None) is None)
-
-
-def _kept(model: nn.Module, names: dict[str, nn.Module], keep: Sequence[str]) -> dict[nn.Module, str]:
-    """The LayerNorms that stay, with the reason."""
-    if not names or '' in names:
-        what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
-        others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
-        raise ConversionError(f'model: {type(model).__name__} {what}{others}')
-    kept = {}
-    for pattern in keep:
-        try:
-            found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
-        except re.error as error:
-            raise ConversionError(f'keep: {pattern!r} is no regular expression: {error}') from None
-        if not found:
-            raise ConversionError(f'keep: no LayerNorm has a name that {pattern!r} matches as a whole; '
-                                  f'names are such as {next(iter(names))!r}')
-        kept.update(dict.fromkeys(found, 'as was asked for'))
-    if len(kept) == len(set(names.values())):
-        raise ConversionError(f'keep={list(keep)!r} keeps all LayerNorms')
-    return kept
-
-
-def check_goal(norm_cfg: dict) -> None:
-    """Raises a ConversionError if no LayerNorm can be converted to `norm_cfg`."""
-    _goal(norm_cfg, nn.LayerNorm(1), nn.Module())
-
-
-def _goal(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
-    kind = norm_cfg['type']
-    cls = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
-    if isinstance(cls, type) and not issubclass(cls, OfflineNorm):
-        raise ConversionError(f'norm_cfg={norm_cfg!r}: {cls.__name__} is no offline norm over tokens; take UN, MABN, '
-                              'TokenBN or RepBN')
-    try:
-        goal = build_like(norm_cfg, norm, model).eval()
-    except (TypeError, ValueError) as error:
-        raise ConversionError(f'norm_cfg={norm_cfg!r}: {error}') from error
-    is_right = is_channels_first(norm) or not is_channels_first(goal)
-    if why := goal.fold_obstacle if is_right else 'is no offline norm over tokens':
-        raise ConversionError(f'norm_cfg={norm_cfg!r}: {type(goal).__name__} {why}; take UN, MABN, TokenBN or RepBN')
-    return goal
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; afterwards each module that is still there, or its successor, as before."""
-    modes = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for name, module in model.named_modules():
-            while name not in modes:  # a part of a norm's successor
-                name = name.rpartition('.')[0]
-            module.training = modes[name]
 
 
 class _Seen:
@@ -370,11 +340,10 @@ class _Seen:
 
     def add(self, args: tuple, kwargs: dict, batch: int) -> None:
         """Adds a call of the norm."""
-        x, pad_mask = input_of(args, kwargs)
+        dtype, tokens = input_of(args, kwargs)[0].dtype, tokens_of(self.norm, args, kwargs)
         self.calls[batch] += 1
-        self.precision = torch.finfo(x.dtype).eps
-        eps, centered = eps_of(self.norm, x.dtype), not is_rms(self.norm)
-        tokens = valid_tokens(x.movedim(channel_axis(self.norm, kwargs), -1), pad_mask)
+        self.precision = torch.finfo(dtype).eps
+        eps, centered = eps_of(self.norm, dtype), not is_rms(self.norm)
         self.tokens += len(tokens)
         if len(tokens):
             self.sums += token_sums(tokens, eps, centered)
@@ -399,17 +368,6 @@ class _Seen:
         mean, square = self.sigma / self.sums[0, 0]
         cv2 = max(0., (square / mean.square() - 1).item())
         return dict(cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), largest=(self.largest / mean).item())
-
-
-@contextmanager
-def watched(norms: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict, object], None]) -> Iterator[None]:
-    """Inside, `hook` gets the norm, the arguments and the output of each call."""
-    handles = [norm.register_forward_hook(hook, with_kwargs=True) for norm in norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _measure_all(model: nn.Module, batches: list, seen: dict[nn.Module, _Seen],

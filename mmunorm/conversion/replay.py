@@ -9,6 +9,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .calls import tensors_of
+
 # Bytes that a Replay keeps at most.
 MEMORY = 2 * 2**30
 
@@ -49,7 +51,7 @@ class Replay(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
         # `contiguous` and the like may return what they were given.
-        self._made += [weakref.ref(tensor) for tensor in _tensors(output) if not any(tensor is arg for arg in args)]
+        self._made += [weakref.ref(tensor) for tensor in tensors_of(output) if not any(tensor is arg for arg in args)]
         return output
 
     def start(self, index: int) -> None:
@@ -94,7 +96,7 @@ class Replay(TorchFunctionMode):
         return returned
 
     def _keep(self, path: tuple, output) -> None:
-        tensors = _tensors(output)
+        tensors = tensors_of(output)
         if not tensors or any(tensor.is_inference() for tensor in tensors):
             return
         size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -108,19 +110,8 @@ class Replay(TorchFunctionMode):
         self._left += self._now.pop(path)[-1]
 
 
-def _tensors(value) -> list[Tensor]:
-    """The tensors in a value, also in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
-        return []
-    return [tensor for part in value for tensor in _tensors(part)]
-
-
 def _versions(value) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in _tensors(value)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_of(value)]
 
 
 def _alias(value):

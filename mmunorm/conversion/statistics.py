@@ -13,8 +13,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..norms.layers import channel_axis, input_of
+
 # n, sum x, sum x^2, sum u, sum u^2, sum x u.
 NUM_SUMS = 6
+
+
+def tokens_of(norm: nn.Module, args: tuple, kwargs: dict) -> Tensor:
+    """The tokens that a norm was called with, without padding, `(n, C)` float64."""
+    x, pad_mask = input_of(args, kwargs)
+    return valid_tokens(x.movedim(channel_axis(norm, kwargs), -1), pad_mask)
 
 
 def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:

@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.evaluator import Evaluator
 from mmengine.registry import EVALUATOR, init_default_scope
 from mmengine.runner import Runner
+from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..utils import PreflightError
-from .images import name_images
+from ..utils import IMAGE_SUFFIXES, PreflightError
+from .images import image_problem, name_images
 from .repeatable import seed_everything
 
 
@@ -45,6 +49,47 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
             if samples >= num_samples:
                 break
     return batches
+
+
+def samples_of(batches: Sequence[dict]) -> list[dict]:
+    """The single images of batches, with their data samples."""
+    return [dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True)]
+
+
+class FolderImages(Sequence):
+    """The images of a folder, as `samples_of` gives those of batches; each is read when it is asked for.
+
+    They go through the pipeline of testing, without annotations.
+
+    Raises:
+        PreflightError: the folder has no image, or a file that is called so and is none.
+    """
+
+    def __init__(self, cfg: Config, folder: str):
+        self.paths = sorted(path for path in Path(folder).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
+        if not self.paths:
+            raise PreflightError(f'--images {folder}: there is no image (looked for '
+                                 f'{", ".join(sorted(IMAGE_SUFFIXES))}).')
+        for path in self.paths:
+            try:
+                Image.open(path).close()
+            except OSError as error:
+                raise PreflightError(f'--images {folder}: cannot use {path}: {image_problem(error)}.') from error
+        init_default_scope(cfg.get('default_scope', 'mmengine'))
+        self.pipeline = Compose([step for step in cfg.test_dataloader.dataset.pipeline
+                                 if 'Annotations' not in step['type']])
+        name_images(self)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict:
+        return self.pipeline(dict(img_path=str(self.paths[index]), img_id=index))
+
+    def batches(self, num_samples: int, batch_size: int) -> list[dict]:
+        """Batches of so many images, or of all, spread evenly over the folder."""
+        spread = torch.linspace(0, len(self) - 1, min(num_samples, len(self))).long()
+        return [pseudo_collate([self[i] for i in part.tolist()]) for part in spread.split(batch_size)]
 
 
 def training_images(cfg: Config, number: int) -> list[Tensor]:

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from mmdet.models import BaseDetector
+from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmpretrain.models import ImageClassifier
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
-from ..conversion import adapt_batches
+from ..conversion import AdaptReport, adapt
 from ..conversion.checkpoint import layer_norm_config
 from ..utils import PreflightError
 from .runner import unwrapped_model
+
+RATE = 1e-3  # of the adaptation, which lowers it where it is too much
 
 
 @HOOKS.register_module()
@@ -118,19 +122,35 @@ def can_adapt(model: nn.Module) -> bool:
         weight.requires_grad for weight in model.backbone.parameters())
 
 
-def adapt_backbone(model: nn.Module, teacher: nn.Module, batches: Sequence[dict], steps: int) -> str:
-    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`adapt_batches`).
+class _Inputs(Sequence):
+    """Images as a backbone takes them, `(3, H, W)`; `paths` are those of their files."""
+
+    def __init__(self, samples: Sequence[dict], preprocessor: nn.Module):
+        self.samples, self.preprocessor = samples, preprocessor
+        self.paths = getattr(samples, 'paths', None) or [
+            sample['data_samples'].get('img_path') or f'image {i}' for i, sample in enumerate(samples)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @torch.no_grad()
+    def __getitem__(self, index: int) -> Tensor:
+        return self.preprocessor(pseudo_collate([self.samples[index]]), False)['inputs'][0]
+
+
+def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int, batch_size: int,
+                   work_dir: str | os.PathLike | None = None) -> AdaptReport:
+    """Trains a converted backbone, in place, to give what it gave with LayerNorm (:func:`mmunorm.adapt`).
+
+    A third of the steps is block by block.
 
     Args:
-        model (nn.Module): a converted model that :func:`can_adapt` accepts.
-        teacher (nn.Module): the backbone with LayerNorm, in eval mode.
-        batches (Sequence[dict]): from `training_batches`.
-        steps (int): number of training steps, one batch each.
-
-    Returns a sentence with the error before and after.
+        model (nn.Module): converted; :func:`can_adapt` says whether it may be.
+        teacher (nn.Module): the backbone with LayerNorm.
+        samples (Sequence[dict]): `inputs` and `data_samples` of single images, as `FolderImages` and `samples_of` have
+            them.
+        steps, batch_size, work_dir: of the training.
     """
-    before, after = adapt_batches(model.backbone, teacher, batches,
-                                  lambda batch: model.data_preprocessor(batch, False)['inputs'], feature_distance,
-                                  steps)
-    return (f'The squared error of the outputs of the backbone was {before:.1%} of their variance; after {steps} steps '
-            f'without labels it is {after:.1%}.')
+    return adapt(model.backbone, teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
+                 block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, work_dir=work_dir,
+                 progress=True)

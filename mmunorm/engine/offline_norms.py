@@ -20,7 +20,7 @@ from ..conversion import ConversionError, convert_loaded, with_layer_norms
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
-from .calibration import training_batches
+from .calibration import samples_of, training_batches
 from .distillation import adapt_backbone, can_adapt
 from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
@@ -32,7 +32,7 @@ class OfflineNormHook(Hook):
 
     - If a run starts from a LayerNorm checkpoint, which has the norms' scale but no statistics, the hook fits the norms
       to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and trains the backbone to
-      reproduce its outputs (:func:`mmunorm.conversion.adapt_batches`). The log has a line for each stage of the model,
+      reproduce its outputs (:func:`mmunorm.adapt`). The log has a line for each stage of the model,
       `conversion.md` in the work directory a table. In a distributed run, the first process does this for all.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then start their
@@ -110,7 +110,10 @@ class OfflineNormHook(Hook):
                 with _uncompiled(model):
                     report = convert_loaded(model, batches, progress=True)
                 if adapts:
-                    runner.logger.info(adapt_backbone(model, teacher, batches, self.adapt_steps))
+                    adapted = adapt_backbone(model, teacher, samples_of(batches), self.adapt_steps,
+                                             len(batches[0]['inputs']))
+                    runner.logger.info(f'without labels, the backbone was adapted to what it gave with LayerNorm:\n'
+                                       f'{adapted}')
             except (ConversionError, PreflightError) as error:
                 problem = [str(error).rstrip('.')]
         broadcast_object_list(problem)

@@ -77,33 +77,29 @@ OUTSIDE = []
 class Leaky(Counted):
     """Passes its output on in another way than by returning it."""
 
-    def __init__(self, way, owner=None, **kwargs):
+    def __init__(self, way, owner, **kwargs):
         super().__init__(**kwargs)
         self.way, self.owner, self.found = way, owner, {}
         self.register_buffer('state', torch.zeros(6))
 
     def forward(self, x):
         y = super().forward(x)
-        if self.way == 'list':
-            OUTSIDE.append(y)
-        elif self.way == 'view':
-            OUTSIDE.append(y[:, :3])
-        elif self.way == 'input':
-            OUTSIDE.append(x)
-        elif self.way == 'attribute':
-            self.found = dict(kept=(y, ))
-        elif self.way == 'other':
-            self.owner[0].kept = 2 * y
-        elif self.way == 'buffer':
-            self.state.copy_(y.mean(0))
-        elif self.way == 'in_place':
-            x.mul_(2).add_(y)
-            return torch.zeros_like(x)
-        elif self.way == 'dict':
-            return dict(y=y)
-        elif self.way == 'numbers':
-            OUTSIDE.append(y.tolist())
-        return y
+        leak = LEAKS.get(self.way)
+        returned = leak(self, x, y) if leak else y
+        return returned if self.way in ('in_place', 'dict') else y
+
+
+LEAKS = {
+    'list': lambda block, x, y: OUTSIDE.append(y),
+    'view': lambda block, x, y: OUTSIDE.append(y[:, :3]),
+    'input': lambda block, x, y: OUTSIDE.append(x),
+    'attribute': lambda block, x, y: block.found.update(kept=(y, )),
+    'other': lambda block, x, y: setattr(block.owner[0], 'kept', 2 * y),
+    'buffer': lambda block, x, y: block.state.copy_(y.mean(0)),
+    'in_place': lambda block, x, y: torch.zeros_like(x.mul_(2).add_(y)),
+    'dict': lambda block, x, y: dict(y=y),
+    'numbers': lambda block, x, y: OUTSIDE.append(y.tolist()),
+}
 
 
 def true_error(model, norm, ln, batches):

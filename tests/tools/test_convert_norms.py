@@ -12,6 +12,7 @@ from torch import nn
 from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
+from mmunorm.conversion import adaptation
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 
@@ -66,13 +67,25 @@ def test_a_converted_model_is_tested_and_trained(ln_classifier, capsys):
     assert any('loss_distillation' in entry for entry in tiny_runs.scalars('tuned'))
 
 
-def test_the_backbone_is_adapted_without_labels(ln_classifier, capsys):
+def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, monkeypatch):
     convert(*ln_classifier, '--num-samples', '8')
     alone = tiny_runs.checkpoint('out/swin_un_tiny.pth')['state_dict']
-    convert(*ln_classifier, '--num-samples', '8', '--adapt-steps', '30')
+    (Path('mine') / 'deeper').mkdir(parents=True)
+    for i, path in enumerate(sorted((trained / 'data').glob('*/*.png'))):
+        shutil.copy(path, f'mine/deeper/{i}.png')
+    # Nothing of the training data is asked for.
+    options = ('--images', 'mine', '--adapt-steps', '30', '--cfg-options', 'train_dataloader.dataset.data_root=gone')
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match='130'):
+        patch.setattr(adaptation, 'measure_again', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        convert(*ln_classifier, *options)
+    assert Path('out/adapt.pt').exists()  # from which the same call goes on
+    capsys.readouterr()
+    report, _ = convert(*ln_classifier, *options)
+    assert report.samples == 4 and not Path('out/adapt.pt').exists()
+    printed = capsys.readouterr().out
+    first, _, last = map(float, re.findall(r': all tokens ([0-9.]+), centred', printed))
+    assert last > first and 'worst held-out images: mine/deeper/3.png' in printed
     adapted = tiny_runs.checkpoint('out/swin_un_tiny.pth')['state_dict']
-    before, after = (float(share) for share in re.findall(r'([0-9.]+)%', capsys.readouterr().out.splitlines()[-5]))
-    assert after < 0.9 * before
     moved = {name for name, value in alone.items() if not torch.equal(value, adapted[name])}
     assert 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight' in moved
     assert not any(name.startswith('head.') for name in moved)  # labels would move it
@@ -136,6 +149,11 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
         bad['state_dict']['backbone.patch_embed.projection.bias'][0] = value
         torch.save(bad, tmp_path / 'bad.pth')
         assert said in error_of(config, 'bad.pth')
+    (tmp_path / 'mine').mkdir()
+    assert '--images mine: there is no image (looked for .bmp, ' in error_of(config, checkpoint, '--images', 'mine')
+    (tmp_path / 'mine/a.jpg').write_text('no image')
+    assert '--images mine: cannot use mine/a.jpg: it is empty, cut off, or no image.' in error_of(
+        config, checkpoint, '--images', 'mine')
     assert '--adapt-steps: must be at least 0, got -1' in error_of(config, checkpoint, '--adapt-steps', '-1')
     assert not list((tmp_path / 'out').iterdir())
 

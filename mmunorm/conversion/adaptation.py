@@ -1,0 +1,405 @@
+"""Trains a converted model, without labels, to give what its teacher with LayerNorm gives: block by block, then whole.
+
+Block by block, each part gets the teacher's input and learns the teacher's update, so that errors do not add up over
+depth and nothing diverges. End to end, the outputs of the whole model then approach the teacher's.
+"""
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from tqdm import tqdm
+
+from ..norms import OfflineNorm
+from ..norms.layers import is_channels_first
+from ..norms.replace import layer_norms
+from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
+from .calls import eval_mode, recorded, tensors_of, watched
+from .convert import ConversionError
+from .statistics import mean_and_square, token_sums, tokens_of
+
+BLOCKS, WHOLE = 'block by block', 'end to end'
+HELD_OUT = 256  # images at most, if the caller names none
+CHECKS, CHECK_EVERY = 20, 10  # the loss on held-out images is measured so often a phase, after so many steps or more,
+CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # on so many at most
+RISEN = 1.5  # from this share of the least loss on, training goes back to the best weights,
+SLOWER = 0.3  # at this share of the rate
+WARMUP = 60  # steps, at most a tenth
+_VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
+
+
+@dataclass(frozen=True)
+class AdaptReport:
+    """What :func:`adapt` reached on held-out images; `str()` gives a text."""
+    agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
+    history: tuple[dict, ...]  # the checks: phase, step, loss, rate, tokens (the correlation over all of them)
+    notes: tuple[str, ...]  # what was done otherwise than asked for, such as all tokens where windows forbid sampling
+
+    @property
+    def norms(self) -> dict[str, tuple[float, float]]:
+        """By name, the error of a norm's output before and after."""
+        first, *_, last = self.agreements.values()
+        return {name: (error, last.norms[name]) for name, error in first.norms.items()}
+
+    def __str__(self) -> str:
+        lines = [f'{phase}: {reached}' for phase, reached in self.agreements.items()]
+        worst = ', '.join(map(str, list(self.agreements.values())[-1].worst_images))
+        lines += [f'worst held-out images: {worst}', *self.notes, '', 'error of each norm, before and after:']
+        return '\n'.join([*lines, *(f'  {name}  {old:.2%}  {new:.2%}' for name, (old, new) in self.norms.items())])
+
+
+def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Half of the images `(N, C, H, W)`, mirrored."""
+    flip = torch.rand(len(images), generator=generator).lt(0.5).to(images.device)
+    return torch.where(flip[:, None, None, None], images.flip(-1), images)
+
+
+def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps: int = 1000, *,
+          block_steps: int | None = None, batch_size: int = 64, lr: float = 1e-4, block_lr: float = 2e-4,
+          tokens: int | None = 64, held_out: Sequence[Tensor] | None = None,
+          augment: Callable[[Tensor, torch.Generator], Tensor] = mirrored, work_dir: str | os.PathLike | None = None,
+          progress: bool = False) -> AdaptReport:
+    """Trains a converted model to give its teacher's outputs, in place; labels are not needed.
+
+    First `block_steps` steps block by block: every part that has norms gets the teacher's input and learns the
+    teacher's update, the output minus the input where shapes agree. The loss is `log1p(|error|^2 / Var)` of each image,
+    mean over images and parts. Then `steps` steps end to end: this loss of the outputs (the model's and those of the
+    last norm), 1 - cosine of each of their tokens, and this loss of each part's output after a LayerNorm without
+    parameters. Norms are as in inference, so that the map that is learned is the one that folds; their statistics are
+    measured anew at the end. AdamW with betas of 0.9 and 0.98, no weight decay, norm of gradients up to 1; each phase
+    has an optimizer, a warm-up and a cosine of its own. bfloat16 where a CUDA device or a CPU has it.
+
+    A step whose loss or gradient is not finite is skipped. Up to 20 times a phase the loss is measured on held-out
+    images; where it has risen by half or is not finite, training goes back to the best weights at 0.3 of the rate. A
+    phase ends with the best weights, also after an exception, or with those before it if their correlations had a
+    higher sum.
+
+    Args:
+        model (nn.Module): converted by :func:`mmunorm.convert_norms`, of float32 or float64. Weights that do not
+            require gradients stay.
+        teacher (nn.Module): the model that it was converted from, with LayerNorm, on the same device.
+        images (Sequence): tensors `(C, H, W)` as the models take them after `augment`, one or thousands: a tensor
+            `(N, C, H, W)`, a list, or a data set, of whose tuples the first entry counts. Its attribute `paths`, if it
+            has one, names the images in the report. In a batch, smaller images get zeros below and right of them.
+        steps, block_steps (int): of training end to end, and block by block. Default to 1000 and a third of `steps`.
+        batch_size (int): images a step, at most all. Defaults to 64.
+        lr, block_lr (float): rates of the two phases. Default to 1e-4 and 2e-4.
+        tokens (int): in timm's `VisionTransformer`, a step sees so many random patch tokens of each image, with the
+            class token and other prefix tokens. None, and other models: all tokens. Defaults to 64.
+        held_out (Sequence): images as `images`, not augmented, floating. Defaults to the last eighth of `images`, at
+            most 256, which is then not trained on; of a single image, the image itself.
+        augment: of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to :func:`mirrored`.
+        work_dir (str): a folder. Each check writes `adapt.pt` to it, whose `state_dict` has the best weights so far;
+            the same call goes on from there after a kill. None: nothing is written.
+        progress (bool): show a progress bar with the correlation on held-out images. Defaults to False.
+
+    Raises:
+        ConversionError: a ValueError, before the model changes: no converted norms, a teacher of another architecture
+            or without LayerNorm, half precision, images that are none or that the model does not take, no steps, or a
+            `work_dir` with the state of another adaptation, such as of other images or another teacher.
+    """
+    block_steps = steps // 3 if block_steps is None else block_steps
+    if min(steps, block_steps) < 0 or not steps + block_steps:
+        raise ConversionError(f'steps={steps}, block_steps={block_steps}: at least one step is needed')
+    if batch_size < 1 or tokens is not None and tokens < 1:
+        raise ConversionError(f'batch_size={batch_size}, tokens={tokens}: each must be at least 1')
+    _check_pair(model, teacher)
+    for name, each in dict(images=images, held_out=held_out).items():
+        if each is not None and not len(each):
+            raise ConversionError(f'{name}: there is none')
+    number, notes = len(images), []
+    measured_on = images if held_out is None else held_out
+    names = list(map(str, getattr(measured_on, 'paths', ()))) or range(len(measured_on))
+    if held_out is None:
+        first = number - min(max(1, number // 8), HELD_OUT)
+        held_out, names = Subset(images, range(first, number)), names[first:]
+        notes += ['the one image is trained on and measured on'] if number == 1 else []
+        number = max(1, first)
+    if tokens is not None and not any(f'{cls.__module__}.{cls.__qualname__}' == _VIT for cls in type(model).__mro__):
+        tokens = None
+        notes.append(f'all tokens in each step: {type(model).__name__} has windows, or does not tell how to drop some')
+
+    def measured() -> Agreement:
+        reached = agreement(model, teacher, held_out)
+        return replace(reached, worst_images=tuple(names[i] for i in reached.worst_images))
+
+    with eval_mode(model, teacher):
+        run = _Run(model, teacher, images, number, held_out, augment, min(batch_size, number), tokens, progress)
+        if work_dir is not None:
+            run.open(Path(work_dir), dict(steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr,
+                                          block_lr=block_lr, tokens=tokens, images=len(images)))
+        if not run.reached:
+            run.reached['converted'] = measured()
+        for phase, count, rate in ((BLOCKS, block_steps, block_lr), (WHOLE, steps, lr)):
+            if count and phase not in run.reached:
+                first = run.train(phase, count, rate)
+                before, reached = list(run.reached.values())[-1], measured()
+                if not reached.score >= before.score:
+                    run.notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached}')
+                    _put_back(run.weights, first)
+                    reached = before
+                run.reached[phase] = reached
+        measure_again(model, batches_of(held_out, run.batch_size, run.device, 'held_out'))
+    return AdaptReport(run.reached, tuple(run.history), (*notes, *run.notes))
+
+
+class _Run:
+    """One adaptation, and what is kept of it between checks."""
+
+    def __init__(self, model, teacher, images, number, held_out, augment, batch_size, tokens, progress):
+        self.model, self.teacher, self.images, self.number = model, teacher, images, number
+        self.augment, self.batch_size, self.tokens, self.progress = augment, batch_size, tokens, progress
+        self.norms = layer_norms(teacher)
+        self.parts = _parts(teacher, set(self.norms.values()))
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.device = self.weights[0].device
+        few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
+        self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
+        self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
+            self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
+        try:
+            with torch.no_grad():
+                outputs = tensors_of(teacher(self.checked[:1]))
+        except Exception as error:
+            raise ConversionError(f'images: {type(teacher).__name__} does not take {tuple(self.checked[:1].shape)}: '
+                                  f'{next(iter(str(error).splitlines()), type(error).__name__)}') from error
+        if not outputs or not all(output.isfinite().all() for output in outputs):
+            raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
+        self.path, self.settings, self.saved = None, {}, {}
+        self.reached, self.history, self.notes = {}, [], []
+
+    def open(self, folder: Path, settings: dict) -> None:
+        """Goes on from what an earlier, killed run has written to a folder."""
+        some = batch_of(self.images, _spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
+        checksum = 0
+        for tensor in (some, self.checked, *self.teacher.parameters(), *self.teacher.buffers()):
+            checksum = zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), checksum)
+        self.path, self.settings = folder / 'adapt.pt', dict(settings, checksum=checksum)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_file():
+            return
+        saved = torch.load(self.path, map_location=self.device, weights_only=True)
+        if saved['settings'] != self.settings or saved['state_dict'].keys() != self.model.state_dict().keys():
+            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation, with other settings, '
+                                  'images or another teacher; name another folder')
+        self.model.load_state_dict(saved['state_dict'])
+        self.reached = {phase: Agreement(**values) for phase, values in saved['reached'].items()}
+        self.history, self.notes, self.saved = saved['history'], saved['notes'], saved
+
+    def save(self, state: dict, optimizer: torch.optim.Optimizer) -> None:
+        now = _copies(self.weights)
+        _put_back(self.weights, state['best'])
+        reached = {phase: asdict(each) for phase, each in self.reached.items()}
+        torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
+                        optimizer=optimizer.state_dict(), settings=self.settings, history=self.history,
+                        notes=self.notes), f'{self.path}.new')
+        os.replace(f'{self.path}.new', self.path)  # a kill leaves the old file or the new one
+        _put_back(self.weights, now)
+
+    def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
+        """One phase; the model ends with the weights of the least loss. Returns those at the beginning."""
+        weights, optimizer, first = self.weights, _optimizer(self.weights), _copies(self.weights)
+        if self.saved and self.saved['state']['phase'] == phase:
+            state = dict(self.saved['state'], best=first)
+            _put_back(weights, self.saved['now'])
+            optimizer.load_state_dict(self.saved['optimizer'])
+        else:
+            state = dict(phase=phase, step=0, begun=0, rate=lr, least=self.held_out_loss(phase), best=first,
+                         first=first)
+        every = max(CHECK_EVERY, steps // CHECKS)
+        try:
+            with tqdm(total=steps, initial=state['step'], desc=phase, unit='step',
+                      disable=None if self.progress else True) as bar:
+                for step in range(state['step'] + 1, steps + 1):
+                    for group in optimizer.param_groups:
+                        group['lr'] = _rate(state['rate'], step - state['begun'], steps - state['begun'])
+                    self.step(phase, step, optimizer)
+                    bar.update()
+                    if step % every and step != steps:
+                        continue
+                    now, state['step'] = self.held_out_loss(phase), step
+                    if now <= state['least']:
+                        state.update(least=now, best=_copies(weights))
+                    elif not now < RISEN * state['least']:  # nan, too
+                        _put_back(weights, state['best'])
+                        state.update(rate=state['rate'] * SLOWER, begun=step)
+                        optimizer = _optimizer(weights)
+                    tokens = agreement(self.model, self.teacher, self.checked).tokens
+                    self.history.append(dict(phase=phase, step=step, loss=now, rate=state['rate'], tokens=tokens))
+                    bar.set_postfix_str(f'correlation {tokens:.3f}, loss {now:.4f}')
+                    if self.path is not None:
+                        self.save(state, optimizer)
+        finally:
+            _put_back(weights, state['best'])
+            optimizer.zero_grad()
+        return state['first']
+
+    def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> None:
+        # Seeded by the step, so that a run that goes on sees what it would have seen.
+        generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
+        chosen = torch.randperm(self.number, generator=generator)[:self.batch_size].tolist()
+        images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
+        loss = self.loss(phase, floating(images, 'augment'), generator)
+        optimizer.zero_grad()
+        if loss.requires_grad:
+            loss.backward()
+            if nn.utils.clip_grad_norm_(self.weights, 1.).isfinite():
+                optimizer.step()
+
+    @torch.no_grad()
+    def held_out_loss(self, phase: str) -> float:
+        generator = torch.Generator().manual_seed(0)
+        return sum(self.loss(phase, images, generator).item() * len(images) / len(self.checked)
+                   for images in self.checked.split(self.batch_size))
+
+    def loss(self, phase: str, images: Tensor, generator: torch.Generator) -> Tensor:
+        with _sampled_tokens((self.model, self.teacher), self.tokens, generator), self.autocast():
+            with torch.no_grad(), recorded(self.teacher, self.parts) as wanted:
+                output = self.teacher(images)
+            if phase == BLOCKS:
+                return _mean(_relative_error(*(_update(each, args, name in self.norms) for each in (
+                    self.model.get_submodule(name)(*args, **kwargs), out))) for name, args, kwargs, out in wanted)
+            with recorded(self.model, self.parts) as got:
+                pairs = list(zip(tensors_of(self.model(images)), tensors_of(output), strict=True))
+        pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs]
+        streams = [[_tokens(tensors_of(out)[0], self.parts[name]) for name, _, _, out in calls]
+                   for calls in zip(got, wanted, strict=True)]
+        pairs.append(streams[-1])
+        return (_mean(_relative_error(*pair) for pair in pairs)
+                + _mean(1 - F.cosine_similarity(*pair, dim=-1) for pair in pairs)
+                + _mean(_relative_error(*(F.layer_norm(x, x.shape[-1:]) for x in pair)) for pair in streams))
+
+
+@torch.no_grad()
+def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """Gives offline norms the statistics of what they read now; their maps stay."""
+    sums: dict[OfflineNorm, Tensor] = {}
+
+    def add(norm: OfflineNorm, args: tuple, kwargs: dict, output: Tensor) -> None:
+        sums[norm] = sums.get(norm, 0) + token_sums(tokens_of(norm, args, kwargs), norm.eps)
+
+    with watched((norm for norm in model.modules() if isinstance(norm, OfflineNorm) and not norm.fold_obstacle), add):
+        for x in inputs:
+            model(x)
+    for norm, total in sums.items():
+        norm.set_affine(*norm.affine(), *mean_and_square(total))
+
+
+def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
+    """Raises a ConversionError unless the model is what conversion makes of the teacher, and can be trained."""
+    names = layer_norms(teacher)
+    if not names:
+        raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; take a copy of the model that was '
+                              'made before convert_norms')
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
+            raise ConversionError(f'model: {name} is {weight.dtype}; train it in float32, bfloat16 is used inside')
+    mine, theirs = ({name: str(tuple(weight.shape)) for name, weight in each.named_parameters()
+                     if not any(name.startswith(f'{norm}.') for norm in names)} for each in (model, teacher))
+    for name in {**theirs, **mine}:
+        if mine.get(name) != theirs.get(name):
+            raise ConversionError(f'teacher: of another architecture: {name} is {theirs.get(name, "missing")} in it '
+                                  f'and {mine.get(name, "missing")} in the model')
+    if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
+        raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConversionError('model: none of its weights requires a gradient')
+
+
+def _parts(model: nn.Module, norms: set[nn.Module]) -> dict[str, int]:
+    """Names of the parts that learn by themselves, and the dimension of the channels of their outputs.
+
+    A part is the outermost module with norms that holds no list of further such modules: a block, a patch merging, a
+    patch embedding; and each norm outside of these.
+    """
+    parts: dict[str, int] = {}
+    for name, module in model.named_modules():
+        lists = [each for each in module.modules() if isinstance(each, (nn.Sequential, nn.ModuleList))]
+        inner = {child for each in lists for child in each if not norms.isdisjoint(child.modules())}
+        own = norms.intersection(module.modules())
+        if own and (module in norms or name and inner <= norms and module not in lists) and not any(
+                name.startswith(f'{part}.') for part in parts):
+            parts[name] = 1 if any(map(is_channels_first, own)) else -1
+    return parts
+
+
+@contextmanager
+def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: torch.Generator) -> Iterator[None]:
+    """Inside, the blocks of both models see the prefix tokens and the same random patch tokens of each image."""
+    if tokens is None:
+        yield
+        return
+    chosen = []
+
+    def sample(module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> Tensor:
+        prefix = models[0].num_prefix_tokens
+        if not chosen:
+            order = torch.rand(len(x), x.shape[1] - prefix, generator=generator).argsort(1)[:, :tokens] + prefix
+            chosen.append(torch.cat([torch.arange(prefix).expand(len(x), -1), order], 1).to(x.device))
+        return x.gather(1, chosen[0][..., None].expand(-1, -1, x.shape[-1]))
+
+    with watched([model.patch_drop for model in models], sample):  # after the positional embedding
+        yield
+
+
+def _update(output, args: tuple, is_norm: bool) -> Tensor:
+    """What a part adds to its input; of a norm, and of a part that changes the shape, the output."""
+    output = tensors_of(output)[0].float()
+    is_residual = not is_norm and args and isinstance(args[0], Tensor) and args[0].shape == output.shape
+    return output - args[0].float() if is_residual else output
+
+
+def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
+    """`log1p` of the squared error of each image over the variance of `wanted`, `(N,)`."""
+    x, wanted = x.flatten(1), wanted.flatten(1)
+    size = (wanted - wanted.mean(1, keepdim=True)).square().sum(1).clamp(min=TINY)
+    return ((x - wanted).square().sum(1) / size).log1p()
+
+
+def _tokens(x: Tensor, axis: int) -> Tensor:
+    return x.float().movedim(axis, -1)
+
+
+def _mean(losses: Iterator[Tensor]) -> Tensor:
+    return torch.stack([loss.mean() for loss in losses]).mean()
+
+
+def _spread(number: int, at_most: int) -> list[int]:
+    """Evenly spread indices of so many things."""
+    return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
+
+
+def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
+
+
+@torch.no_grad()
+def _put_back(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
+def _optimizer(weights: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
+
+
+def _rate(lr: float, step: int, steps: int) -> float:
+    warmup = min(WARMUP, steps // 10 + 1)
+    return lr * min(1., step / warmup) * 0.5 * (1 + math.cos(math.pi * step / (steps + 1)))
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == 'cuda':
+        return torch.cuda.is_bf16_supported()
+    capabilities = getattr(torch.cpu, 'get_capabilities', dict)()  # before torch 2.11 nothing tells: float32
+    return device.type == 'cpu' and any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16', 'bf16'))

@@ -1,0 +1,112 @@
+"""How near a converted model is to its teacher with LayerNorm, on images."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..norms.layers import is_channels_first
+from ..norms.replace import layer_norms
+from .calls import recorded, tensors_of
+from .convert import ConversionError
+
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Correlations of a model's outputs with its teacher's, and the errors of its norms, by :func:`agreement`."""
+    tokens: float  # over all tokens of all images
+    pooled: float | None  # of one vector an image, less its mean over images: the class token; None: one image
+    percentile_10: float  # of the images' own correlations over all tokens
+    worst: float
+    worst_images: tuple[int | str, ...]  # up to five, the worst first
+    norms: dict[str, float]  # by name, `E|y - y_teacher|^2 / Var(y_teacher)` of a norm's output
+
+    @property
+    def score(self) -> float:
+        """By which two states of a model are compared."""
+        return self.tokens + (self.pooled or 0.)
+
+    def __str__(self) -> str:
+        pooled = '-' if self.pooled is None else f'{self.pooled:.3f}'
+        return (f'all tokens {self.tokens:.3f}, centred class token {pooled}, 10th percentile of images '
+                f'{self.percentile_10:.3f}, worst {self.worst:.3f}')
+
+
+@torch.no_grad()
+def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], batch_size: int = 16) -> Agreement:
+    """Compares a model with its teacher, in the precision of the models.
+
+    "All tokens" are those of the last LayerNorm's output; "pooled" is the model's own output where that is one vector
+    `(N, C)` an image, such as the class token or logits, else the mean of these tokens.
+
+    Args:
+        model, teacher (nn.Module): of one architecture, in eval mode.
+        images (Sequence): floating tensors `(C, H, W)` as the models take them.
+        batch_size (int): images of a forward pass; all outputs of norms are kept meanwhile.
+    """
+    device = next(model.parameters()).device
+    names = layer_norms(teacher)
+    errors = defaultdict(lambda: torch.zeros(2, device=device))
+    sums, vectors = [], ([], [])
+    for batch in batches_of(images, batch_size, device, 'images'):
+        lasts = []
+        with recorded(teacher, names) as theirs:
+            wanted = teacher(batch)
+        with recorded(model, names) as mine:
+            output = model(batch)
+        for (name, *_, y), (*_, t) in zip(mine, theirs, strict=True):
+            errors[name] += torch.stack([(y - t).square().sum(), (t - t.mean()).square().sum()])
+        axis = 1 if is_channels_first(names[mine[-1][0]]) else -1
+        for rows, calls, whole in zip(vectors, (mine, theirs), (output, wanted), strict=True):
+            last = tensors_of(calls[-1][-1])[0].movedim(axis, -1)
+            is_vector = isinstance(whole, Tensor) and whole.dim() == 2
+            rows.append((whole if is_vector else last.flatten(1, -2).mean(1)).double())
+            lasts.append(last.flatten(1).double())
+        x, y = lasts
+        sums.append(torch.stack([torch.full_like(x[:, 0], x.shape[1]), x.sum(1), y.sum(1), x.square().sum(1),
+                                 y.square().sum(1), (x * y).sum(1)]))
+    sums = torch.cat(sums, 1)
+    own = _correlation(sums)
+    x, y = (torch.cat(rows) - torch.cat(rows).mean(0) for rows in vectors)
+    pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=TINY)).item()
+    return Agreement(_correlation(sums.sum(1)).item(), pooled if len(own) > 1 else None, own.quantile(0.1).item(),
+                     own.min().item(), tuple(own.argsort()[:5].tolist()),
+                     {name: (error / size.clamp(min=TINY)).item() for name, (error, size) in errors.items()})
+
+
+def _correlation(sums: Tensor) -> Tensor:
+    """Of sums n, x, y, x^2, y^2 and x y along the first dimension."""
+    n, x, y, x2, y2, xy = sums
+    return (n * xy - x * y) / ((n * x2 - x.square()) * (n * y2 - y.square())).sqrt().clamp(min=TINY)
+
+
+def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
+    """All images, floating, so many at once."""
+    for start in range(0, len(images), batch_size):
+        stop = min(start + batch_size, len(images))
+        yield floating(batch_of(images, range(start, stop), device, name), name)
+
+
+def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, name: str) -> Tensor:
+    """Some images `(N, C, H, W)` on a device, with zeros below and right of those that are smaller than others."""
+    found = []
+    for i in indices:
+        image = each[0] if isinstance(each := images[i], (tuple, list)) else each
+        if not isinstance(image, Tensor) or image.dim() != 3 or found and len(image) != len(found[0]):
+            what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W), C as that of the others')
+        found.append(image.to(device))
+    height, width = (max(image.shape[dim] for image in found) for dim in (1, 2))
+    return torch.stack([F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in found])
+
+
+def floating(images: Tensor, name: str) -> Tensor:
+    if not images.is_floating_point():
+        raise ConversionError(f'{name}: {images.dtype}; must be floating, normalized as the model takes it')
+    return images
