@@ -12,7 +12,6 @@ import torch
 from ...utils import PreflightError, describe
 from ..edge import fold_pixels, with_edge_layers
 from ..export import Exportable, exporting
-from ..graphs import ClassifierGraph
 from .base import EDGE_INSTALL, KEY, Form, Format, Session, counted, silent
 
 
@@ -35,15 +34,14 @@ class ExecuTorch(Format):
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
-    install = EDGE_INSTALL
+    install, tasks = EDGE_INSTALL, ('classifier', )
     forms = {'executorch': Form(runtime), 'executorch-int8': Form(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if half or model.open_shapes:
             raise PreflightError(f'--{"half" if half else "dynamic"} does not go with --format executorch.')
-        if not isinstance(model.graph, ClassifierGraph):
-            raise PreflightError('--format executorch takes classifiers.')
+        self.check_model(model)
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower

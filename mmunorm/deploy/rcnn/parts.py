@@ -76,10 +76,9 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
     them; `graph` is unchanged.
 
     Raises:
-        PreflightError: its enhancer would read what lies beside an image.
+        PreflightError: as :func:`check_parts`.
     """
-    if graph.pixels.enhancing is not None:
-        raise PreflightError('a detector in parts has no enhancer, which would read what lies beside an image.')
+    check_parts(graph)
     roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
     parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)),
                  heads=(Heads(graph), _regions(roi.bbox_roi_extractor, min(REGIONS['heads'], most))))
@@ -87,6 +86,12 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
         most = roi.test_cfg.max_per_img
         parts['masks'] = Masks(graph), _regions(roi.mask_roi_extractor, min(REGIONS['masks'], most))
     return parts
+
+
+def check_parts(graph: DetectorGraph) -> None:
+    """Raises a PreflightError if a detector cannot be cut into parts."""
+    if graph.pixels.enhancing is not None:
+        raise PreflightError('a detector in parts has no enhancer, which would read what lies beside an image.')
 
 
 def settings_of(graph: DetectorGraph) -> dict:
