@@ -1,8 +1,9 @@
 """Goes the whole way from a LayerNorm checkpoint to a tested file without norms.
 
-It converts the norms, trains on with the old model as the teacher, folds, exports, tests the file, and measures its
-speed beside the model with LayerNorm. Each stage is one of the tools, printed as the command that it is. The same call
-goes on after an interruption. OUT/report.html has the numbers and images.
+It converts the norms, trains on with the old model as the teacher, folds, exports, and measures accuracy and speed of
+the file beside the model with LayerNorm in the same format. Each stage is one of the tools, printed as the command that
+it is. What a later stage needs is checked before the first. The same call goes on after an interruption.
+OUT/report.html has the conclusion, images and numbers.
 """
 import argparse
 import json
@@ -15,7 +16,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 from mmengine.registry import DATASETS
 
 from mmunorm.checkpoints.loading import load_weights
-from mmunorm.cli import shipping
+from mmunorm.cli import ship_report, shipping
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
@@ -27,11 +28,16 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.cli.shipping import Stage
-from mmunorm.config.models import build_model
+from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.conversion.checkpoint import parse_goal
-from mmunorm.deploy.formats import find_format, table
+from mmunorm.deploy.export import describe_model, prepare_export
+from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.formats import VARIANTS, find_format, table
+from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.engine.distillation import can_adapt
+from mmunorm.fusion import fuse_norms
+from mmunorm.norms.layers import norm_layers
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError
 
@@ -44,6 +50,9 @@ def parse_args(argv=None):
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
                         help='in INT8; the table below has the kinds, the usual one first')
+    parser.add_argument('--beside', nargs='+', default=[], choices=list(VARIANTS), metavar='ROW',
+                        help='measure both models in these, too, such as openvino: the rows of '
+                        'tools/deploy/benchmark.py')
     parser.add_argument('--out', type=Path, required=True, help='folder for all results')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--steps', type=not_negative, metavar='N',
@@ -64,7 +73,9 @@ def options_of(args):
 
 
 def plan(args, cfg, chosen, int8, steps, per_image, a_test):
-    """The stages; the last two are the seconds of an image and of a test."""
+    """The stages, and recipe, checkpoint and file of the result; the arguments end with the seconds of an image and of
+    a test.
+    """
     out, name = args.out, parse_goal(args.to)[0]
     tools = os.path.relpath(Path(__file__).resolve().parent)
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
@@ -81,36 +92,33 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
-        stages.append(Stage(
-            'Train on, with the model with LayerNorm as the teacher',
-            (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
-            checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_image + a_test,
-            lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)))
+        stages += [
+            Stage('Train on, with the model with LayerNorm as the teacher',
+                  (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
+                  checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_image,
+                  lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
+            Stage('Fold the norms, and test', (f'{tools}/test.py', str(recipe), str(checkpoint), '--fuse', '--work-dir',
+                                               f'{out}/folded'), out / 'folded', a_test)]
     file = out / f'model{chosen.suffixes[0]}'
     kind = () if int8 is None else ('--int8', int8)
-    stages += [
-        Stage('Fold the norms, and test', (f'{tools}/test.py', str(recipe), str(checkpoint), '--fuse', '--work-dir',
-                                           f'{out}/folded'), out / 'folded', a_test),
-        Stage('Export', (f'{tools}/deploy/export.py', str(recipe), str(checkpoint), '--format', args.format, *kind,
-                         '--out', str(file)), file, 60)]
+    stages.append(Stage('Fold and export', (f'{tools}/deploy/export.py', str(recipe), str(checkpoint), '--format',
+                                            args.format, *kind, '--out', str(file)), file, 60))
     form = shipping.form_of(chosen.name, int8)
-    if form is not None:  # a file that runs here
-        # In float both models' metrics are known by then.
-        no_metrics = ('--no-metrics', ) if int8 is None else ()
-        stages += [
-            Stage('Test the file', (f'{tools}/deploy/test.py', str(recipe), str(file), '--work-dir', f'{out}/file'),
-                  out / 'file', a_test),
-            Stage('Measure it beside LayerNorm',
-                  (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config,
-                   args.checkpoint, '--formats', 'torch', form, '--out', f'{out}/speed', *no_metrics,
-                   *trust, *options_of(args)),
-                  out / 'speed/formats.json', (0 if no_metrics else 4 * a_test) + 120)]
-        if (folder := shipping.test_folder(cfg)) is not None:
-            stages.append(Stage(
-                'Draw what the file sees', (f'{tools}/deploy/infer.py', str(file), str(folder), '--limit',
-                                            str(shipping.IMAGES), '--out-dir', f'{out}/images'),
-                out / 'images', shipping.IMAGES * per_image + 5))
-    return stages, file
+    if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
+        made = ('--file', form, str(file)) if form else ()
+        stages.append(Stage(
+            'Test and measure it beside LayerNorm',
+            (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config, args.checkpoint,
+             '--formats', *rows, *made, '--out', f'{out}/speed', *trust, *options_of(args)),
+            out / 'speed/formats.json', len(rows) * (2 * a_test + 60) + 45))
+    return stages, recipe, checkpoint, file
+
+
+def norms_in(recipe, checkpoint):
+    """Names of the norms that cannot be folded."""
+    model = load_model(load_config(str(recipe)), str(checkpoint))
+    fuse_norms(model)
+    return [name for name, _ in norm_layers(model)]
 
 
 @command
@@ -118,19 +126,23 @@ def main(argv=None):
     args = parse_args(argv)
     chosen = find_format(args.format, args.int8 is not None)
     int8 = chosen.int8_kind(args.int8)
+    for name in args.beside:
+        VARIANTS[name][0].check(VARIANTS[name][1].int8 is not None)
     cfg = load_config(args.config, args.cfg_options)
     check_data(cfg, ['train', 'val', 'test'])
     set_dataloader_defaults(cfg)
     model = build_model(cfg)
     if not layer_norms(model):
         raise PreflightError(f'{args.config} has no LayerNorm to convert.')
-    load_weights(model, args.checkpoint)
+    meta = load_weights(model, args.checkpoint)
+    exportable = prepare_export(model.eval(), describe_model(model, cfg, meta))
+    chosen.check_model(exportable)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     if not can_adapt(model):
         args.adapt_steps = 0
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
     per_image = shipping.seconds_per_image(cfg, model) if args.dry_run else 0.
-    a_test = len(DATASETS.build(cfg.test_dataloader.dataset)) * per_image if args.dry_run else 0.
-    stages, file = plan(args, cfg, chosen, int8, steps, per_image, a_test)
+    stages, recipe, checkpoint, file = plan(args, cfg, chosen, int8, steps, per_image, len(dataset) * per_image)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):
             minutes = round(stage.seconds / 60)
@@ -144,21 +156,26 @@ def main(argv=None):
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
     before = json.loads((args.out / 'converted/metrics.json').read_text())
-    metrics = {'LayerNorm': before['before'], 'converted': before['after'],
-               'trained and folded': shipping.newest_metrics(args.out / 'folded')}
-    tables = {}
-    if (args.out / 'file').exists():
-        metrics['the file'] = shipping.newest_metrics(args.out / 'file')
-        tables['Speed'] = (args.out / 'speed/formats.md').read_text()
-    tables['What the conversion lost, norm by norm'] = next((args.out / 'converted').glob('*.md')).read_text()
+    metrics = {'LayerNorm': before['before'], 'converted': before['after']}
+    if steps:
+        metrics['trained and folded'] = shipping.newest_metrics(args.out / 'folded')
+    measured = args.out / 'speed/formats.json'
+    outcome = ship_report.Outcome(
+        name=parse_goal(args.to)[0], steps=steps, adapt_steps=args.adapt_steps, file=file,
+        row=shipping.form_of(chosen.name, int8), usage=chosen.usage(file), metrics=metrics,
+        result=json.loads(measured.read_text()) if measured.exists() else None, norms=len(list(norm_layers(model))),
+        left=norms_in(recipe, checkpoint))
+    runners = {'LayerNorm, torch': ExportedModel(TorchSession(exportable.stock, exportable.meta))}
+    if outcome.row:
+        runners[f'the file, {file.name}'] = ExportedModel(file)
     report = args.out / 'report.html'
-    shipping.write_report(report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', metrics, stages, seconds,
-                          tables, sorted((args.out / 'images').rglob('*.*')))
-    for name, values in metrics.items():
-        print(f'{name}: ' + ', '.join(f'{key} {value:.4g}' for key, value in values.items()
-                                      if key.endswith(('bbox_mAP', 'segm_mAP', 'top1'))))
-    print(f'written: {file}\nwritten: {report}')
-    return metrics
+    ship_report.write_report(
+        report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds,
+        next((args.out / 'converted').glob('*.md')).read_text(), ship_report.draw_beside(dataset, runners))
+    print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
+    if outcome.left:
+        print(f'NOT ALL NORMS ARE GONE: {outcome.norms_left}')
+    return outcome
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
 from mmunorm.cli.preflight import check_data, check_pretrained
 from mmunorm.cli.resume import set_resume
+from mmunorm.config.starting import fit_load_from, fit_pretrained
 
 
 def parse_args(argv=None):
@@ -34,6 +35,8 @@ def main(argv=None):
         training.enable_auto_scale_lr(cfg)
     check_data(cfg, ['train', 'val'])
     check_pretrained(cfg, args.config)
+    fit_pretrained(cfg)
+    fit_load_from(cfg)
     runner = training.build_runner(cfg)
     training.load_resumed(runner)
     training.train(runner)

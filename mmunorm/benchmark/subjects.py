@@ -1,6 +1,7 @@
 """What a benchmark of formats compares: a model in each of its forms."""
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,12 @@ class Subject:
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
 
+    def give(self, name: str, file: Path) -> None:
+        """Takes an exported file as the one of a form, which :meth:`made` then does not write."""
+        chosen, _ = VARIANTS[name]
+        for source, copy in zip(chosen.files(file), chosen.files(self._path(name)), strict=True):
+            shutil.copyfile(source, copy)
+
     def made(self, name: str) -> tuple[Callable[[], Session], int]:
         """What opens a form of the model, of `VARIANTS`, and its size in bytes. The file is written the first time.
 
@@ -43,7 +50,7 @@ class Subject:
                 take the model in this form.
         """
         chosen, form = VARIANTS[name]
-        path = self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'
+        path = self._path(name)
         if not path.exists():
             chosen.check(form.int8 is not None)
             samples = ()
@@ -52,3 +59,7 @@ class Subject:
             with whole_files(path) as part:  # an export that is refused may have written a file in floating point
                 chosen.export(self.exportable, part, int8=form.int8, samples=samples)
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)
+
+    def _path(self, name: str) -> Path:
+        chosen, form = VARIANTS[name]
+        return self.folder / f'{chosen.name}_{form.int8 or "float"}{chosen.suffixes[0]}'

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -12,6 +13,57 @@ from tqdm import tqdm
 
 from ..engine.images import image_problem
 from ..utils import IMAGE_SUFFIXES, PreflightError, whole_file
+
+LETTERS = 0.7  # the size of labels in an image with a short side of 512 pixels
+
+
+@dataclass(frozen=True)
+class Object:
+    """What a label says about an image: of a detector, one of its objects; of a classifier, the image's class."""
+    label: int
+    text: str
+    box: Sequence[float] | None = None  # x1 y1 x2 y2 in the image's pixels; None for the class of the whole image
+    mask: np.ndarray | None = None  # `(height, width)` bool
+
+
+def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
+    """What an exported model sees in an image, uint8 BGR; a detector's objects have at least so high a score."""
+    def text(label: int, score: float) -> str:
+        return f'{runner.classes[label] if label < len(runner.classes) else label} {score:.2f}'
+
+    if not runner.is_detector:
+        scores = runner.classify(image)
+        return [Object(int(scores.argmax()), text(int(scores.argmax()), scores.max()))]
+    found = runner.detect(image, score_thr)
+    masks = found.masks if found.masks is not None else [None] * len(found.boxes)
+    return [Object(int(label), text(int(label), score), box, mask)
+            for label, score, box, mask in zip(found.labels, found.scores, found.boxes, masks, strict=True)]
+
+
+def draw_objects(image: np.ndarray, objects: Sequence[Object]) -> np.ndarray:
+    """The image, enlarged until letters can be read, with objects; the first one is on top."""
+    scale = drawing_scale(*image.shape[:2])
+    large = mmcv.imrescale(image, scale)
+    if any(each.box is None for each in objects):  # the class stands below the image
+        large = cv2.copyMakeBorder(large, 0, 32, 0, 0, cv2.BORDER_CONSTANT)
+    for each in reversed(objects):
+        if each.box is None:
+            _write(large, each.text, 4, large.shape[0] - 9, (255, 255, 255))
+            continue
+        # Neighbours in the list of classes get hues that are far from each other.
+        colour = cv2.cvtColor(np.uint8([[[each.label * 111 % 180, 200, 255]]]), cv2.COLOR_HSV2BGR)[0, 0]
+        if each.mask is not None:
+            inside = cv2.resize(each.mask.astype('uint8'), large.shape[1::-1]) > 0
+            large[inside] = large[inside] // 2 + colour // 2
+        x1, y1, x2, y2 = (np.asarray(each.box) * scale).round().astype(int).tolist()
+        cv2.rectangle(large, (x1, y1), (x2, y2), colour.tolist(), 2)
+        _write(large, each.text, x1 + 3, y1 + 20, colour.tolist())
+    return large
+
+
+def _write(image: np.ndarray, text: str, x: int, y: int, colour: Sequence[int]) -> None:
+    for outline, thickness in (((0, 0, 0), 5), (colour, 2)):
+        cv2.putText(image, text, (x, y), cv2.FONT_HERSHEY_SIMPLEX, LETTERS, outline, thickness, cv2.LINE_AA)
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:

@@ -88,6 +88,8 @@ def check_norms(cfg: Config) -> None:
 def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the parts of the model start from, where they are local files.
 
+    Whether a backbone's fits, :func:`mmunorm.config.starting.fit_pretrained` finds out.
+
     Raises:
         PreflightError: a checkpoint cannot be read, has no weights of that part, or does not exist. Then the message
             says how to start without, and how to make it if the config that does so lies beside `config_path`, or in a
@@ -103,7 +105,7 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
         if os.path.isfile(path):
             weights = find_weights(read_checkpoint(path))  # mmengine would fail in the middle of building the model
             prefix = cfg.model[part].init_cfg.get('prefix')
-            if prefix and not any(name.startswith(prefix) for name in weights):
+            if part == 'enhancer' and prefix and not any(name.startswith(prefix) for name in weights):
                 raise PreflightError(
                     f'the {part} cannot start from {path}: no name in it begins with {prefix!r}, the first is '
                     f'{next(iter(weights), None)!r}. `--cfg-options model.{part}.init_cfg.prefix=PREFIX` says what '

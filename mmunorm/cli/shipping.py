@@ -1,7 +1,6 @@
 """The stages from a LayerNorm checkpoint to a tested file, each one of the tools."""
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
@@ -12,20 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 import torch
 from mmengine.config import Config
 from torch import nn
 
 from ..deploy.formats import VARIANTS
 from ..engine.calibration import training_batches
-from ..utils import IMAGE_SUFFIXES, PreflightError, RunError, write_text
+from ..utils import PreflightError, RunError, write_text
 
 # The share of the training in which statistics are those of the step.
 WARMUP = 0.5
 # Of the config's rate, after the adaptation: docs/conversion.md.
 ADAPTED_RATE = 0.3
-IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None
     """
     cfg = Config.fromfile(converted)
     rise = max(1, steps // 10)
-    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_begin=steps + 1)  # the next stage tests
     cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=rise)]
     if rise < steps:
         cfg.param_scheduler.append(dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=rise,
@@ -106,16 +103,6 @@ def form_of(name: str, int8: str | None) -> str | None:
                  if each.name == name and form.int8 == int8 and not form.how), None)
 
 
-def test_folder(cfg: Config) -> Path | None:
-    """The folder of the test images; None if the data set has no such folder."""
-    dataset = cfg.test_dataloader.dataset
-    prefix = dataset.get('data_prefix') or ''
-    if isinstance(prefix, dict):
-        prefix = prefix.get('img') or prefix.get('img_path') or ''
-    folder = Path(dataset.get('data_root') or 'nowhere', prefix)
-    return folder if any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.rglob('*')) else None
-
-
 @torch.no_grad()
 def seconds_per_image(cfg: Config, model: nn.Module) -> float:
     """Seconds of a forward pass, measured on one batch of training images."""
@@ -132,27 +119,3 @@ def newest_metrics(work_dir: Path) -> dict[str, float]:
     logs = [path for path in work_dir.glob('*/*.json') if path.stem == path.parent.name]
     metrics = json.loads(max(logs, key=lambda path: path.name).read_text())
     return {name: value for name, value in metrics.items() if '/' in name}
-
-
-def write_report(path: Path, title: str, metrics: dict[str, dict], stages: list[Stage], seconds: dict[str, float],
-                 tables: dict[str, str], images: list[Path]) -> None:
-    """Writes a page that opens from disk and loads nothing.
-
-    `metrics` are by model, in the order of the chain, `seconds` by the command of a stage, and `tables` Markdown by
-    heading.
-    """
-    names = [name for name in metrics[next(iter(metrics))] if all(name in each for each in metrics.values())]
-    kinds = {'.png': 'png', '.jpg': 'jpeg', '.jpeg': 'jpeg'}
-    shown = [(kinds[each.suffix.lower()], base64.b64encode(each.read_bytes()).decode(), each.name)
-             for each in images if each.suffix.lower() in kinds]
-    template = jinja2.Template(Path(__file__).with_name('ship.html.jinja').read_text(), autoescape=True)
-    write_text(path, template.render(
-        title=title, names=names, metrics=metrics, images=shown,
-        stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages],
-        tables={name: _cells(text) for name, text in tables.items()}))
-
-
-def _cells(markdown: str) -> list[list[str]]:
-    """The cells of a Markdown table; lines around it are left out."""
-    rows = [line.strip().strip('|').split('|') for line in markdown.splitlines() if line.startswith('|')]
-    return [[cell.strip(' `') for cell in row] for row in rows if set(''.join(row)) - set('-: ')]

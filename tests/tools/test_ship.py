@@ -25,14 +25,16 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     stages = ship(ln_classifier, '--dry-run', '--cfg-options', 'test_dataloader.batch_size=1')
     printed = capsys.readouterr().out
     assert [stage.command[0].rpartition('/')[2] for stage in stages] == [
-        'convert_norms.py', 'train.py', 'test.py', 'export.py', 'test.py', 'benchmark.py', 'infer.py']
+        'convert_norms.py', 'train.py', 'test.py', 'export.py', 'benchmark.py']
     assert all(f'$ {stage}\n' in printed for stage in stages)
     assert 'Training has 1 steps' in printed and 'about a minute or less' in printed  # 2 steps an epoch: a quarter
     assert all(text in str(stages[0]) for text in ('--cfg-options test_dataloader.batch_size=1', '--to UN=UN,warmup'))
     assert not (tmp_path / 'out').exists()
     untrained = ship(ln_classifier, '--dry-run', '--steps', '0', '--trust-checkpoint')
-    assert len(untrained) == 6 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
-    assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, *3 * [False], True, False]
+    assert len(untrained) == 3 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
+    assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, False, True]
+    assert "--formats onnx torch --file onnx out/model.onnx" in str(ship(
+        ln_classifier, '--dry-run', '--beside', 'torch', 'onnx')[-1])
 
 
 def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
@@ -61,14 +63,20 @@ def test_the_whole_chain(ln_classifier, tmp_path, monkeypatch, capsys):
         return processes.run_tool(Path(tool).resolve(), *arguments)[0]
 
     monkeypatch.setattr(shipping, 'run_tool', fork)
-    metrics = ship(ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2')
-    assert list(metrics) == ['LayerNorm', 'converted', 'trained and folded', 'the file']
-    assert metrics['the file'] == metrics['trained and folded']
+    chain = ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2'
+    outcome = ship(*chain)
+    assert list(outcome.metrics) == ['LayerNorm', 'converted', 'trained and folded'] and outcome.left == []
+    before, after = (outcome.measured(model, 'onnx') for model in (0, 1))
+    assert before['metrics'] == outcome.metrics['LayerNorm']
+    assert after['metrics'] == outcome.metrics['trained and folded'] and after['seconds']
+    assert after['size'] == (tmp_path / 'out/model.onnx').stat().st_size
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in (
+        'norms left: 0, ', 'UN had 2 training steps more than LayerNorm', 'use it: python tools/deploy/infer.py'))
+    assert printed.splitlines()[-1] == 'written: out/report.html'
     report = (tmp_path / 'out/report.html').read_text()
-    assert 'accuracy/top1' in report and report.count('data:image/png') == 4 and 'ONNX Runtime' in report
-    assert 'backbone.stages.1.blocks.0.norm1' in report and 'src="http' not in report
-    rows = json.loads((tmp_path / 'out/speed/formats.json').read_text())['rows']
-    assert [row['metrics'] for row in rows] == 4 * [{}] and all(row['seconds'] for row in rows)  # not tested again
+    assert 'ONNX Runtime: model.onnx' in report and report.count('data:image/png') == 4 * 3
+    assert 'accuracy/top1' in report and 'backbone.stages.1.blocks.0.norm1' in report and 'src="http' not in report
     state = tiny_runs.checkpoint('out/trained/iter_2.pth')['state_dict']
     assert state['backbone.norm1.num_batches_tracked'] == 2
 
@@ -78,8 +86,8 @@ def test_the_whole_chain(ln_classifier, tmp_path, monkeypatch, capsys):
     del done[next(command for command in done if 'export.py' in command)]
     (tmp_path / 'out/ship.json').write_text(json.dumps(done))
     capsys.readouterr()
-    assert ship(ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2') == metrics
-    assert capsys.readouterr().out.count('=== is done') == 6 and (tmp_path / 'out/model.onnx').exists()
+    assert ship(*chain).metrics == outcome.metrics
+    assert capsys.readouterr().out.count('=== is done') == 4 and (tmp_path / 'out/model.onnx').exists()
     assert (tmp_path / 'out/trained/iter_2.pth').stat().st_mtime_ns == written
 
 

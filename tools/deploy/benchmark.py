@@ -21,9 +21,10 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.formats import VARIANTS, need
+from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -32,8 +33,10 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
                         help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
-    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), default=list(VARIANTS), metavar='FORMAT',
+    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT',
                         help=f'what to measure, of {", ".join(VARIANTS)} (default: all)')
+    parser.add_argument('--file', nargs=2, metavar=('FORMAT', 'FILE'),
+                        help='a file that export.py has made of the model in one of these, in place of a new one')
     parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
@@ -51,14 +54,21 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    need('onnx', 'onnxscript')
+    for name in args.formats or ():  # without any, rows say what is missing
+        chosen, form = VARIANTS[name]
+        chosen.check(form.int8 is not None)
+    formats = args.formats or list(VARIANTS)
+    if args.file and args.file[0] not in formats:
+        raise PreflightError(f'--file {args.file[0]}: must be one of --formats, {", ".join(formats)}.')
+    if args.file and not Path(args.file[1]).is_file():
+        raise PreflightError(f'--file: there is no exported model {args.file[1]}.')
     if args.threads:
         torch.set_num_threads(args.threads)
     pairs = [*([args.baseline] if args.baseline else []), (args.config, args.checkpoint)]
     cfgs = [load_config(config, args.cfg_options) for config, _ in pairs[:-1]]
     cfgs.append(load_config(args.config, args.cfg_options, args.norm))
     out = out_folder(args.out or Path('work_dirs', Path(args.config).stem, 'formats'))
-    wants_int8 = any(VARIANTS[name][1].int8 for name in args.formats)
+    wants_int8 = any(VARIANTS[name][1].int8 for name in formats)
     for cfg in cfgs:
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
@@ -73,12 +83,14 @@ def main(argv=None):
             images = training_images(cfg, args.num_samples) if wants_int8 else ()
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), images))
+        if args.file:
+            subjects[-1].give(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
         def metrics_of(subject, runner, title):
             return {} if args.no_metrics else test_metrics(own_cfg[subject.name], runner, title)
 
-        result = measure_formats(subjects, args.formats, arrays, metrics_of, args.repeat)
+        result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
     text = markdown(result)
     print(text)
     for path in write_results(result, text, chart(result), out, 'formats'):

@@ -50,6 +50,7 @@ class Format(ABC):
     name: str  # what `--format` takes
     suffixes: tuple[str, ...]  # of its files; the first is the one that is opened
     runtime: str  # its name for the reader
+    tasks: tuple[str, ...] = ('classifier', 'detector')  # what its files do
     packages: tuple[str, ...] = ()  # what the export needs
     run_packages: tuple[str, ...] = ()  # what running a file needs
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the usual one first
@@ -71,6 +72,16 @@ class Format(ABC):
         need(*self.packages, *(self.int8_packages if int8 else ()), install=self.install)
         if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
+
+    def check_model(self, model: Exportable) -> None:
+        """Checks that a file of this format can hold a model.
+
+        Raises:
+            PreflightError: it cannot.
+        """
+        if model.meta['task'] not in self.tasks:
+            raise PreflightError(f'--format {self.name} takes {" and ".join(f"{task}s" for task in self.tasks)}, and '
+                                 f'{model.meta["model"]} is a {model.meta["task"]}.')
 
     def int8_kind(self, kind: str | None) -> str | None:
         """The kind of INT8 that was asked for; '' is the usual one, None is floating point.

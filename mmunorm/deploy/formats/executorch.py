@@ -12,7 +12,6 @@ import torch
 from ...utils import PreflightError, error_text
 from ..edge import fold_pixels, with_edge_layers
 from ..exportable import Exportable, exporting
-from ..graphs import DetectorGraph
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
 
 
@@ -36,15 +35,14 @@ class ExecuTorch(Format):
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
-    install = EDGE_INSTALL
+    install, tasks = EDGE_INSTALL, ('classifier', )
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if half or model.open_shapes:
             raise PreflightError(f'--{"half" if half else "dynamic"} does not go with --format executorch.')
-        if isinstance(model.graph, DetectorGraph):
-            raise PreflightError('--format executorch does not take detectors.')
+        self.check_model(model)
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower

@@ -76,6 +76,12 @@ class LiteRt(Format):
     options = dict(heads=dict(choices=('int8', 'float'), help="in an INT8 file of a detector, what computes a region's "
                                                               'class, box and mask (default: int8)'))
 
+    def check_model(self, model: Exportable) -> None:
+        super().check_model(model)
+        if isinstance(model.graph, DetectorGraph):
+            from ..rcnn.parts import check_parts
+            check_parts(model.graph)
+
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), heads: str | None = None) -> None:
         if model.open_shapes:

@@ -76,11 +76,9 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
     them; `graph` is unchanged.
 
     Raises:
-        PreflightError: its data preprocessor enhances images, and would read what lies beside them.
+        PreflightError: as :func:`check_parts`.
     """
-    if graph.pixels.enhancing is not None:
-        raise PreflightError(f'a detector in parts cannot have {type(graph.pixels.enhancing).__name__}, which enhances '
-                             'images, and would read what lies beside them.')
+    check_parts(graph)
     roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
     parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)),
                  heads=(Heads(graph), _regions(roi.bbox_roi_extractor, min(REGIONS['heads'], most))))
@@ -88,6 +86,13 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
         most = roi.test_cfg.max_per_img
         parts['masks'] = Masks(graph), _regions(roi.mask_roi_extractor, min(REGIONS['masks'], most))
     return parts
+
+
+def check_parts(graph: DetectorGraph) -> None:
+    """Raises a PreflightError if a detector cannot be cut into parts."""
+    if graph.pixels.enhancing is not None:
+        raise PreflightError(f'a detector in parts cannot have {type(graph.pixels.enhancing).__name__}, which enhances '
+                             'images, and would read what lies beside them.')
 
 
 def settings_of(graph: DetectorGraph) -> dict:

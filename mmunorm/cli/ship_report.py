@@ -1,0 +1,181 @@
+"""What `tools/ship.py` has found out: a page that begins with the conclusion, and lines for the terminal."""
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cv2
+import jinja2
+import numpy as np
+
+from ..benchmark.report import quartiles
+from ..deploy.benchmark import main_metrics
+from ..deploy.exported import ExportedModel
+from ..utils import write_text
+from .images import Object, draw_objects, objects_in, read_image
+from .shipping import Stage
+
+NUM_IMAGES = 4
+# Objects are drawn from this score on, as in tools/infer.py.
+SCORE_THR = 0.3
+
+
+@dataclass
+class Outcome:
+    """What the stages of a chain have found out."""
+    name: str  # of the norm that LayerNorm has become
+    steps: int  # of the training after the conversion
+    adapt_steps: int
+    file: Path
+    row: str | None  # of `VARIANTS`, that of the file; None if it does not run on this machine
+    usage: str  # how the file is used
+    metrics: dict[str, dict[str, float]]  # in torch, by model, in the order of the chain
+    result: dict | None  # of tools/deploy/benchmark.py
+    norms: int  # of the model with LayerNorm
+    left: list[str] = field(default_factory=list)  # names of the norms in the file
+
+    @property
+    def norms_left(self) -> str:
+        """A sentence."""
+        return f'norms left: {len(self.left)}' + (f' ({", ".join(self.left)})' if self.left else '')
+
+    def measured(self, model: int, name: str | None) -> dict | None:
+        """The row of the model with LayerNorm (0) or of the other one (1) in a form; None if there is none."""
+        rows = self.result['rows'] if self.result else []
+        own = [row for row in rows if (row['model'] == self.result['baseline']) == (model == 0)]
+        return next((row for row in own if row['format'] == name and row['error'] is None), None)
+
+    def conclusion(self) -> list[str]:
+        """Sentences: speed, accuracy, norms, size, and how to use the file."""
+        lines, row = [], self.measured(1, self.row)
+        if row:
+            where = f'{row["label"]} on {self.result["environment"]["cpu"]}, threads: {self.result["threads"]}'
+            lines.append(f'{where}: {faster(row["to_baseline"]) if "to_baseline" in row else "LayerNorm has no file"}')
+        scores = {'LayerNorm': next(iter(self.metrics.values())), self.name: list(self.metrics.values())[-1]}
+        if base := self.measured(0, self.row):
+            scores[f'LayerNorm, {base["label"]}'] = base['metrics']
+        if row:
+            scores['the file'] = row['metrics']
+        for key in main_metrics(scores['LayerNorm']):
+            digits = same_digits([values[key] for values in scores.values()])
+            lines.append(f'{short(key)}: ' + ', '.join(f'{name} {values[key]:.{digits}f}'
+                                                       for name, values in scores.items()))
+        if self.steps:
+            lines.append(f'{self.name} had {self.steps} training steps more than LayerNorm: a part of a gain in '
+                         'accuracy is theirs')
+        size = f', {row["size"] / 1e6:.1f} MB' if row else ''
+        return [*lines, f'{self.norms_left}{size}', self.usage]
+
+    def table(self) -> list[list[str]]:
+        """The rows of the first table, with its head."""
+        keys = list(main_metrics(next(iter(self.metrics.values()))))
+        before, after = next(iter(self.metrics.values())), list(self.metrics.values())[-1]
+        rows = [('LayerNorm', 'torch', before, None, self.norms),
+                (self.name, 'torch, folded', after, None, len(self.left))]
+        for name in dict.fromkeys(row['format'] for row in (self.result['rows'] if self.result else [])):
+            for model in (0, 1):
+                if row := self.measured(model, name):
+                    shown = f'{row["label"]}: {self.file.name}' if model and name == self.row else row['label']
+                    rows.append((rows[model][0], shown, row['metrics'], row, rows[model][4]))
+        digits = {key: same_digits([row[2][key] for row in rows]) for key in keys}
+        speeds = [row[3]['throughput']['median'] for row in rows if row[3]]
+        sizes = [row[3]['size'] / 1e6 for row in rows if row[3]]
+        cells = [['', '', *map(short, keys), 'images/s', 'speed', 'MB', 'norms']]
+        for model, form, values, row, norms in rows:
+            cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' for key in keys)])
+            cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
+                          faster(row['to_baseline']) if 'to_baseline' in row else '',
+                          f'{row["size"] / 1e6:.{same_digits(sizes)}f}'] if row else [''] * 3
+            cells[-1].append(str(norms))
+        return cells
+
+    def notes(self) -> list[str]:
+        """What was not measured, and what a difference of speed means."""
+        if not self.result:
+            return []
+        notes = [f'{row["model"]}, {row["label"]}: {row["error"]}' for row in self.result['rows'] if row['error']]
+        if control := self.result['control']:
+            notes.append(f'The same file in two processes: {quartiles(control["ratio"])}. Smaller differences of speed '
+                         'mean nothing.')
+        return notes
+
+
+def faster(ratio: dict[str, float]) -> str:
+    """What a ratio of LayerNorm's time to another's says."""
+    if ratio['low'] <= 1 <= ratio['high']:
+        return f'no difference that this machine can show [{ratio["low"]:.2f}, {ratio["high"]:.2f}]'
+    value, low, high = (ratio[key] for key in ('value', 'low', 'high'))
+    if value < 1:
+        value, low, high = 1 / value, 1 / high, 1 / low
+        return f'{value:.2f}x slower than LayerNorm [{low:.2f}, {high:.2f}]'
+    return f'{value:.2f}x faster than LayerNorm [{low:.2f}, {high:.2f}]'
+
+
+def short(metric: str) -> str:
+    """The name of a metric without its group."""
+    return metric.rpartition('/')[2]
+
+
+def same_digits(values: Sequence[float]) -> int:
+    """Decimals that give the largest of some numbers three digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
+    return min(3, max(0, 2 - math.floor(math.log10(largest)))) if largest > 0 else 0
+
+
+def draw_beside(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
+    """The ground truth of the first test images, and what models see in them; empty if the data are no image files."""
+    drawn = []
+    for index in range(min(NUM_IMAGES, len(dataset))):
+        info = dataset.get_data_info(index)
+        image = read_image(Path(info['img_path'])) if info.get('img_path') else None
+        if image is not None:
+            drawn.append({'ground truth': draw_objects(image, truth_of(info, dataset.metainfo.get('classes'))),
+                          **{name: draw_objects(image, objects_in(runner, image, SCORE_THR))
+                             for name, runner in runners.items()}})
+    return drawn
+
+
+def truth_of(info: dict, classes: Sequence[str] | None) -> list[Object]:
+    """The labels of an image, from its entry in a data set of mmdet or mmpretrain."""
+    def text(label: int) -> str:
+        return classes[label] if classes else str(label)
+
+    if 'gt_label' in info:
+        return [Object(int(info['gt_label']), text(int(info['gt_label'])))]
+    return [Object(each['bbox_label'], text(each['bbox_label']), each['bbox']) for each in info.get('instances', ())]
+
+
+def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], seconds: dict[str, float],
+                 losses: str, images: list[dict[str, np.ndarray]]) -> None:
+    """Writes a page that opens from disk and loads nothing.
+
+    `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion, and `images` are what
+    :func:`draw_beside` returns.
+    """
+    models = {**outcome.metrics}
+    if row := outcome.measured(1, outcome.row):
+        models['the file'] = row['metrics']
+    names = [name for name in next(iter(models.values()))
+             if all(values.get(name, -1) != -1 for values in models.values())]  # -1: no such objects
+    metrics = [['', *models]]
+    for name in names:
+        values = [each[name] for each in models.values()]
+        metrics.append([name, *(f'{value:.{same_digits(values)}f}' for value in values)])
+    template = jinja2.Template(Path(__file__).with_name('ship.html.jinja').read_text(), autoescape=True)
+    write_text(path, template.render(
+        title=title, conclusion=outcome.conclusion(), table=outcome.table(), notes=outcome.notes(),
+        images=[{name: _png(image) for name, image in each.items()} for each in images], metrics=metrics,
+        losses=cells_of(losses), stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages]))
+
+
+def cells_of(markdown: str) -> list[list[str]]:
+    """The cells of a Markdown table; lines around it are left out."""
+    rows = [line.strip().strip('|').split('|') for line in markdown.splitlines() if line.startswith('|')]
+    return [[cell.strip(' `') for cell in row] for row in rows if set(''.join(row)) - set('-: ')]
+
+
+def _png(image: np.ndarray) -> str:
+    return base64.b64encode(cv2.imencode('.png', image)[1]).decode()

@@ -1,0 +1,110 @@
+"""`pretrained`, `init_cfg` and `load_from` with files of every layout, in our Swin and the stock ones."""
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.runner import CheckpointLoader
+from mmunorm.config.checkpoints import load_weights, set_pretrained
+from mmunorm.config.unpickling import restricted
+
+from mmunorm.config.models import build_model
+from mmunorm.config.starting import fit_load_from, fit_pretrained
+from mmunorm.utils import PreflightError
+
+from .test_layouts import OURS, classifier, official, timm_model
+
+STOCK = dict(type='mmdet.SwinTransformer', embed_dims=8, depths=(2, 2), num_heads=(2, 4), window_size=4, strides=(4, 2),
+             out_indices=(0, 1))
+SWINS = {
+    'ours': {**OURS['swin'], 'out_indices': (0, 1), 'norm_cfg': dict(type='LN')},
+    'mmpretrain': {**OURS['swin'], 'type': 'mmpretrain.SwinTransformer'},
+    'mmdet': STOCK,
+    'mmdet, official names': dict(STOCK, convert_weights=True),
+}
+
+
+def starting_from(path, kind):
+    cfg = Config(dict(model=dict(backbone=copy.deepcopy(SWINS[kind])), default_scope='mmpretrain', work_dir='w'))
+    set_pretrained(cfg, path)
+    return cfg
+
+
+def files():
+    """Writes one model in all layouts; returns it."""
+    source = timm_model('swin')
+    named = classifier('swin', norm_cfg=dict(type='LN'))
+    content = official(source.state_dict())
+    torch.save(content, 'official.pth')
+    torch.save(source.state_dict(), 'timm.pth')
+    load_weights(named, 'timm.pth')
+    torch.save(dict(state_dict=named.state_dict()), 'mmpretrain.pth')
+    torch.save(named.backbone.state_dict(), 'backbone.pth')
+    torch.save(dict(state_dict={f'teacher.{name}': value for name, value in named.state_dict().items()}), 'teacher.pth')
+    return named
+
+
+@pytest.mark.parametrize('layout', ['official', 'timm', 'mmpretrain', 'backbone', 'teacher'])
+@pytest.mark.parametrize('kind', SWINS)
+def test_every_layout_starts_every_swin(kind, layout, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = files().backbone
+    cfg = starting_from(f'{layout}.pth', kind)
+    fit_pretrained(cfg)
+    backbone = MODELS.build(copy.deepcopy(cfg.model.backbone))
+    with restricted():
+        backbone.init_weights()
+    expected = source.state_dict()
+    for name, value in backbone.state_dict().items():
+        if name in expected and not name.startswith('norm0'):
+            assert torch.equal(value, expected[name]), name
+
+
+def test_a_file_that_fits_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files()
+    for kind in ('ours', 'mmdet'):
+        cfg = starting_from('mmpretrain.pth', kind)
+        fit_pretrained(cfg)
+        assert cfg.model.backbone.init_cfg.checkpoint == 'mmpretrain.pth'
+    assert not (tmp_path / 'w').exists()
+
+
+def test_a_file_that_fits_nowhere_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(timm_model('vit').state_dict(), 'vit.pth')
+    torch.save(dict(conv1=torch.ones(3, 3)), 'other.pth')
+    torch.save(dict(epoch=3), 'empty.pth')
+    torch.save(timm_model('swin', img_size=32, num_classes=5, embed_dim=16, depths=(2, 2), num_heads=(2, 4),
+                          window_size=4).state_dict(), 'wide.pth')
+    for path, said in (('vit.pth', 'is of another size|its names are unknown, such as cls_token'),
+                       ('other.pth', 'its names are unknown, such as conv1; .*A checkpoint of OpenMMLab'),
+                       ('empty.pth', 'there are no weights in it'),
+                       ('wide.pth', 'is of another size: .* is 16 x 3 x 4 x 4, and 8 x 3 x 4 x 4 in')):
+        for kind in SWINS:
+            cfg = starting_from(path, kind)
+            with pytest.raises(PreflightError, match=f'SwinTransformer cannot start from {path}: .*({said})') as caught:
+                fit_pretrained(cfg)
+            assert '\n' not in str(caught.value)
+    assert not (tmp_path / 'w').exists()
+
+
+@pytest.mark.parametrize('layout', ['official', 'timm', 'backbone', 'teacher'])
+def test_a_whole_model_starts_from_every_layout(layout, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = files()
+    head = dict(type='LinearClsHead', num_classes=5, in_channels=16)
+    model = dict(type='ImageClassifier', backbone={**OURS['swin'], 'norm_cfg': dict(type='LN')}, head=head,
+                 neck=dict(type='GlobalAveragePooling'))
+    cfg = Config(dict(model=model, default_scope='mmpretrain', work_dir='w', load_from=f'{layout}.pth'))
+    fit_load_from(cfg)
+    assert cfg.load_from == 'w/load_from.pth'
+    model = build_model(cfg)
+    loaded = CheckpointLoader.load_checkpoint(cfg.load_from)['state_dict']
+    missing = model.load_state_dict(loaded, strict=False).missing_keys
+    assert all(name.startswith('head') for name in missing) and bool(missing) == (layout == 'backbone')
+    for name, value in source.backbone.state_dict().items():
+        assert torch.equal(model.backbone.state_dict()[name], value)
+    fit_load_from(cfg)  # now it fits
+    assert cfg.load_from == 'w/load_from.pth'
