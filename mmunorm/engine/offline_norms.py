@@ -207,8 +207,7 @@ def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None
 
 def average_statistics(models: Iterable[nn.Module]) -> None:
     """Sets the buffers of all offline norms to their mean over the processes; all processes must call it."""
-    norms = dict.fromkeys(norm for model in models for norm in model.modules()
-                          if isinstance(norm, OfflineNorm))
+    norms = dict.fromkeys(norm for model in models for norm in model.modules() if isinstance(norm, OfflineNorm))
     buffers: list[Tensor] = [buffer for norm in norms for buffer in norm.buffers()]
     if not buffers:
         return

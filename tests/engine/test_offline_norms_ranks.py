@@ -49,8 +49,7 @@ class KeepStates(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if (runner.iter + 1) % 4 == 0:
             self.saved.append(state_of(runner.model))
-            self.averaged = [state_of(hook.ema_model.module) for hook in runner.hooks
-                             if hasattr(hook, 'ema_model')]
+            self.averaged = [state_of(hook.ema_model.module) for hook in runner.hooks if hasattr(hook, 'ema_model')]
 
     def before_val_epoch(self, runner):
         self.validated.append(state_of(runner.model))

@@ -10,15 +10,8 @@ from scipy import stats
 from torch import nn
 
 import mmunorm
-from mmunorm.init import (
-    ScaledActivation,
-    activation_gain,
-    keep_second_moment_,
-    ntk_parametrize,
-    remove_biases,
-    sample_,
-    undo_ntk,
-)
+from mmunorm import init
+from mmunorm.init import ScaledActivation, activation_gain, keep_second_moment_, ntk_parametrize, remove_biases, sample_
 
 from ..fusion.models import assert_folds, vit_classifier
 
@@ -138,20 +131,17 @@ def test_ntk_computes_the_same_and_learns_otherwise():
     assert steps[0] == pytest.approx(0.01, rel=0.01)  # Adam's first step is its rate
     assert steps[1] == pytest.approx(0.01 / 8, rel=0.01)
     outputs = ntk(x)
-    undo_ntk(ntk)
+    init.undo_ntk(ntk)
     assert type(ntk[0]) is nn.Linear and ntk.state_dict().keys() == plain.state_dict().keys()
     torch.testing.assert_close(ntk(x), outputs, rtol=1e-13, atol=1e-13)
 
 
-def test_fuse_norms_takes_ntk_along():
+def test_ntk_and_models_without_biases_fold():
     assert_folds(ntk_parametrize(vit_classifier()), (32, 32), count=5)
     model = ntk_parametrize(vit_classifier(dict(type='LN'))).eval()
     with pytest.raises(mmunorm.fusion.NotFoldedError):
         mmunorm.fuse_norms(model, strict=True)
     assert any('parametrizations' in name for name in model.state_dict())
-
-
-def test_a_model_without_biases_folds():
     model = remove_biases(vit_classifier())
     assert not any(name.endswith('bias') for name, _ in model.named_parameters() if 'ln' not in name)
     assert_folds(model, (32, 32), count=5)
