@@ -11,8 +11,8 @@ import cv2
 import jinja2
 import numpy as np
 
-from ..benchmark.report import quartiles
-from ..deploy.benchmark import main_metrics
+from ..benchmark.files import main_metrics
+from ..benchmark.output import quartiles
 from ..deploy.exported import ExportedModel
 from ..utils import write_text
 from .images import Object, draw_objects, objects_in, read_image

@@ -1,4 +1,5 @@
-"""What a training starts from: `pretrained`, `init_cfg` and `load_from` take every layout of :mod:`.layouts`."""
+"""What a training starts from: `pretrained`, `init_cfg` and `load_from` take every layout of
+:mod:`mmunorm.checkpoints.layouts`."""
 from __future__ import annotations
 
 import copy
@@ -11,10 +12,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ..checkpoints.layouts import find_weights, in_mmpretrain_names
+from ..checkpoints.loading import read_checkpoint
 from ..utils import PreflightError, whole_file
-from .checkpoints import pretrained_path, read_checkpoint
-from .layouts import find_weights, in_mmpretrain_names
 from .models import build_model, clear_build_errors
+from .pretrained import pretrained_path
 
 # What loading resizes, or leaves as it was.
 _RESIZED = ('relative_position_bias_table', 'pos_embed')

@@ -6,14 +6,15 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.runner import CheckpointLoader
-from mmunorm.config.checkpoints import load_weights, set_pretrained
-from mmunorm.config.unpickling import restricted
 
+from mmunorm.checkpoints.loading import load_weights
+from mmunorm.checkpoints.unpickling import restricted
 from mmunorm.config.models import build_model
+from mmunorm.config.pretrained import set_pretrained
 from mmunorm.config.starting import fit_load_from, fit_pretrained
 from mmunorm.utils import PreflightError
 
-from .test_layouts import OURS, classifier, official, timm_model
+from ..checkpoints.test_layouts import OURS, classifier, official, timm_model
 
 STOCK = dict(type='mmdet.SwinTransformer', embed_dims=8, depths=(2, 2), num_heads=(2, 4), window_size=4, strides=(4, 2),
              out_indices=(0, 1))

@@ -1,1 +1,1 @@
-from tests.tools.conftest import fake, impatient  # noqa: F401  fixtures
+from tests.tools.conftest import fake  # noqa: F401  fixtures
