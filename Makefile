@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance translate test)
 WITHOUT_DEPENDENCIES := $(patsubst %,requirements/%.txt,opencv edge)
 JOBS ?= 2
+COVERAGE ?= --cov --cov-report=
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 # The last releases of OpenMMLab's own packages, beside a torch of their time.
@@ -37,7 +38,7 @@ install: $(STAMP)
 # Two packages that are needed bring one OpenCV each, into one folder; the ordinary one wants libGL, which
 # servers lack. The package comes last and without its dependencies: they are pinned. pip compiles on one core; all cores
 # do it afterwards, and what does not compile in other packages is never imported.
-$(STAMP): setup.py $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES)
+$(STAMP): pyproject.toml $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else \
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
 	@echo 'Installing into $(VENV), 6 GB: a few minutes.'
@@ -56,14 +57,16 @@ lint: $(STAMP)
 test-fast: lint
 	$(BIN)/python $(PYTEST) -m "not slow and not grid"
 
+# Coverage costs a third more CPU time (COVERAGE= leaves it out); `coverage report` then lists the lines.
 test: lint
-	$(BIN)/python $(PYTEST) -m "not grid"
+	$(BIN)/python $(PYTEST) -m "not grid" $(COVERAGE)
+	@test -z "$(COVERAGE)" || echo "coverage of mmunorm: $$($(BIN)/coverage report --format=total) %"
 
 test-grid: lint
 	$(BIN)/python $(PYTEST) -m grid
 
 # mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
-$(OPENMMLAB)/.installed: setup.py $(addprefix requirements/,openmmlab.txt enhance.txt translate.txt test.txt)
+$(OPENMMLAB)/.installed: pyproject.toml $(addprefix requirements/,openmmlab.txt enhance.txt translate.txt test.txt)
 	@test -n "$(TORCH_PACKAGES_$(TORCH))" || { echo "TORCH must be 2.1 or 2.4, not $(TORCH)"; exit 2; }
 	$(PYTHON) -m venv $(OPENMMLAB)
 	$(OPENMMLAB)/bin/python -m pip install --quiet 'setuptools<70' wheel $(TORCH_PACKAGES_$(TORCH)) 'numpy<2'
