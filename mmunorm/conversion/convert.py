@@ -67,13 +67,10 @@ def convert_norms(model: nn.Module,
 
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
-    Norms are converted one after the other, in the order in which they run. Each is measured on the inputs that come
-    from the converted layers before it. This takes one forward pass over all batches, then a pass for each norm
-    through its block alone, and a last one over all batches, which measures the errors: the time of five to six forward
-    passes. Blocks' outputs are kept meanwhile, up to 2 GiB; those that do not fit are computed again for each norm, and
-    so are those of blocks whose tensors leave them in another way. If the errors are not those of the fit, all norms
-    are fitted again in whole passes. A norm that runs several times is measured over all its runs. Only the norms'
-    weights change. The model is in eval mode meanwhile.
+    Norms are converted one after the other, in the order in which they run, each on the inputs that come from the
+    converted layers before it. This takes the time of five to six forward passes over all batches: blocks' outputs are
+    kept meanwhile, up to 2 GiB. A last pass measures the errors; if they are not those of the fit, all norms are fitted
+    again in whole passes. A norm that runs several times is measured over all its runs. Only the norms' weights change.
 
     Args:
         model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of

@@ -182,23 +182,16 @@ def test_a_block_that_has_finished_is_not_computed_again(monkeypatch):
     assert not any('forward' in vars(module) for module in model.modules())
 
 
-def test_no_more_memory_than_allowed():
-    model, x = nn.Sequential(*(Counted(seed=i) for i in range(3))), tokens(20, 6)
-    with Replay(model, [block.norm for block in model], memory=2 * x.numel() * 4) as replay, torch.no_grad():
-        for _ in range(3):
-            replay.start(0)
-            model(x)
-    assert [block.calls for block in model] == [1, 1, 3]
-
-
-def test_a_part_takes_the_room_of_those_inside():
+@pytest.mark.parametrize('nested, calls', [(False, [1, 1, 3]), (True, [1, 1, 1])])
+def test_no_more_memory_than_allowed(nested, calls):
+    """A part takes the room of those inside."""
     blocks, x = [Counted(seed=i) for i in range(3)], tokens(20, 6)
-    model = nn.Sequential(nn.Sequential(*blocks[:2]), blocks[2])
+    model = nn.Sequential(nn.Sequential(*blocks[:2]), blocks[2]) if nested else nn.Sequential(*blocks)
     with Replay(model, [block.norm for block in blocks], memory=2 * x.numel() * 4) as replay, torch.no_grad():
         for _ in range(3):
             replay.start(0)
             model(x)
-    assert [block.calls for block in blocks] == [1, 1, 1]
+    assert [block.calls for block in blocks] == calls
 
 
 def test_an_error_ends_it():
