@@ -88,7 +88,7 @@ class StaticWindowMSA(nn.Module):
         batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
         x = x.reshape(batch, rows, window, columns, window, channels).transpose(2, 3)
         x = x.reshape(batch * rows * columns, window**2, channels)
-        # Cut into three before the heads are: see "What is rewritten" in docs/deployment.md.
+        # Cut into three before the heads are: see "What is rewritten" in docs/exported_files.md.
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         scores = (q * self.scale) @ k.transpose(-2, -1)
         if cut is None:
