@@ -74,6 +74,8 @@ def norms_of(model):
 
 def test_a_reader_is_done_in_minutes():
     assert len(README.split()) <= 1400
+    for page in ROOT.glob('docs/how_to/*.md'):
+        assert len(page.read_text().splitlines()) <= 120, page
 
 
 def test_own_coco_data(tmp_path):
