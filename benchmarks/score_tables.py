@@ -73,7 +73,7 @@ TESTED = {'LN, trained on': dict(way='LN, trained on'),
 FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
          for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
 LITERT = {model: dict(model=model) for model in ('LN, trained on', 'UN, converted', 'LN', 'BN', 'RepBN')}
-LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'full-integer': 'LiteRT INT8, integers only',
+LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'full-integer': 'LiteRT INT8, full-integer',
                 '16-bit activations': 'LiteRT INT8, 16-bit activations'}
 
 TABLES = {
@@ -372,12 +372,12 @@ TABLES = {
     'int8_wide_start': dict(
         labels=['Swin'], where=dict(experiment='int8_wide_start'),
         rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
-        columns=quantized('full-integer', 'LiteRT INT8, integers only')),
+        columns=quantized('full-integer', 'LiteRT INT8, full-integer')),
     'int8_detector_full': dict(
         labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
         columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
-                 for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, integers only'))}),
+                 for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, full-integer'))}),
     'int8_executorch': dict(
         labels=['Swin'], where=dict(experiment='int8_executorch'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
