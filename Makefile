@@ -29,7 +29,7 @@ help:
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
 	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
-	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/speed.md"
+	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/results/training_speed.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 

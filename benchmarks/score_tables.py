@@ -1,4 +1,4 @@
-"""The tables of training scores in README.md and docs/: what write_scores.py writes, by name.
+"""The tables of training scores in docs/ and projects/: what write_scores.py writes, by name.
 
 - `labels`: the headers of the first columns.
 - `rows`: by label, or a tuple of them, the values that pick trainings.
@@ -55,7 +55,7 @@ def images(metric):
 
 
 def quantized(label, kind):
-    """What a classifier has in float and in one form in INT8, and the signal to noise of its logits."""
+    """What a classifier has in float and in one form in INT8, and the SNR of its logits."""
     return {'top-1, float': mean(TOP1, kind='float'), f'top-1, {label}': mean(TOP1, kind=kind),
             'dB': dict(metric='snr', digits=1, kind=kind)}
 
@@ -73,7 +73,7 @@ TESTED = {'LN, trained on': dict(way='LN, trained on'),
 FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
          for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
 LITERT = {model: dict(model=model) for model in ('LN, trained on', 'UN, converted', 'LN', 'BN', 'RepBN')}
-LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'integers only': 'LiteRT INT8, integers only',
+LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'full-integer': 'LiteRT INT8, full-integer',
                 '16-bit activations': 'LiteRT INT8, 16-bit activations'}
 
 TABLES = {
@@ -84,7 +84,7 @@ TABLES = {
                  'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752, **AVX512),
                  'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn_wide_start'),
                  'Swin on photographs, top-1': mean(TOP1, 'count', experiment='photographs_wide_start', **INTEL_BF16)}),
-    # docs/results.md
+    # docs/results/norms.md
     'swin_wide_start': dict(
         labels=['top-1'], where=dict(experiment='swin_wide_start', **PLAIN),
         rows=same('LN', 'RMSN', 'BN', 'RepBN', 'UN', 'UN+'), columns=by_seed(TOP1, 3)),
@@ -233,7 +233,7 @@ TABLES = {
         labels=['top-1, seed 0'], where=dict(experiment='depth_last_batch'), rows={'PreNorm, UN, 12 layers': {}},
         columns={'the last batch is dropped': mean(TOP1, **{'train_dataloader.drop_last': 'True'}),
                  'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
-    # docs/photographs.md
+    # docs/results/photographs.md
     'photographs': dict(
         labels=['val top-1'], where=dict(steps=1504),
         rows=same('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'RepBN', 'UN', 'UN+'),
@@ -289,7 +289,7 @@ TABLES = {
               'trained on dark scenes': dict(trained='dark scenes'), 'with a frozen IAT': dict(trained='frozen IAT'),
               'jointly with IAT': dict(trained='jointly with IAT')},
         columns=boxes()),
-    # docs/conversion_results.md
+    # docs/results/conversion.md
     'conversion_start': dict(
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
@@ -350,16 +350,16 @@ TABLES = {
         columns=boxes()),
     'conversion_detector_images': dict(
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
-    # docs/deployment_results.md
+    # docs/results/int8.md
     'int8': dict(
         labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
-        columns={'top-1': mean(TOP1), 'signal to noise, dB': dict(metric='snr', digits=1, missing='')}),
+        columns={'top-1': mean(TOP1), 'SNR, dB': dict(metric='snr', digits=1, missing='')}),
     'int8_litert': dict(
         labels=['Swin, top-1'], where=dict(experiment='int8_litert'), rows=LITERT,
         columns={label: mean(TOP1, kind=kind, missing='no kernel')
                  for label, kind in {'float': 'float', **LITERT_FORMS}.items()}),
     'int8_litert_noise': dict(
-        labels=['signal to noise, dB'], where=dict(experiment='int8_litert'), rows=LITERT,
+        labels=['SNR, dB'], where=dict(experiment='int8_litert'), rows=LITERT,
         columns={label: dict(metric='snr', digits=1, missing='no kernel', kind=kind)
                  for label, kind in LITERT_FORMS.items()}),
     'int8_equalized': dict(
@@ -372,12 +372,12 @@ TABLES = {
     'int8_wide_start': dict(
         labels=['Swin'], where=dict(experiment='int8_wide_start'),
         rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
-        columns=quantized('integers only', 'LiteRT INT8, integers only')),
+        columns=quantized('full-integer', 'LiteRT INT8, full-integer')),
     'int8_detector_full': dict(
         labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
         columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
-                 for label, kind in (('float', 'float'), ('integers only', 'LiteRT INT8, integers only'))}),
+                 for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, full-integer'))}),
     'int8_executorch': dict(
         labels=['Swin'], where=dict(experiment='int8_executorch'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},

@@ -1,4 +1,4 @@
-"""Writes the tables of training scores in README.md and docs/ from results/scores.jsonl, a row a training.
+"""Writes the tables of training scores in docs/ and projects/ from results/scores.jsonl, a row a training.
 
     python benchmarks/write_scores.py                                                  # the tables, from the data
     python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
@@ -36,7 +36,7 @@ DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # What int8.py and shifted_light.py append: the same trainings in 8 bits, and in another light.
 BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_executorch',
            'int8_detector_full', 'shifted_light')
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md')), *sorted(ROOT.glob('projects/*/*.md'))]
+PAGES = sorted([*ROOT.glob('docs/**/*.md'), *ROOT.glob('projects/**/*.md')])
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # What makes two rows the same training.
 IDENTITY = ('experiment', 'norm', 'settings', 'options', 'seed', 'steps', 'cpu', 'precision')

@@ -1,5 +1,11 @@
-"""The configs that the README tells a user to write."""
+"""README.md and the other pages: their commands, the Python that they show, their links."""
+import argparse
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import mmdet
@@ -16,14 +22,49 @@ from . import processes, tiny_runs
 from .tiny_runs import ROOT
 
 README = (ROOT / 'README.md').read_text()
-BLOCKS = [re.sub(r'^   ', '', block, flags=re.M)
-          for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)]
+MAKEFILE = (ROOT / 'Makefile').read_text()
+PAGES = ['README.md', 'CONTRIBUTING.md', *(str(page.relative_to(ROOT)) for folder in ('configs', 'docs', 'projects')
+                                           for page in sorted(ROOT.glob(f'{folder}/**/*.md')))]
+CONFIGS = 'configs', 'configs/digits', 'projects/*/configs'
+# A block that cannot be run says why: <!-- not run: REASON -->
+BLOCK = re.compile(r'(?<!-->\n)^```(python|bash)\n(.*?)^```$', re.M | re.S)
+# What a page's blocks take for granted.
+SETUP = {
+    'docs/how_to/conversion.md': 'import torch\nbatches = [torch.randn(2, 3, 224, 224)]\n',
+    'docs/how_to/fusion.md': """
+import timm, torch
+from mmunorm import replace_norms
+images = torch.randn(1, 3, 32, 32)
+model = replace_norms(timm.create_model('convnext_atto', num_classes=10), dict(type='UN'))
+another_model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+class MyDetector(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.extract_feat = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.BatchNorm2d(8))
+detector = MyDetector()
+""",
+    'docs/how_to/scaling.md': 'import mmunorm, torch\nmodel = mmunorm.norms.UN(4)\n'}
+# Words of a shell that are not ours.
+OTHERS = {'cd', 'done', 'echo', 'for', 'mmunorm', 'pip', 'pre-commit', 'trtexec'}
+
+
+def blocks(page, language):
+    return [text for found, text in BLOCK.findall((ROOT / page).read_text()) if found == language]
+
+
+def is_config(block):
+    return '_base_ = ' in block
+
+
+def config_block(page, word):
+    return next(block for block in blocks(page, 'python') if word in block)
 
 
 def load(text, folder, name):
     """The config as if it lay in configs/, which it is not written into."""
     path = folder / name
-    path.write_text(text.replace("'./swin", f"'{ROOT}/configs/swin"))
+    path.write_text(re.sub(r"(?<=')\./([\w/]+\.py)(?=')", lambda base: str(next(
+        found for configs in CONFIGS for found in ROOT.glob(f'{configs}/{base[1]}'))), text))
     return Config.fromfile(path)
 
 
@@ -31,22 +72,36 @@ def norms_of(model):
     return [module for module in model.modules() if isinstance(module, (UN, nn.LayerNorm))]
 
 
+def test_a_reader_is_done_in_minutes():
+    assert len(README.split()) <= 1400
+    for page in ROOT.glob('docs/how_to/*.md'):
+        assert len(page.read_text().splitlines()) <= 120, page
+
+
 def test_own_coco_data(tmp_path):
-    own_data = load(next(block for block in BLOCKS if 'bolt' in block), tmp_path, 'mine.py')
-    assert own_data.train_dataloader.dataset.data_root == 'data/mine/'
-    assert own_data.train_dataloader.dataset.metainfo.classes == ('bolt', 'nut')
-    assert own_data.test_dataloader.dataset.ann_file == 'val.json'
-    assert own_data.test_evaluator.ann_file == 'data/mine/val.json'
+    page = 'docs/tutorials/own_coco_data.md'
+    own_data = load(config_block(page, '_base_'), tmp_path, 'mine.py')
+    assert own_data.train_dataloader.dataset.data_root == 'data/mine/coco/'
+    assert own_data.test_dataloader.dataset.ann_file == 'annotations/instances_val.json'
+    assert own_data.test_evaluator.ann_file == 'data/mine/coco/annotations/instances_val.json'
     assert len(own_data.train_dataloader.dataset.pipeline) > 3
     own_data.model.backbone.init_cfg = None
     model = build_model(own_data)
-    assert {norm.warmup_iters for norm in norms_of(model)} == {500}
-    assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 2
+    assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 10
+
+
+def test_own_classification_folder(tmp_path):
+    cfg = load(config_block('docs/how_to/own_classification_folder.md', '_base_'), tmp_path, 'mine_classes.py')
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('bolt', 'nut')
+    assert cfg.param_scheduler[-1].end == cfg.train_cfg.max_epochs
+    cfg.model.backbone.init_cfg = None
+    cfg.model.backbone.arch = dict(embed_dims=12, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8])
+    assert {norm.warmup_iters for norm in norms_of(build_model(cfg))} == {0.1}
 
 
 def stock_config(folder):
     """mmdet's own Swin, which hands `norm_cfg` to every norm."""
-    return load(next(block for block in BLOCKS if 'custom_imports' in block), folder, 'stock.py')
+    return load(config_block('README.md', 'custom_imports'), folder, 'stock.py')
 
 
 def test_norm_cfg_in_a_stock_config(tmp_path):
@@ -80,22 +135,107 @@ def test_it_trains_with_mmdets_own_tool(tmp_path, monkeypatch):
     assert all(value.isfinite().all() for value in state.values())
 
 
-def test_commands_name_what_exists():
-    assert not re.search(r'@[A-Z]+@', README)
-    for name in re.findall(r'`((?:swin|t2t)\w+\.py)`', README):
-        assert any((ROOT / folder / name).is_file() for folder in ('configs', 'configs/digits')), name
+@pytest.mark.parametrize('page', [page for page in PAGES if any(map(is_config, blocks(page, 'python')))])
+def test_configs_load(page, tmp_path):
+    for block in filter(is_config, blocks(page, 'python')):
+        load(block, tmp_path, 'config.py')
 
 
-@pytest.mark.parametrize('page', [
-    str(path.relative_to(ROOT))
-    for pattern in ('README.md', 'CONTRIBUTING.md', 'configs/**/*.md', 'docs/**/*.md', 'projects/**/*.md')
-    for path in sorted(ROOT.glob(pattern))])
+def run(code, folder):
+    """Runs Python as a reader does, in a new process."""
+    (folder / 'block.py').write_text(code)
+    result = subprocess.run([sys.executable, 'block.py'], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, f'{code}\n{result.stderr}'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.nn, 'RMSNorm'), reason='the pages are for a newer torch')
+@pytest.mark.parametrize('page', [page for page in PAGES if not all(map(is_config, blocks(page, 'python')))])
+def test_python_runs(page, tmp_path):
+    """All blocks of a page, one after the other."""
+    code = [block for block in blocks(page, 'python') if not is_config(block) and 'Inferencer' not in block]
+    run('\n'.join([SETUP.get(page, ''), *code]), tmp_path)
+
+
+@pytest.mark.slow
+def test_inferencers_take_folded_models(tmp_path):
+    for name, write in dict(detector=tiny_runs.write_detector, classifier=tiny_runs.untrained_classifier).items():
+        config, *_ = write(tmp_path)
+        weights = tiny_runs.save_weights(Config.fromfile(config), tmp_path / f'{name}.pth', ('a', 'b'))
+        tiny_runs.call('analysis/fuse_and_benchmark', config, weights, '--save', tmp_path / f'folded_{name}.pth')
+    for block in blocks('docs/how_to/fusion.md', 'python'):
+        if 'Inferencer' in block:
+            run(block, tmp_path)
+
+
+class _Found(BaseException):
+    """Ends a script where it would read its arguments."""
+
+
+@cache
+def parser_of(script):
+    """The parser of a script's arguments."""
+    def stop(parser, *_):
+        raise _Found(parser)
+
+    spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, 'parse_args', stop)
+        with pytest.raises(_Found) as found:
+            module.main([])
+    return found.value.args[0]
+
+
+def commands(page):
+    """The words of each command, with the page's variables filled in and optional parts taken."""
+    variables = {}
+    for block in blocks(page, 'bash'):
+        for line in re.sub(r'\\\n', ' ', block).splitlines():
+            line = re.sub(r'\$\{?(\w+)\}?', lambda match: variables.get(match[1], match[0]), line)
+            words = shlex.split(line, comments=True)
+            variables.update(word.split('=', 1) for word in words[:2] if re.match(r'\w+=', word))
+            while words and re.match(r'\w+=|&&', words[0]):
+                words = words[1:]
+            if words:
+                yield [re.sub(r'^N$', '1', word.strip('[]')) for word in words if word != '...']
+
+
+def unwrapped(script, words):
+    """The tool that a shell script calls, with its arguments."""
+    if script == 'tools/dist_train.sh':
+        return 'tools/train.py', [words[0], *words[2:]]
+    if script == 'tools/dist_test.sh':
+        return 'tools/test.py', [*words[:2], *words[3:]]
+    if script == 'tools/slurm_train.sh':
+        return 'tools/train.py', [words[2], '--work-dir', *words[3:]]
+    return script, words
+
+
+@pytest.mark.parametrize('page', [page for page in PAGES if blocks(page, 'bash')])
+def test_commands_exist(page, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / 'benchmarks')
+    for first, *words in commands(page):
+        if first == 'make':
+            assert all(f'\n{word}:' in MAKEFILE for word in words if '=' not in word), words
+        elif first in ('bash', 'python'):
+            script, words = unwrapped(words[0].removeprefix('../../'), words[1:])
+            try:
+                parser_of(script).parse_args(words)
+            except SystemExit:
+                pytest.fail(f'{script} {shlex.join(words)}: {capsys.readouterr().err}')
+        else:
+            assert first in OTHERS, first
+
+
+@pytest.mark.parametrize('page', PAGES)
 def test_links_and_paths_exist(page):
     text = (ROOT / page).read_text()
     links = [(ROOT / page).parent / link for link in re.findall(r'\]\((?!http)([^)#\s]+)', text)]
     paths = re.findall(
         r'(?<![\w/])(?:configs|tools|benchmarks|tests|docs|projects)/[\w/-]+\.(?:py|sh|png|jpg|md)\b', text)
     missing = [path for path in (*links, *(ROOT / path for path in paths)) if not path.exists()]
-    assert {path.name for path in missing} <= {'mine.py'}, missing
+    assert {path.name for path in missing} <= {'mine.py', 'mine_classes.py'}, missing
     for path, name in re.findall(r'`(tests/[\w/]+\.py)::(\w+)`', text):
         assert f'def {name}(' in (ROOT / path).read_text(), name

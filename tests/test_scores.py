@@ -8,17 +8,16 @@ import pytest
 from . import tiny_runs
 
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
-# Pages whose scores all stand in marked tables.
-PAGES = ['README.md', *(f'docs/{name}.md' for name in (
-    'results', 'conversion', 'conversion_results', 'deployment', 'deployment_results')),
-         *(f'projects/{name}.md' for name in (
-             'translation/RESULTS', 'deep/README', 'deep/RESULTS', 'low_light/README'))]
+ROOT = tiny_runs.ROOT
+# Pages whose scores all stand in marked tables; the one of photographs also has means in its text.
+PAGES = sorted(str(page.relative_to(ROOT)) for folder in ('docs', 'projects') for page in ROOT.glob(f'{folder}/**/*.md')
+               if page.name != 'photographs.md')
 CPU = 'CPU capability usage: AVX2\n'
 
 
 @pytest.fixture
 def scores(monkeypatch):
-    monkeypatch.syspath_prepend(tiny_runs.ROOT / 'benchmarks')
+    monkeypatch.syspath_prepend(ROOT / 'benchmarks')
     return importlib.import_module('write_scores')
 
 
@@ -33,7 +32,7 @@ def test_tables_are_those_of_the_data(scores):
 
 
 def test_a_changed_number_is_noticed(scores):
-    data, text = scores.load(), (tiny_runs.ROOT / 'README.md').read_text()
+    data, text = scores.load(), (ROOT / 'docs/results/norms.md').read_text()
     last_digit = re.search(r'\d ± ', text).start()
     wrong = f'{text[:last_digit]}{(int(text[last_digit]) + 1) % 10}{text[last_digit + 1:]}'
     assert wrong != text and scores.written(wrong, data) == text
@@ -41,7 +40,7 @@ def test_a_changed_number_is_noticed(scores):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_means_stand_in_tables_of_the_data_alone(scores, page):
-    assert not re.search(r'\d\** ± \d', scores.MARKED.sub('', (tiny_runs.ROOT / page).read_text()))
+    assert not re.search(r'\d\** ± \d', scores.MARKED.sub('', (ROOT / page).read_text()))
 
 
 def test_rows(scores):
@@ -50,7 +49,7 @@ def test_rows(scores):
     for row in rows:
         found = set(row) - ALWAYS - {'failed_step'}
         assert set(row) >= ALWAYS and found in ({'seed', 'metrics'}, {'runs', 'seeds', 'mean', 'std'}), row
-        assert (tiny_runs.ROOT / row['config']).is_file() and re.fullmatch(r'20\d\d-\d\d-\d\d', row['date']), row
+        assert (ROOT / row['config']).is_file() and re.fullmatch(r'20\d\d-\d\d-\d\d', row['date']), row
         assert row.get('metrics') or row.get('mean') or row['failed_step'], row
     assert len(scores.merged([], rows)) == len(rows), 'a training stands twice'
 

@@ -1,4 +1,5 @@
 """What the site's hook makes of a page."""
+import re
 import runpy
 from types import SimpleNamespace
 
@@ -36,3 +37,13 @@ def test_a_link_that_leaves_the_docs_is_a_path():
 def test_a_image_links_to_its_file():
     image = '<img alt="a" src="../images/a.png">'
     assert HOOK['with_full_images'](f'<p>{image}</p>') == f'<p><a href="../images/a.png">{image}</a></p>'
+
+
+def test_no_title_stands_twice_in_the_menu():
+    titles = re.findall(r'^ *- (.+?):', (ROOT / 'mkdocs.yml').read_text().partition('\nnav:')[2], re.M)
+    assert len(titles) > 20 and len(set(titles)) == len(titles)
+
+
+def test_each_page_is_in_the_menu_once():
+    pages = re.findall(r': (\S+\.md)$', (ROOT / 'mkdocs.yml').read_text(), re.M)
+    assert sorted(pages) == sorted(str(page.relative_to(ROOT / 'docs')) for page in ROOT.glob('docs/**/*.md'))

@@ -70,7 +70,7 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
     """The weights of a checkpoint of another project under the names of mmpretrain's classifier.
 
     These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
-    RepBN: `alpha` is its `eta`. See docs/conversion.md.
+    RepBN: `alpha` is its `eta`. See docs/published_checkpoints.md.
 
     Args:
         content (dict): of the file.

@@ -21,7 +21,7 @@ from ..utils import PreflightError, RunError, write_text
 
 # The share of the training in which statistics are those of the step.
 WARMUP = 0.5
-# Of the config's rate, after the adaptation: docs/conversion.md.
+# Of the config's rate, after the adaptation: docs/results/conversion.md.
 ADAPTED_RATE = 0.3
 
 

@@ -161,7 +161,7 @@ def test_what_is_refused(exportable, tmp_path):
 
 
 def test_a_file_runs_without_torch(full, tmp_path):
-    """docs/deployment.md shows these lines."""
+    """docs/how_to/deployment.md shows these lines."""
     images = blurred(2).permute(0, 2, 3, 1).numpy()
     np.save(tmp_path / 'images.npy', images)
     code = f"""

@@ -1,4 +1,4 @@
-"""Files for Arm's Ethos-U: LiteRT's, in integers only, as Arm's compiler Vela makes them for the chip."""
+"""Files for Arm's Ethos-U: LiteRT's full-integer ones, as Arm's compiler Vela makes them for the chip."""
 from __future__ import annotations
 
 import csv

@@ -70,8 +70,8 @@ class LiteRt(Format):
     int8_packages = ('ai_edge_quantizer', )
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
-                'litert-products': Variant(f'{runtime} INT8, products alone', 'products'),
-                'litert-full': Variant(f'{runtime} INT8, integers only', 'full'),
+                'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
+                'litert-full': Variant(f'{runtime} INT8, full-integer', 'full'),
                 'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
     options = dict(heads=dict(choices=('int8', 'float'), help="in an INT8 file of a detector, what computes a region's "
                                                               'class, box and mask (default: int8)'))
@@ -168,7 +168,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         heads_in_float (bool): leave what reads its regions in floating point.
 
     Raises:
-        PreflightError: a file in integers only has a tensor in floating point left.
+        PreflightError: a full-integer file has a tensor in floating point left.
     """
     from ai_edge_quantizer import quantizer
     recipe, ranges = recipe_of(kind, heads_in_float), None

@@ -61,7 +61,7 @@ def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
     """An `openvino.Model` in INT8, by NNCF; `inputs` are batches of the model's inputs.
 
     SmoothQuant is off: on the digits Swin it cost 5 dB. Weights have 7 of their 8 bits: with all 8, CPUs that lack
-    VNNI clip the sums of two products, which cost 13 dB there (docs/deployment_results.md).
+    VNNI clip the sums of two products, which cost 13 dB there (docs/results/int8_methods.md).
     """
     import nncf
     nncf.set_log_level(logging.ERROR)
