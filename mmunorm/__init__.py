@@ -41,6 +41,7 @@ if not lacks('mmengine'):
 from . import stock_rules  # noqa: F401
 from .config.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms
+from .deploy.torch_models import Comparison, compare, export
 from .fusion import FusionReport, fuse_norms
 from .norms import (
     MABN,
@@ -61,9 +62,9 @@ from .norms import (
 )
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'AdaptReport', 'ConversionReport', 'Derf', 'DyT', 'FusionReport', 'NoNorm', 'PRepBN',
-    'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'convert_norms', 'convert_sync', 'fuse_norms',
-    'load_folded', 'replace_norms', 'revert_sync', 'save_folded'
+    'MABN', 'PN', 'RMSN', 'UN', 'AdaptReport', 'Comparison', 'ConversionReport', 'Derf', 'DyT', 'FusionReport',
+    'NoNorm', 'PRepBN', 'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'compare', 'convert_norms',
+    'convert_sync', 'export', 'fuse_norms', 'load_folded', 'replace_norms', 'revert_sync', 'save_folded'
 ]
 __getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine', 'enhancement', 'recording', 'translation'))
 
