@@ -1,8 +1,14 @@
 """Shipping: a trained model as one file for a runtime such as ONNX Runtime, and what runs that file."""
-from .export import Exportable, describe_model, prepare_export
+from ..registry import MISSING, explain_missing
+from .exportable import Exportable
 from .exported import Detections, ExportedModel
 from .formats import FORMATS, find_format
 from .saving import ExportReport, export_file
+from .torch_models import Comparison, compare
 
-__all__ = ['FORMATS', 'Detections', 'Exportable', 'ExportReport', 'ExportedModel', 'describe_model', 'export_file',
-           'find_format', 'prepare_export']
+if not MISSING:
+    from .export import describe_model, prepare_export
+
+__all__ = ['FORMATS', 'Comparison', 'Detections', 'ExportReport', 'Exportable', 'ExportedModel', 'compare',
+           'describe_model', 'export_file', 'find_format', 'prepare_export']
+__getattr__ = explain_missing(__name__, ('describe_model', 'prepare_export'))

@@ -87,6 +87,8 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
         graph: a graph with `pixels`, such as :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
         images (Tensor): a sample of its input, float32.
     """
+    if graph.pixels is None:
+        return graph
     graph = copy.deepcopy(graph)
     normalization = as_convolution(graph.pixels)
     first = None if graph.pixels.enhancing else _first_convolution(graph, images)
@@ -103,9 +105,10 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
 
 def as_convolution(pixels: Pixels) -> nn.Conv2d:
     """The normalization, and the exchange of blue and red if there is one, as a convolution of 1 x 1."""
-    order = [2, 1, 0] if pixels.flips else [0, 1, 2]
-    layer = nn.Conv2d(3, 3, 1).requires_grad_(False)
-    layer.weight.copy_((torch.eye(3)[order] / pixels.std[:, :, 0])[..., None, None])
+    channels = len(pixels.mean)
+    order = list(range(channels))[::-1 if pixels.flips else 1]
+    layer = nn.Conv2d(channels, channels, 1).requires_grad_(False)
+    layer.weight.copy_((torch.eye(channels)[order] / pixels.std[:, :, 0])[..., None, None])
     layer.bias.copy_((-pixels.mean / pixels.std).flatten())
     return layer
 

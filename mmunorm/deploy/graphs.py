@@ -1,6 +1,8 @@
 """The models as a runtime sees them: from the pixels of a batch of images to plain arrays."""
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,41 @@ class Pixels(nn.Module):
         if self.flips:
             images = images.flip(1)
         return (images - self.mean) / self.std
+
+
+class ModelGraph(nn.Module):
+    """Any model of one tensor, from `images` to its tensors by name."""
+    inputs = ('images', )
+
+    def __init__(self, model: nn.Module, outputs: Sequence[str], pixels: Pixels | None = None):
+        super().__init__()
+        self.model, self.outputs, self.pixels = model, tuple(outputs), pixels
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Of `(N, C, H, W)` as the model takes them, or with `pixels` of values from 0 to 255."""
+        if self.pixels is not None:
+            images = self.pixels(images)
+        return tuple(named_outputs(self.model(images)).values())
+
+
+def named_outputs(out, name: str = '') -> dict[str, Tensor]:
+    """The tensors of what a model returns, by name.
+
+    Raises:
+        PreflightError: there is something else in it.
+    """
+    if isinstance(out, Tensor):
+        return {name or 'output': out}
+    if out is None:
+        return {}
+    if not isinstance(out, (Mapping, tuple, list)):
+        raise PreflightError(f'the model returns {name or "a value"} of type {type(out).__name__}: export takes a '
+                             'tensor, or a tuple or dict of tensors.')
+    found = {}
+    for key, each in out.items() if isinstance(out, Mapping) else enumerate(out):
+        found |= named_outputs(each, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
+                               f'output{key}')
+    return found
 
 
 class ClassifierGraph(nn.Module):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torchvision.ops import box_iou
 
-from .export import Exportable
+from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
 
@@ -87,7 +86,9 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
     """Compares the outputs of a file with torch's, for the same images; both by name, see :mod:`.graphs`."""
     if 'dets' not in expected:
-        return Differences(*_largest_and_typical(dict(scores=np.abs(got['scores'] - expected['scores']).max(1))))
+        return Differences(*_largest_and_typical({
+            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1)
+            for name, each in expected.items()}))
     apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):
         a, b = ({name: array[image][side['dets'][image, :, 4] > 0] for name, array in side.items()}
@@ -110,6 +111,7 @@ def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[i
     """Pairs of detections of one image, by `dets` `(n, 5)` and `labels` `(n, )`; the best IoU first, then the nearest
     in score.
     """
+    from torchvision.ops import box_iou
     overlap = box_iou(torch.from_numpy(a['dets'][:, :4]), torch.from_numpy(b['dets'][:, :4])).numpy()
     overlap[a['labels'][:, None] != b['labels'][None]] = 0
     apart = np.abs(a['dets'][:, None, 4] - b['dets'][None, :, 4])

@@ -12,6 +12,8 @@ import torch
 from ...utils import PreflightError, error_text
 from ..edge import fold_pixels, with_edge_layers
 from ..exportable import Exportable, exporting
+from ..graphs import ModelGraph
+from ..layouts import for_chips
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
 
 
@@ -49,6 +51,8 @@ class ExecuTorch(Format):
             # The runtime does not load T2T-ViT's layers for chips in INT8.
             graph = fold_pixels(with_edge_layers(model.graph, model.inputs, performers=False), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
+            if isinstance(graph, ModelGraph):
+                program = torch.export.export(for_chips(program), model.inputs, strict=False)
             if int8:
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
             try:

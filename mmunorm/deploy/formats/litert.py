@@ -15,7 +15,8 @@ from ...utils import PreflightError
 from ..edge import fold_pixels, with_edge_layers
 from ..equalize import equalize
 from ..exportable import Exportable, exporting
-from ..graphs import ClassifierGraph, DetectorGraph
+from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
+from ..layouts import for_chips
 from ..quantizer_exp import exp_renamed
 from ..rcnn.host import Host, filled, softmax
 from ..tflite import changed, kind_of
@@ -43,7 +44,10 @@ class LiteRtSession(Session):
         if self.meta['task'] == 'detector':  # the rest of it, in numpy
             return Host(self.meta['rcnn'], self.call)(*arrays)
         images, = arrays
-        return [softmax(self.call(NAME, images.transpose(0, 2, 3, 1))['logits'])]
+        outs = self.call(NAME, images.transpose(0, 2, 3, 1))
+        if self.meta['task'] == 'classifier':
+            return [softmax(outs['logits'])]
+        return [outs[name] for name in self.meta['outputs']]
 
     def input_of(self, part: str) -> tuple[str, dict]:
         """Name and details of what a signature takes."""
@@ -96,7 +100,8 @@ class LiteRt(Format):
         with silent():
             write_float(model, path, meta)
             if half or int8:
-                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), heads == 'float')
+                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), heads == 'float',
+                         meta.get('mean', ()) is not None)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
         return LiteRtSession(path, threads, read_meta(path))
@@ -108,15 +113,18 @@ class LiteRt(Format):
 
 
 class _Classify(nn.Module):
-    """A classifier as the file has it: an image's bytes in their own order, and no softmax."""
+    """A graph as the file has it: an image's bytes in their own order, and of a classifier no softmax."""
 
-    def __init__(self, graph: ClassifierGraph):
+    def __init__(self, graph: ClassifierGraph | ModelGraph):
         super().__init__()
         self.whole = graph  # `graph` is what torch.fx calls its own
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`(N, H, W, 3)` float32, 0 to 255, to `logits` `(N, classes)`."""
-        return dict(logits=self.whole.logits(images.permute(0, 3, 1, 2)))
+        """`(N, H, W, 3)` float32 to `logits` `(N, classes)`, or to a model's own tensors."""
+        images = images.permute(0, 3, 1, 2)
+        if isinstance(self.whole, ClassifierGraph):
+            return dict(logits=self.whole.logits(images))
+        return dict(zip(self.whole.outputs, self.whole(images), strict=True))
 
 
 def write_float(model: Exportable, path: Path, meta: dict) -> None:
@@ -132,7 +140,7 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
     from ai_edge_litert import schema_py_generated as schema
     images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
     graph = with_edge_layers(model.graph, model.inputs)
-    if isinstance(graph, ClassifierGraph):
+    if not isinstance(graph, DetectorGraph):
         parts = {NAME: (_Classify(fold_pixels(graph, model.inputs[0])), dict(images=images))}
     else:
         from ..rcnn.parts import parts_of
@@ -140,7 +148,8 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
     made = litert_torch
     with exporting():
         for name, (part, sample) in parts.items():
-            program = torch.export.export(part.eval(), (), sample, strict=False).module()
+            program = torch.export.export(part.eval(), (), sample, strict=False)
+            program = for_chips(program) if isinstance(graph, ModelGraph) else program.module()
             made = made.signature(name, program, sample_kwargs=sample)
         made.convert().export(str(path))
     with changed(path) as file:
@@ -157,7 +166,7 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
 
 
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
-             heads_in_float: bool = False) -> None:
+             heads_in_float: bool = False, takes_pixels: bool = True) -> None:
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
 
     Args:
@@ -166,6 +175,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         samples: batches of the model's inputs: the ranges are from the least to the greatest value.
         rcnn (dict, optional): of a detector, what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
         heads_in_float (bool): leave what reads its regions in floating point.
+        takes_pixels (bool): its input is an image's bytes.
 
     Raises:
         PreflightError: a full-integer file has a tensor in floating point left.
@@ -181,7 +191,8 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         ranges = made.calibrate(data)
         # A step of one and a zero at -128: the integers are the image's bytes, less 128.
         name, = (name for name in ranges if name.endswith('_images'))
-        ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
+        if takes_pixels:
+            ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)

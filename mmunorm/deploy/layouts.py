@@ -1,0 +1,231 @@
+"""The graph of any torch model as chips take it: what :mod:`.edge` does to layers it knows, done to operators.
+
+- Query, key and value of one linear layer become three layers, each with a range of its own in INT8.
+- Attention is written out, and its scale becomes part of the layer that makes the queries.
+- Windows are made and undone with at most four dimensions.
+- What does not depend on the input is a constant: position biases, and which windows a shift has cut.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+# They return their first argument's values in another shape.
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+          aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
+# They return their first argument.
+_COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.contiguous.default,
+           aten.dropout.default, aten._to_copy.default}
+
+
+@torch.no_grad()
+def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """The graph of a program whose shapes are fixed, rewritten; it computes the same."""
+    module = program.run_decompositions({}).module()
+    for node in module.graph.nodes:
+        if isinstance(value := node.meta.get('val'), Tensor):
+            node.meta['val'] = torch.empty(value.shape, dtype=value.dtype, device='meta')
+    rewriter = _Rewriter(module)
+    for rewrite in (rewriter.fold_constant, rewriter.simplify, rewriter.write_out, rewriter.select,
+                    rewriter.merge_dimensions, rewriter.scale, rewriter.shorten):
+        for node in list(module.graph.nodes):
+            if node.op == 'call_function' and (new := rewrite(node)) is not None:
+                node.replace_all_uses_with(new)
+                module.graph.erase_node(node)  # attention counts as random, and would stay
+        module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+class _Rewriter:
+    """Each method returns the node that takes the place of a node, or None."""
+
+    def __init__(self, module: fx.GraphModule):
+        self.module, self.graph = module, module.graph
+
+    def emit(self, at: fx.Node, target: Callable, *args) -> fx.Node:
+        with self.graph.inserting_before(at):
+            node = self.graph.call_function(target, args)
+        node.meta['val'] = target(*fx.node.map_arg(args, lambda each: each.meta['val']))
+        return node
+
+    def constant(self, at: fx.Node, value: Tensor) -> fx.Node:
+        name = f'constant{sum(1 for _ in self.module.buffers())}'
+        self.module.register_buffer(name, value.detach().clone().contiguous())
+        with self.graph.inserting_before(at):
+            node = self.graph.get_attr(name)
+        node.meta['val'] = value.to('meta')
+        return node
+
+    def value(self, node) -> Tensor | None:
+        """The tensor of a constant."""
+        if not isinstance(node, fx.Node) or node.op != 'get_attr':
+            return None
+        value = self.module
+        for part in node.target.split('.'):
+            value = getattr(value, part)
+        return value
+
+    def fold_constant(self, node: fx.Node) -> fx.Node | None:
+        inputs = node.all_input_nodes
+        if node.target is aten._assert_tensor_metadata.default:
+            self.graph.erase_node(node)
+        elif node.target is aten.new_zeros.default:
+            return self.constant(node, torch.zeros(node.meta['val'].shape, dtype=node.meta['val'].dtype))
+        elif isinstance(node.meta.get('val'), Tensor) and all(each.op == 'get_attr' for each in inputs):
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self.value)
+            return self.constant(node, node.target(*args, **kwargs))
+        return None
+
+    def simplify(self, node: fx.Node) -> fx.Node | None:
+        """Every change of shape is a view, every change of order a permutation; what does nothing goes."""
+        value, first = node.meta.get('val'), node.args[0] if node.args else None
+        if not isinstance(value, Tensor) or not isinstance(first, fx.Node):
+            return None
+        own = first.meta.get('val')
+        if node.target in _VIEWS:
+            return self.emit(node, aten.reshape.default, first, list(value.shape))
+        if node.target in _COPIES and own.dtype == value.dtype or (
+                node.target is aten.pad.default and not any(node.args[1])) or (
+                node.target is aten.expand.default and own.shape == value.shape):
+            return first
+        if node.target is aten.transpose.int:
+            order = list(range(value.dim()))
+            a, b = (each % value.dim() for each in node.args[1:])
+            order[a], order[b] = b, a
+            return self.emit(node, aten.permute.default, first, order)
+        if node.target.__name__ == 'getitem' and first.target is aten.unbind.int:
+            dim = first.args[1] if len(first.args) > 1 else 0
+            return self.emit(node, aten.select.int, first.args[0], dim, node.args[1])
+        return None
+
+    def write_out(self, node: fx.Node) -> fx.Node | None:
+        """Attention as products and a softmax, and a roll as slices: ExecuTorch quantizes the indices of its own."""
+        if node.target is aten.roll.default:
+            x, shifts, dims = node.args
+            for by, dim in zip(shifts, dims, strict=True):
+                size = x.meta['val'].shape[dim]
+                start = -by % size
+                if start:
+                    x = self.emit(node, aten.cat.default, [self.emit(node, aten.slice.Tensor, x, dim, start, size),
+                                                           self.emit(node, aten.slice.Tensor, x, dim, 0, start)], dim)
+            return x
+        if node.target is not aten.scaled_dot_product_attention.default:
+            return None
+        q, k, v, mask, _, is_causal = (*node.args, *(None, ) * 6)[:6]
+        how = dict(node.kwargs)
+        mask, is_causal = how.get('attn_mask', mask), how.get('is_causal', is_causal)
+        shape = q.meta['val'].shape
+        if is_causal or how.get('enable_gqa'):
+            return None
+        scale = how.get('scale')
+        q = self.emit(node, aten.mul.Tensor, q, shape[-1]**-0.5 if scale is None else scale)
+        last = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        scores = self.emit(node, aten.matmul.default, q, self.emit(node, aten.permute.default, k, last))
+        if mask is not None:
+            if mask.meta['val'].dtype == torch.bool:
+                if (value := self.value(mask)) is None:
+                    return None
+                mask = self.constant(node, torch.where(value, 0., -1000.))
+            scores = self.emit(node, aten.add.Tensor, scores, mask)
+        return self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
+
+    def source(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+        """What a node has its values from, through views and permutations, and these, the first one first."""
+        way = []
+        while node.target in (aten.reshape.default, aten.permute.default, aten.select.int):
+            way.insert(0, node)
+            node = node.args[0]
+        return node, way
+
+    def select(self, node: fx.Node) -> fx.Node | None:
+        """A part of what a linear layer makes, as a layer of its own."""
+        if node.target is not aten.select.int:
+            return None
+        layer, way = self.source(node)
+        if layer.target is not aten.linear.default:
+            return None
+        shape = layer.meta['val'].shape
+        place = torch.arange(math.prod(shape)).view(shape)
+        for each in way:
+            place = each.target(place, *each.args[1:])
+        rows, channels = place // shape[-1], place % shape[-1]
+        first, number = int(channels.min()), int(channels.max() - channels.min()) + 1
+        place = rows * number + channels - first
+        sides = [side for side in place.shape if side > 1]
+        steps = place.view(sides)
+        strides = [int(steps.select(axis, 1).flatten()[0] - steps.flatten()[0]) for axis in range(len(sides))]
+        order = sorted(range(len(sides)), key=lambda axis: -strides[axis])
+        made = torch.arange(math.prod(sides)).view([sides[axis] for axis in order])
+        back = [order.index(axis) for axis in range(len(sides))]
+        if number * math.prod(shape[:-1]) != place.numel() or not torch.equal(made.permute(back), steps):
+            return None
+        x, weight, bias = (*layer.args, None)[:3]
+        parts = [each if each is None else self.constant(node, self.value(each)[first:first + number])
+                 for each in (weight, bias)]
+        x = self.emit(node, aten.linear.default, x, *parts)
+        x = self.emit(node, aten.reshape.default, x, list(made.shape))
+        return self.emit(node, aten.reshape.default, self.emit(node, aten.permute.default, x, back), list(place.shape))
+
+    def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
+        """A permutation, and a sum with a constant, in fewer dimensions."""
+        value = node.meta.get('val')
+        if not isinstance(value, Tensor) or value.dim() <= 4:
+            return None
+        if node.target is aten.permute.default:
+            sides, order = node.args[0].meta['val'].shape, node.args[1]
+            order = [axis % value.dim() for axis in order]
+            groups: list[list[int]] = []
+            for axis in (axis for axis in order if sides[axis] > 1):
+                before = groups and groups[-1][-1]
+                if groups and before < axis and math.prod(sides[before + 1:axis]) == 1:
+                    groups[-1].append(axis)
+                else:
+                    groups.append([axis])
+            old = sorted(groups)
+            x = self.emit(node, aten.reshape.default, node.args[0],
+                          [math.prod(sides[axis] for axis in group) for group in old])
+            x = self.emit(node, aten.permute.default, x, [old.index(group) for group in groups])
+            return self.emit(node, aten.reshape.default, x, list(value.shape))
+        if node.target is aten.add.Tensor and (constant := self.value(node.args[1])) is not None:
+            merged = value.dim() - 3
+            lead = value.shape[:merged]
+            constant = constant.expand(*lead, *constant.shape[merged - value.dim():]).flatten(0, merged - 1)
+            x = self.emit(node, aten.reshape.default, node.args[0], [math.prod(lead), *value.shape[merged:]])
+            x = self.emit(node, aten.add.Tensor, x, self.constant(node, constant))
+            return self.emit(node, aten.reshape.default, x, list(value.shape))
+        return None
+
+    def scale(self, node: fx.Node) -> fx.Node | None:
+        """A number that a linear layer's output is multiplied by, as part of its weights."""
+        if node.target is not aten.mul.Tensor:
+            return None
+        factor = node.args[1]
+        if isinstance(factor, fx.Node):
+            value = self.value(factor)
+            factor = value if value is not None and value.numel() == 1 else None
+        layer, way = self.source(node.args[0])
+        if factor is None or layer.target is not aten.linear.default or any(
+                len(each.users) > 1 for each in (layer, *way)):
+            return None
+        x, *parts = layer.args
+        parts = [each if each is None else self.constant(layer, self.value(each) * factor) for each in parts]
+        layer.replace_all_uses_with(self.emit(layer, aten.linear.default, x, *parts))
+        return node.args[0] if way else self.graph.find_nodes(op='call_function', target=aten.linear.default)[-1]
+
+    def shorten(self, node: fx.Node) -> fx.Node | None:
+        """One view in place of several."""
+        if node.target is not aten.reshape.default:
+            return None
+        x = node.args[0]
+        while x.target is aten.reshape.default:
+            x = x.args[0]
+        shape = list(node.meta['val'].shape)
+        if list(x.meta['val'].shape) == shape:
+            return x
+        return None if x is node.args[0] else self.emit(node, aten.reshape.default, x, shape)

@@ -1,0 +1,180 @@
+"""Any vision model of torch as one file, and that file beside the model; without OpenMMLab."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..norms.layers import norm_layers
+from ..utils import PreflightError, describe
+from .exportable import Exportable
+from .exported import ExportedModel
+from .formats import format_of
+from .graphs import ModelGraph, Pixels, named_outputs
+from .saving import ExportReport, export_file
+
+
+def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
+           calibration: Tensor | Iterable[Tensor] | None = None, mean: Sequence[float] | None = None,
+           std: Sequence[float] | None = None) -> ExportReport:
+    """Writes a model of timm, torchvision, transformers or any other as a file for a runtime, and compares the two.
+
+    Fold its norms first, see :func:`mmunorm.fuse_norms`. The model stays as it is.
+
+    Args:
+        model (nn.Module): takes images `(N, C, H, W)`, and returns a tensor, or a tuple or dict of tensors, whose first
+            dimension is N.
+        example (Tensor): a batch as the model takes it. The file takes as many images of the same size at once.
+        path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
+            `.pte` (ExecuTorch).
+        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
+            or 'full16' of LiteRT. Defaults to floating point.
+        calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
+            takes them. Not needed for 'dynamic'.
+        mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
+            timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
+
+    Raises:
+        PreflightError: the arguments do not fit, a package is missing, or the model cannot be exported. No file is
+            written then.
+    """
+    path = Path(path)
+    chosen = format_of(path)
+    kind = chosen.int8_kind(int8)
+    chosen.check(kind is not None)
+    if not path.parent.is_dir():
+        raise PreflightError(f'path: there is no folder {path.parent}.')
+    exportable = as_exportable(model, example, mean, std)
+    samples = ()
+    if chosen.needs_images(kind):
+        if calibration is None:
+            raise PreflightError(f'int8={kind!r} takes its ranges from images: give them as calibration.')
+        samples = _samples(_images_of(calibration, 'calibration', example.shape), exportable.meta)
+    return export_file(exportable, chosen, path, int8=kind, samples=samples)
+
+
+@torch.no_grad()
+def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | None = None,
+                  std: Sequence[float] | None = None) -> Exportable:
+    """The graph of a model; arguments and errors are those of :func:`export`."""
+    if not isinstance(example, Tensor) or example.dim() != 4:
+        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
+    if (mean is None) != (std is None):
+        raise PreflightError('mean and std go together: one of them is missing.')
+    example = example.detach().cpu().float()
+    pixels = None
+    if mean is not None:
+        for name, values in (('mean', mean), ('std', std)):
+            if len(values) != example.shape[1] or name == 'std' and min(values) <= 0:
+                raise PreflightError(f'{name} must have {example.shape[1]} numbers{" above 0" * (name == "std")}, one '
+                                     f'a channel, got {list(values)}.')
+        rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
+        pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
+    name = type(model).__name__
+    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    try:
+        outputs, others = named_outputs(model(example)), named_outputs(model(-example))
+    except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        shape = tuple(example.shape)
+        raise PreflightError(f'{name} does not take the example of {shape}: {describe(error)}') from error
+    if not outputs:
+        raise PreflightError(f'{name} returns nothing: export takes a tensor, or a tuple or dict of tensors.')
+    for key, out in outputs.items():
+        other = others.get(key)
+        if other is None or other.shape != out.shape:
+            raise PreflightError(f'the shape of {key} of {name} depends on its input: {tuple(out.shape)} for one, '
+                                 f'{other if other is None else tuple(other.shape)} for another.')
+        if out.shape[:1] != example.shape[:1]:
+            raise PreflightError(f'{key} of {name} must have the {len(example)} images as first dimension, got '
+                                 f'{tuple(out.shape)}.')
+    graph = ModelGraph(model, list(outputs), pixels).eval()
+    meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
+                outputs=list(outputs), mean=mean and list(mean), std=std and list(std))
+    images = torch.from_numpy(_pixels_of(example.numpy(), meta))
+    expected = {key: out.numpy() for key, out in zip(outputs, graph(images), strict=True)}
+    return Exportable(graph, graph, meta, (images, ), None, expected, len(list(norm_layers(model))))
+
+
+@dataclass
+class Comparison:
+    """How far a file is from its model, by the name of the output."""
+    largest: dict[str, float]  # absolute difference
+    median: dict[str, float]
+    snr: dict[str, float]  # signal to noise, dB
+
+    def __str__(self) -> str:
+        return '; '.join(f'{name}: largest difference {self.largest[name]:.2g}, median {self.median[name]:.2g}, SNR '
+                         f'{self.snr[name]:.1f} dB' for name in self.largest)
+
+
+@torch.no_grad()
+def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor]) -> Comparison:
+    """Runs an exported file and its model on the same images.
+
+    Args:
+        path: a file of :func:`export`.
+        model (nn.Module): the model; it runs in eval mode.
+        images: a batch, or an iterable of batches, as the model takes them.
+
+    Raises:
+        PreflightError: the file cannot be opened, or does not fit the model or the images.
+    """
+    file = ExportedModel(path)
+    if file.meta['task'] != 'tensors':
+        raise PreflightError(f'{path} is not of mmunorm.export: use tools/deploy/test.py.')
+    images = _images_of(images, 'images', file.meta['shape'])
+    modes = {module: module.training for module in model.modules()}
+    parts: dict[str, list[Tensor]] = {}
+    like = next(model.parameters(), images)
+    try:
+        for batch in images.split(file.meta['shape'][0]):
+            for name, out in named_outputs(model.eval()(batch.to(like.device, like.dtype))).items():
+                parts.setdefault(name, []).append(out.cpu())
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if list(parts) != file.meta['outputs']:
+        raise PreflightError(f'{path} returns {", ".join(file.meta["outputs"])}, and the model {", ".join(parts)}.')
+    found = Comparison({}, {}, {})
+    for name, got in file(_pixels_of(images.numpy(), file.meta)).items():
+        exact = torch.cat(parts[name]).double().numpy()
+        apart = np.abs(got - exact)
+        found.largest[name], found.median[name] = float(apart.max()), float(np.median(apart))
+        noise = np.square(apart).sum()
+        found.snr[name] = float(10 * np.log10(np.square(exact).sum() / noise)) if noise else float('inf')
+    return found
+
+
+def _images_of(given: Tensor | Iterable, name: str, shape: Sequence[int]) -> Tensor:
+    """One tensor of all images."""
+    batches = [given] if isinstance(given, Tensor) else [
+        batch[0] if isinstance(batch, (tuple, list)) else batch for batch in given]
+    for batch in batches:
+        if not isinstance(batch, Tensor) or batch.dim() != 4 or list(batch.shape[1:]) != list(shape[1:]):
+            got = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
+            raise PreflightError(f'{name} must be batches of (N, {", ".join(map(str, shape[1:]))}), got {got}.')
+    if sum(map(len, batches)) < shape[0]:
+        raise PreflightError(f'{name} must be at least {shape[0]} images, as many as a batch of the file, got '
+                             f'{sum(map(len, batches))}.')
+    return torch.cat([batch.detach().cpu().float() for batch in batches])
+
+
+def _pixels_of(images: np.ndarray, meta: dict) -> np.ndarray:
+    """What the file takes for images as the model takes them."""
+    if meta['mean'] is None:
+        return images
+    mean, std = (np.float32(meta[name])[:, None, None] for name in ('mean', 'std'))
+    return 255 * (images * std + mean)
+
+
+def _samples(images: Tensor, meta: dict) -> list[tuple[np.ndarray, ...]]:
+    """Batches of the file's size; those that do not fill the last one are left out."""
+    batch = meta['shape'][0]
+    return [(_pixels_of(part.numpy(), meta), ) for part in images.split(batch) if len(part) == batch]

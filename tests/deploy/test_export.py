@@ -1,0 +1,165 @@
+"""Models of torch, timm, torchvision and transformers as files, without OpenMMLab."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer
+
+from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.deploy.layouts import for_chips
+from mmunorm.utils import PreflightError
+
+HOW_TO = Path(__file__).parents[2] / 'docs/how_to/export_torch_models.md'
+MODELS = {
+    'timm ViT': lambda: timm.create_model('vit_tiny_patch16_224', img_size=56, patch_size=8, embed_dim=16, depth=2,
+                                          num_heads=2, num_classes=5),
+    'timm ViT with qk_norm': lambda: timm.create_model('vit_tiny_patch16_224', img_size=56, patch_size=8, embed_dim=16,
+                                                       depth=1, num_heads=2, num_classes=5, qk_norm=True),
+    'timm Swin': lambda: timm.create_model('swin_tiny_patch4_window7_224', img_size=56, embed_dim=8, depths=(2, ),
+                                           num_heads=(2, ), num_classes=5),
+    'torchvision ViT': lambda: VisionTransformer(56, 8, 2, 2, 16, 32, num_classes=5),
+    'torchvision Swin': lambda: SwinTransformer([4, 4], 8, [2, 1], [1, 2], [7, 7], num_classes=5)}
+IMAGES = torch.randn(4, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+
+
+def made(name):
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+class Two(nn.Module):
+    """Two tensors in a dict, one of them in a tuple."""
+
+    def __init__(self, change=lambda x: x):
+        super().__init__()
+        self.layer, self.change = nn.Conv2d(3, 4, 8, 8), change
+
+    def forward(self, x):
+        x = self.layer(x)
+        return dict(maps=(x, x.relu()), other=self.change(x.mean((2, 3))))
+
+
+@pytest.fixture(autouse=True)
+def _runtimes():
+    for package in ('onnxscript', 'onnxruntime'):
+        pytest.importorskip(package)
+
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('number', [1, 2])
+def test_rewritten_for_chips(name, number):
+    model = made(name)
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (IMAGES[:number], ), strict=False))
+        torch.testing.assert_close(graph(IMAGES[:number]), model(IMAGES[:number]), rtol=0, atol=1e-6)
+    assert max(node.meta['val'].dim() for node in graph.graph.nodes
+               if isinstance(node.meta.get('val'), torch.Tensor)) <= 4
+    kinds = [str(node.target) for node in graph.graph.nodes]
+    attentions = sum('softmax' in kind for kind in kinds)
+    layers = (nn.Linear, nn.MultiheadAttention)
+    stock = sum(isinstance(module, layers) for module in model.modules())
+    assert attentions and sum('linear' in kind for kind in kinds) == stock + 2 * attentions
+    assert not any('roll' in kind or 'scaled_dot' in kind or 'unbind' in kind for kind in kinds)
+    assert any('aten.mul' in kind for kind in kinds) == ('qk_norm' in name)  # the scale of queries is in their layer
+
+
+def test_a_file_beside_its_model(tmp_path):
+    model, path = made('timm ViT'), tmp_path / 'm.onnx'
+    convert_norms(model, IMAGES)
+    fuse_norms(model.eval(), example=IMAGES[:1])
+    report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
+    assert report.norms == 0 and report.difference.largest['output'] < 1e-5
+    model.train()
+    found = compare(path, model, [IMAGES[:3], (IMAGES[3:], 'label')])
+    assert found.largest['output'] < 1e-5 and found.snr['output'] > 90 and model.training
+    assert str(found).startswith('output: largest difference')
+
+
+def test_several_outputs(tmp_path):
+    model = Two().eval()
+    export(model, IMAGES, tmp_path / 'm.onnx')
+    assert list(compare(tmp_path / 'm.onnx', model, IMAGES).largest) == ['maps_0', 'maps_1', 'other']
+
+
+@pytest.mark.parametrize('change, how, message', [
+    (None, dict(path='m.caffe'), 'ends with .*, got .*m.caffe'),
+    (None, dict(path='none/m.onnx'), 'there is no folder .*none'),
+    (None, dict(int8='full'), "--int8 of onnx must be one of static, got 'full'"),
+    (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),
+    (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
+    (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
+    (None, dict(example=IMAGES[:, :1]), r'Two does not take the example of \(4, 1, 56, 56\)'),
+    (None, dict(mean=(0.5, )), 'mean and std go together'),
+    (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0'),
+    (lambda x: 'a', {}, 'returns other of type str'),
+    (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
+    (lambda x: x[:, x[0] > 0], {}, 'shape of other of Two depends on its input')])
+def test_what_cannot_be_exported(tmp_path, change, how, message):
+    torch.manual_seed(0)
+    how = dict(example=IMAGES) | how
+    model = Two(change or (lambda x: x))
+    with pytest.raises(PreflightError, match=message):
+        export(model, path=tmp_path / how.pop('path', 'm.onnx'), **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None)
+    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; get it with'):
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['timm Swin', 'torchvision ViT'])
+def test_integers_only(tmp_path, name):
+    for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
+        pytest.importorskip(package)
+    from mmunorm.deploy.formats.litert import operators_of
+    model, path = made(name), tmp_path / 'm.tflite'
+    convert_norms(model, IMAGES)
+    fuse_norms(model.eval(), example=IMAGES[:1])
+    export(model, IMAGES[:1], path, 'full', IMAGES, mean=(0.5, ) * 3, std=(0.25, ) * 3)
+    assert not operators_of(path, in_float=True)
+    assert compare(path, model, IMAGES).snr['output'] > 10
+
+
+@pytest.mark.slow
+def test_no_kernel_in_integers(tmp_path):
+    pytest.importorskip('litert_torch')
+    with pytest.raises(PreflightError, match='no kernel in integers: .*SQUARED_DIFFERENCE'):
+        export(made('timm ViT'), IMAGES[:1], tmp_path / 'm.tflite', 'full16', IMAGES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_how_to(tmp_path):
+    """Its blocks, with a small model of each family, in a Python without OpenMMLab."""
+    first, *families, int8 = re.findall(r'```python\n(.*?)```', HOW_TO.read_text(), re.DOTALL)
+    assert [family.split()[1] for family in families] == ['timm', 'torchvision', 'transformers'] and 'int8' in int8
+    small = [families[0].replace(', pretrained=PRETRAINED', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
+                                                            'num_heads=2'),
+             families[1].replace("swin_t(weights='DEFAULT' if PRETRAINED else None)",
+                                 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
+             families[2].replace('ViTConfig()', 'ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, '
+                                                'intermediate_size=32, image_size=56, patch_size=8)')]
+    code = f"""
+import sys
+from importlib.util import find_spec
+for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain'):
+    sys.modules[name] = None
+import torch
+images = torch.randn(4, 3, 56, 56)
+for block in {small!r}:
+    if find_spec(block.split()[1]):
+        exec(block)
+        exec({first!r})
+"""
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 2 and all('largest difference' in line for line in lines)
