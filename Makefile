@@ -57,7 +57,7 @@ lint: $(STAMP)
 test-fast: lint
 	$(BIN)/python $(PYTEST) -m "not slow and not grid"
 
-# Coverage costs a third more CPU time (COVERAGE= leaves it out); `coverage report` then lists the lines.
+# Coverage costs 40 to 50 % more CPU time in tests of folding (COVERAGE= leaves it out); `coverage report` lists the lines.
 test: lint
 	$(BIN)/python $(PYTEST) -m "not grid" $(COVERAGE)
 	@test -z "$(COVERAGE)" || echo "coverage of mmunorm: $$($(BIN)/coverage report --format=total) %"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, describe
+from ..utils import PreflightError, error_text
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import format_of
@@ -83,7 +83,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         outputs, others = named_outputs(model(example)), named_outputs(model(-example))
     except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         shape = tuple(example.shape)
-        raise PreflightError(f'{name} does not take the example of {shape}: {describe(error)}') from error
+        raise PreflightError(f'{name} does not take the example of {shape}: {error_text(error)}') from error
     if not outputs:
         raise PreflightError(f'{name} returns nothing: export takes a tensor, or a tuple or dict of tensors.')
     for key, out in outputs.items():
