@@ -35,6 +35,12 @@ class Pixels(nn.Module):
             images = images.flip(1)
         return (images - self.mean) / self.std
 
+    def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """The same for images of these sizes, with zeros beside each, as mmdet pads after the normalization."""
+        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+        return torch.where((rows & columns)[:, None], self(images, sizes), 0.)
+
 
 class ClassifierGraph(nn.Module):
     """A classifier of mmpretrain in eval mode, whole: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`."""
@@ -73,11 +79,7 @@ class DetectorGraph(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
-        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
-        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        # mmdet pads with zeros after the normalization.
-        x = torch.where((rows & columns)[:, None], self.pixels(images, sizes), 0.)
-        return self.rcnn(self.detector.extract_feat(x), sizes)
+        return self.rcnn(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
@@ -99,5 +101,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
                              "FasterRCNN and MaskRCNN of mmdet.")
     from .rcnn.detector import rcnn_obstacle
     if obstacle := rcnn_obstacle(model):
-        raise PreflightError(f'{name} cannot be exported: {obstacle}.')
+        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone, backbone and neck '
+                             'become a file, and the rest stays in torch.')
     return DetectorGraph(model)

@@ -77,6 +77,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     """
     path = Path(path)
     with whole_files(path) as part:
+        chosen.check_model(model)
         chosen.export(model, part, half, int8, samples, **options)
         found = differences(Runner(chosen.open_new(part))(*(each.numpy() for each in model.inputs)), model.expected)
         lines = chosen.report(part)
@@ -85,8 +86,11 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
     """Compares the outputs of a file with torch's, for the same images; both by name, see :mod:`.graphs`."""
-    if 'dets' not in expected:
+    if 'scores' in expected:
         return Differences(*_largest_and_typical(dict(scores=np.abs(got['scores'] - expected['scores']).max(1))))
+    if 'dets' not in expected:
+        return Differences(*_largest_and_typical({name: np.abs(got[name] - maps).max((1, 2, 3)) / np.abs(maps).max()
+                                                  for name, maps in expected.items()}))
     apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):
         a, b = ({name: array[image][side['dets'][image, :, 4] > 0] for name, array in side.items()}

@@ -48,6 +48,13 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')
     assert '--to LN: norm_cfg=' in error_of('--to', 'LN', '--dry-run')
     assert 'has no LayerNorm to convert' in error_of(ln=classifier[:2])
+    # What the fourth stage would find out.
+    linear = ln_classifier[0].read_text().replace('LinearClsHead', 'MultiLabelLinearClsHead')
+    (tmp_path / 'labels.py').write_text(linear.replace("Accuracy', topk=1", "MultiLabelMetric'"))
+    for options in ((), ('--dry-run', )):
+        assert 'ImageClassifier cannot be exported: its head is MultiLabelLinearClsHead' in error_of(
+            *options, ln=(tmp_path / 'labels.py', ln_classifier[1]))
+    assert '--parts backbone takes detectors of mmdet' in error_of('--parts', 'backbone', '--dry-run')
     assert not (tmp_path / 'out').exists()
     (tmp_path / 'out').mkdir()
     (tmp_path / 'out/ship.json').write_text(json.dumps({'python tools/other.py': 3.0}))

@@ -19,7 +19,8 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.benchmark import chart, markdown, measure_formats
-from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.export import PARTS, loaded_model
+from mmunorm.deploy.features import WithRest
 from mmunorm.deploy.formats import FORMS
 from mmunorm.deploy.images import batch_of
 from mmunorm.deploy.subjects import Subject
@@ -40,6 +41,8 @@ def parse_args(argv=None):
     parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
+    parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
+                        help='what of the models, as in export.py; metrics are those with the rest in torch')
     parser.add_argument('--num-samples', type=positive, default=300,
                         help='training images for the ranges of INT8 (default: 300)')
     parser.add_argument('--repeat', type=positive,
@@ -73,13 +76,13 @@ def main(argv=None):
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
     with tempfile.TemporaryDirectory() as folder:
-        subjects, own_cfg = [], {}
+        subjects, own = [], {}
         for (config, checkpoint), cfg in zip(pairs, cfgs, strict=True):
             name = Path(config).stem
-            if name in own_cfg:
+            if name in own:
                 name += ' (model)'
-            own_cfg[name] = cfg
-            model, meta = loaded_model(cfg, checkpoint, args.shape)
+            model, meta = loaded_model(cfg, checkpoint, args.shape, args.parts)
+            own[name] = cfg, model
             images = training_images(cfg, args.num_samples) if wants_int8 else ()
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), images))
@@ -88,7 +91,9 @@ def main(argv=None):
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
         def metrics_of(subject, runner, title):
-            return {} if args.no_metrics else test_metrics(own_cfg[subject.name], runner, title)
+            cfg, model = own[subject.name]
+            model = WithRest(runner, model) if args.parts == 'backbone' else runner
+            return {} if args.no_metrics else test_metrics(cfg, model, title)
 
         result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
     text = markdown(result)

@@ -45,6 +45,7 @@ class OnnxSession(Session):
 class Onnx(Format):
     name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
+    tasks = ('classifier', 'detector', 'features')
     int8_kinds = ('static', )
     forms = {'onnx': Form(runtime), 'onnx-int8': Form(f'{runtime} INT8', 'static')}
 

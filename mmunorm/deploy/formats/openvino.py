@@ -35,6 +35,7 @@ class OpenVinoSession(Session):
 class OpenVino(Format):
     name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
+    tasks = ('classifier', 'detector', 'features')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     forms = {'openvino': Form(runtime), 'openvino-bf16': Form(f'{runtime} bfloat16', how=dict(precision='bf16')),
              'openvino-int8': Form(f'{runtime} INT8', 'static')}

@@ -34,6 +34,8 @@ class Torch(Format):
     name, suffixes, runtime = 'torch', ('.pth', ), 'torch'
     forms = {'torch': Form('torch eager'), 'compiled': Form('torch compiled', how=dict(compiled=True))}
 
+    tasks = ('classifier', 'detector', 'features')
+
     def check(self, int8: bool = False) -> None:
         """Any torch will do."""
 
