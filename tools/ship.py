@@ -110,11 +110,14 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     form = shipping.form_of(chosen.name, int8)
     if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
         made = ('--file', form, str(file)) if form else ()
+        # In floating point, what torch has is known.
+        tested = [name for name in rows if name == form or FORMS[name][1].int8]
         stages.append(Stage(
             'Test and measure it beside LayerNorm',
             (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config, args.checkpoint,
-             '--formats', *rows, *made, *parts, '--out', f'{out}/speed', *trust, *options_of(args)),
-            out / 'speed/formats.json', len(rows) * (2 * a_test + 60) + 45))
+             '--formats', *rows, '--metrics-of', *tested, *made, *parts, '--out', f'{out}/speed', *trust,
+              *options_of(args)),
+            out / 'speed/formats.json', 2 * len(tested) * a_test + 60 * len(rows) + 45))
     return stages, recipe, checkpoint, file
 
 

@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     untrained = ship(ln_classifier, '--dry-run', '--steps', '0', '--trust-checkpoint')
     assert len(untrained) == 3 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
     assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, False, True]
-    assert "--formats onnx torch --file onnx out/model.onnx" in str(ship(
+    assert "--formats onnx torch --metrics-of onnx --file onnx out/model.onnx" in str(ship(
         ln_classifier, '--dry-run', '--beside', 'torch', 'onnx')[-1])
 
 

@@ -47,7 +47,8 @@ def parse_args(argv=None):
                         help='training images for the ranges of INT8 (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
-    parser.add_argument('--no-metrics', action='store_true', help='measure speed and size alone')
+    parser.add_argument('--metrics-of', nargs='*', choices=list(FORMS), metavar='FORMAT',
+                        help='test these alone, or none; speed and size are measured of all (default: test all)')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/formats)')
     add_config_arguments(parser)
@@ -90,10 +91,14 @@ def main(argv=None):
             subjects[-1].give(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
+        tested = {FORMS[name][1].label for name in (formats if args.metrics_of is None else args.metrics_of)}
+
         def metrics_of(subject, runner, title):
+            if title.removeprefix(f'{subject.name}, ') not in tested:
+                return {}
             cfg, model = own[subject.name]
             model = WithRest(runner, model) if args.parts == 'backbone' else runner
-            return {} if args.no_metrics else test_metrics(cfg, model, title)
+            return test_metrics(cfg, model, title)
 
         result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
     text = markdown(result)
