@@ -15,22 +15,27 @@ from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
 from .exportable import Exportable
+from .features import features_of
 from .graphs import graph_of
 from .images import steps_of
 from .windows import side_multiple, with_windows
 
+PARTS = ('whole', 'backbone')  # what a file may have of a model
 
-def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
+
+def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
+                 parts: str = PARTS[0]) -> tuple[nn.Module, dict]:
     """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns for it.
 
     Raises:
         PreflightError: as :func:`load_model` and :func:`describe_model`.
     """
     model = load_model(cfg, checkpoint)
-    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape)
+    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape, parts)
 
 
-def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None) -> dict:
+def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None,
+                   parts: str = PARTS[0]) -> dict:
     """What a file says about its model, for :class:`ExportedModel` to use it without the config.
 
     Args:
@@ -38,6 +43,7 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
             for a detector, a square that takes landscape and portrait images.
+        parts (str): of `PARTS`; 'backbone' is a detector's backbone and neck. Defaults to 'whole'.
 
     Raises:
         PreflightError: the test pipeline has a step that a runtime cannot follow, or no size can be told from it.
@@ -49,16 +55,17 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         steps = steps_of(pipeline)
     except ValueError as error:
         raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
-    is_detector = hasattr(model, 'roi_head')
+    is_detector = hasattr(model, 'with_bbox')
     divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
     names = checkpoint_meta.get('dataset_meta') or {}
     classes = names.get('classes') or names.get('CLASSES')
     meta = dict(
-        made_by=f'mmunorm {__version__}', model=type(model).__name__, task='detector' if is_detector else 'classifier',
+        made_by=f'mmunorm {__version__}', model=type(model).__name__,
+        task='features' if parts == 'backbone' else 'detector' if is_detector else 'classifier',
         classes=[str(name) for name in classes or ()], steps=steps, divisor=divisor,
         bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline),
         shape=[1, 3, *(shape or _default_shape(steps, divisor))])
-    if is_detector and model.roi_head.with_mask:
+    if getattr(getattr(model, 'roi_head', None), 'with_mask', False) and parts != 'backbone':
         meta['mask_threshold'] = model.roi_head.test_cfg.mask_thr_binary
     return meta
 
@@ -89,7 +96,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     Raises:
         PreflightError: the model has a part that cannot be exported, or refuses images of this size.
     """
-    stock = graph_of(model)
+    stock = features_of(model) if meta['task'] == 'features' else graph_of(model)
     multiple = side_multiple(model.backbone) if dynamic else None
     graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}

@@ -35,6 +35,12 @@ class Pixels(nn.Module):
             images = images.flip(1)
         return (images - self.mean) / self.std
 
+    def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """The same for images of these sizes, with zeros beside each, as mmdet pads after the normalization."""
+        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+        return torch.where((rows & columns)[:, None], self(images, sizes), 0.)
+
 
 class ModelGraph(nn.Module):
     """Any model of one tensor, from `images` to its tensors by name."""
@@ -108,11 +114,7 @@ class DetectorGraph(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
-        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
-        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        # mmdet pads with zeros after the normalization.
-        x = torch.where((rows & columns)[:, None], self.pixels(images, sizes), 0.)
-        return self.rcnn(self.detector.extract_feat(x), sizes)
+        return self.rcnn(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
@@ -137,5 +139,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
     if obstacle := rcnn_obstacle(model):
-        raise PreflightError(f'{name} cannot be exported: {obstacle}.')
+        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone, backbone and neck '
+                             'become a file, and the rest stays in torch.')
     return DetectorGraph(model)

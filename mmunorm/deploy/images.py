@@ -70,7 +70,7 @@ def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]
     """
     images = [np.asarray(image) for image in images]
     _, _, height, width = meta['shape']
-    if meta['task'] != 'detector':
+    if meta['task'] == 'classifier':
         for image in images:
             if height and image.shape[1:] != (height, width):
                 raise PreflightError(f'the config makes images of {image.shape[1]} x {image.shape[2]}, and the '

@@ -76,6 +76,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     """
     path = Path(path)
     with whole_files(path) as part:
+        chosen.check_model(model)
         chosen.export(model, part, half, int8, samples, **options)
         opened = ExportedModel(chosen.open_new(part))
         found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
@@ -86,8 +87,9 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
     """Compares the outputs of a file with torch's, for the same images; both by name, see :mod:`.graphs`."""
     if 'dets' not in expected:
+        scale = {name: np.abs(each).max() if name.startswith('map') else 1 for name, each in expected.items()}
         return Differences(*_largest_and_typical({
-            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1)
+            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1) / scale[name]
             for name, each in expected.items()}))
     apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):

@@ -88,6 +88,9 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
     assert f'--out {tmp_path}: it must be a file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
+    for given, said in (('torch', 'must be one of --formats, onnx'), ('onnx', 'there is no exported model gone.onnx')):
+        arguments = '--formats', 'onnx', '--file', given, 'gone.onnx'
+        assert said in error_of(capsys, BENCHMARK, config, checkpoint, *arguments)
     (tmp_path / 'a.pth').touch()
     assert '.onnx or .xml' in error_of(capsys, TEST, config, tmp_path / 'a.pth')
     (tmp_path / 'cut.onnx').write_bytes(b'onnx')

@@ -15,7 +15,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.export import loaded_model, prepare_export
+from mmunorm.deploy.export import PARTS, loaded_model, prepare_export
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
@@ -38,6 +38,9 @@ def parse_args(argv=None):
                         help='training images for the ranges of INT8 (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
                         help='take any number of images; with a Swin, also of any size')
+    parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
+                        help="of any detector, backbone is backbone and neck, in ONNX and OpenVINO; the rest stays in "
+                        'torch (default: whole)')
     parser.add_argument('--batch', type=positive, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: what the test pipeline makes; for a detector a '
@@ -94,7 +97,7 @@ def main(argv=None):
     if chosen.needs_images(int8):
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
-    model, meta = loaded_model(cfg, args.checkpoint, args.shape)
+    model, meta = loaded_model(cfg, args.checkpoint, args.shape, args.parts)
     samples = ()
     if chosen.needs_images(int8):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)

@@ -80,8 +80,8 @@ class Format(ABC):
             PreflightError: it cannot.
         """
         if model.meta['task'] not in self.tasks:
-            raise PreflightError(f'--format {self.name} takes {" and ".join(f"{task}s" for task in self.tasks)}, and '
-                                 f'{model.meta["model"]} is a {model.meta["task"]}.')
+            raise PreflightError(f'--format {self.name} takes {" and ".join(self.tasks)}, and '
+                                 f'{model.meta["model"]} would be {model.meta["task"]}.')
 
     def int8_kind(self, kind: str | None) -> str | None:
         """The kind of INT8 that was asked for; '' is the usual one, None is floating point.

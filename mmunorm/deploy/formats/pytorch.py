@@ -34,6 +34,8 @@ class Torch(Format):
     is_offered = False  # see above
     variants = {'torch': Variant('torch eager'), 'compiled': Variant('torch compiled', how=dict(compiled=True))}
 
+    tasks = ('classifier', 'detector', 'features')
+
     def check(self, int8: bool = False) -> None:
         """Any torch will do."""
 
