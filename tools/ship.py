@@ -32,6 +32,7 @@ from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.conversion.checkpoint import parse_goal
 from mmunorm.deploy.export import PARTS, describe_model, prepare_export
+from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS, find_format, table
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.engine.distillation import can_adapt

@@ -61,7 +61,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
     except PreflightError:
         raise
     except Exception as error:  # the converters and runtimes have no class of errors in common
-        raise PreflightError(f'{chosen.runtime} does not take {type(model).__name__}: {describe(error)}') from error
+        raise PreflightError(f'{chosen.runtime} does not take {type(model).__name__}: {error_text(error)}') from error
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from mmdet.structures import DetDataSample
 from mmengine.config import Config, ConfigDict
 
 from mmunorm import fuse_norms
-from mmunorm.deploy import describe_model, export_file, find_format, prepare_export
+from mmunorm.deploy import ExportedModel, describe_model, export_file, find_format, prepare_export
 from mmunorm.deploy.features import WithRest
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.utils import PreflightError
