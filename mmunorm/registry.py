@@ -17,6 +17,16 @@ def _is_installed(package: str) -> bool:
 MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if not _is_installed(name))
 
 
+_REASONS: dict[str, str] = {}
+
+
+def mark_missing(package: str, error: ImportError) -> None:
+    """Counts a package as missing that cannot be imported, such as mmpretrain beside transformers 5."""
+    global MISSING
+    MISSING = (*MISSING, package)
+    _REASONS[package] = str(error)
+
+
 def lacks(*packages: str) -> bool:
     """Whether one of these packages of OpenMMLab is missing."""
     return not set(packages).isdisjoint(MISSING)
@@ -24,6 +34,8 @@ def lacks(*packages: str) -> bool:
 
 def what_is_missing(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
+    if _REASONS:
+        return f'{what} needs {", ".join(_REASONS)}, which cannot be imported here: {"; ".join(_REASONS.values())}'
     return (f"{what} needs {', '.join(MISSING)}, which this Python does not have. Beside OpenMMLab packages that you "
             'have, install it from the same distribution as those (mmcv or onedl-mmcv, never both); with none, run '
             "`pip install '.[onedl]'` in a clone of mmunorm.")
