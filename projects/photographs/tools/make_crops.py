@@ -2,7 +2,7 @@
 import argparse
 
 from mmunorm.cli.arguments import command, not_negative, positive
-from mmunorm.datasets.crops import SPLITS, make_crops
+from projects.photographs.photographs.crops import SPLITS, make_crops
 
 
 def parse_args(argv=None):

@@ -1,9 +1,9 @@
-"""Make the data sets of configs/photographs: cut-out objects on photographs, COCO scenes and ImageNet folders."""
+"""Make the photographs: cut-out objects on photographs, as COCO scenes and ImageNet folders."""
 import argparse
 
 from mmunorm.cli.arguments import command
-from mmunorm.datasets.photographs import CLASSES, SPLITS, make_photographs
 from mmunorm.utils import PreflightError
+from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
 
 
 def parse_args(argv=None):
