@@ -1,30 +1,23 @@
 """Cut unlabelled crops of photographs and other images, to calibrate and adapt a converted model on."""
-import argparse
-
-from mmunorm.cli.arguments import command, not_negative, positive
+from mmunorm.cli.arguments import command, positive
+from mmunorm.cli.making import made, maker_parser
 from projects.photographs.photographs.crops import SPLITS, make_crops
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog='Without --images, apt fetches packages of Debian (1.2 GB) from the sources of this system, as an '
-        'ordinary user, installs nothing and unpacks them in debian_images beside OUT.')
-    parser.add_argument('--out', default='data/crops', help='folder to write, which gets train and test')
+    parser = maker_parser(
+        __doc__, 'data/crops', 'Without --images, apt fetches packages of Debian (1.2 GB) from the sources of this '
+        'system, as an ordinary user, installs nothing and unpacks them in debian_images beside OUT.')
     parser.add_argument('--images', metavar='DIR', nargs='+', default=[], help='folders of your own images instead')
     parser.add_argument('--size', type=positive, default=256, help='side of a crop in pixels')
-    parser.add_argument('--seed', type=not_negative, default=0, help='seed of all random choices')
-    parser.add_argument('--force', action='store_true',
-                        help='overwrite OUT, with everything in it, if this tool made it')
     return parser.parse_args(argv)
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
-    counts = make_crops(**vars(args))
+    counts = made(make_crops, **vars(args))
     if counts is None:
-        print(f'{args.out} is already there, made with these settings.')
         return
     for split in SPLITS:
         print(f'{args.out}/{split:5} {counts["crops"][split]} crops of {counts["images"][split]} images')
