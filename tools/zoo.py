@@ -23,7 +23,7 @@ from mmunorm.utils import PreflightError, RunError, whole_file, write_text
 ROOT = Path(__file__).resolve().parent.parent
 OUT = 'work_dirs/zoo'
 DIGITS = 'tools/dataset/make_digits.py'
-PHOTOGRAPHS = 'tools/dataset/make_photographs.py'
+PHOTOGRAPHS = 'projects/photographs/tools/make_photographs.py'
 CPU = torch.device('cpu')
 
 
@@ -63,11 +63,11 @@ RECIPES = (
     Recipe('t2t_un_classifier', 'configs/digits/t2t_un_classifier.py'),
     Recipe('swin_ln_maskrcnn', 'configs/digits/swin_ln_maskrcnn.py', start='swin_ln_classifier'),
     Recipe('swin_un_maskrcnn', 'configs/digits/swin_un_maskrcnn.py', start='swin_un_classifier'),
-    Recipe('swin_ln_photographs', 'configs/photographs/swin_ln_photographs.py', data=PHOTOGRAPHS),
-    Recipe('swin_un_photographs', 'configs/photographs/swin_un_photographs.py', data=PHOTOGRAPHS),
-    Recipe('t2t_un_photographs', 'configs/photographs/t2t_un_photographs.py', data=PHOTOGRAPHS),
-    Recipe('swin_un_maskrcnn_photographs', 'configs/photographs/swin_un_maskrcnn_photographs.py', data=PHOTOGRAPHS,
-           start='swin_un_photographs'),
+    Recipe('swin_ln_photographs', 'projects/photographs/configs/swin_ln_photographs.py', data=PHOTOGRAPHS),
+    Recipe('swin_un_photographs', 'projects/photographs/configs/swin_un_photographs.py', data=PHOTOGRAPHS),
+    Recipe('t2t_un_photographs', 'projects/photographs/configs/t2t_un_photographs.py', data=PHOTOGRAPHS),
+    Recipe('swin_un_maskrcnn_photographs', 'projects/photographs/configs/swin_un_maskrcnn_photographs.py',
+           data=PHOTOGRAPHS, start='swin_un_photographs'),
 )
 
 

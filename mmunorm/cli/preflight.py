@@ -24,7 +24,7 @@ from .annotations import Use, check_annotations
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
     'digits': 'make it with `python tools/dataset/make_digits.py`',
-    'photographs': 'make it with `python tools/dataset/make_photographs.py`',
+    'photographs': 'make it with `python projects/photographs/tools/make_photographs.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
             'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',
     'imagenet': 'get ILSVRC2012 from https://image-net.org/download.php and unpack it in {folder}/train and '

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .apply import apply
 from .examples import Run, copy_of
+from .graph.labels import tensors_in
 from .plan import FoldPlan
 from .report import Fold, NotExactError, streams_of
 
@@ -60,7 +61,7 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]
     layers: dict[str, list[Tensor]] = {}
 
     def keep(name: str):
-        return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, _tensors(output)))
+        return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, tensors_in(output)))
 
     for name in watched:
         with suppress(RuntimeError):  # a scripted module takes no hooks
@@ -70,26 +71,13 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]
         layers.clear()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a dropout that is always on
-            found.append(_Outputs(_tensors(run(model, dtype)), dict(layers)))
+            found.append(_Outputs(list(tensors_in(run(model, dtype))), dict(layers)))
     return found
 
 
 def _sample(output: Tensor) -> Tensor:
     values = output.detach().flatten()
     return values[::max(len(values) // _SAMPLE, 1)].clone()
-
-
-def _tensors(value, depth: int = 6) -> list[Tensor]:
-    """The tensors in what a model returns: in containers, and in the attributes of other objects."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    else:
-        parts = getattr(value, '__dict__', {}).values()
-    return [tensor for part in parts for tensor in _tensors(part, depth - 1)] if depth else []
 
 
 def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Mapping[str, list[Fold]],

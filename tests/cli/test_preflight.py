@@ -174,7 +174,7 @@ def test_what_is_left_to_the_class(dataset):
 
 @pytest.mark.parametrize('root, img, said', [
     ('data/digits/imagenet', 'train', '`python tools/dataset/make_digits.py`'),
-    ('data/photographs/imagenet', 'train', '`python tools/dataset/make_photographs.py`')])
+    ('data/photographs/imagenet', 'train', '`python projects/photographs/tools/make_photographs.py`')])
 def test_where_data_come_from(root, img, said, tmp_path):
     (tmp_path / root / 'target').mkdir(parents=True)
     (tmp_path / root / 'target/1.png').write_text('')

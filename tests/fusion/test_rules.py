@@ -61,6 +61,34 @@ def test_every_norm_folds(make, kwargs, sizes, count):
     models.assert_folds(make(**kwargs), *sizes, count=count)
 
 
+def of_openmmlab(stages):
+    """Where norms of a Swin go, whose stages have this prefix."""
+    block = f'{stages}.1.blocks.1'
+    return {f'{block}.norm1': f'{block}.attn.w_msa.qkv (padding', f'{block}.norm2': f'{block}.ffn.layers.0.0',
+            'backbone.patch_embed.norm': 'back into backbone.patch_embed.projection',
+            f'{stages}.0.downsample.norm': f'{stages}.0.downsample.reduction'}
+
+
+@pytest.mark.parametrize('make, kwargs, where', [
+    (models.stock_swin_classifier, {}, {**of_openmmlab('backbone.stages'), 'backbone.norm1': 'head.fc'}),
+    (models.mmdet_detector, {}, {**of_openmmlab('backbone.stages'), 'backbone.norm0': 'neck.lateral_convs.0.conv',
+                                 'backbone.norm1': 'neck.lateral_convs.1.conv'}),
+    (timm_swin, {}, {'layers.1.blocks.1.norm1': 'layers.1.blocks.1.attn.qkv (padding', 'norm': 'head.fc',
+                     'layers.1.blocks.1.norm2': 'layers.1.blocks.1.mlp.fc1',
+                     'patch_embed.norm': 'back into patch_embed.proj',
+                     'layers.1.downsample.norm': 'layers.1.downsample.reduction'}),
+    (vit, {}, {'backbone.layers.1.ln1': 'backbone.layers.1.attn.qkv', 'backbone.ln1': 'head.layers.head',
+               'backbone.layers.1.ln2': 'backbone.layers.1.ffn.layers.0.0'}),
+    (vit, dict(head=dict(hidden_dim=6)), {'backbone.ln1': 'head.layers.pre_logits'}),
+    (timm_vit, {}, {'blocks.1.norm1': 'blocks.1.attn.qkv', 'blocks.1.norm2': 'blocks.1.mlp.fc1', 'norm': 'head'}),
+    (timm_vit, dict(class_token=False, global_pool='avg'), {'fc_norm': 'head'}),
+    (timm_vit, dict(class_token=False, global_pool='avg', fc_norm=False), {'norm': 'head'}),
+    (models.timm_model, dict(name='deit_tiny_distilled_patch16_224'), {'norm': 'head, head_dist'})])
+def test_where_norms_go(make, kwargs, where):
+    found = {fold.norm: fold.where for fold in models.assert_folds(make(**kwargs), EVEN, gamma='all').folded}
+    assert all(found[norm].startswith(target) for norm, target in where.items()), found
+
+
 @pytest.mark.parametrize('make, kwargs, kept', [
     (swin, dict(out_indices=(0, 1)), {'backbone.norm0': UNREAD}),
     (models.detector, dict(add_extra_convs='on_input'), {'backbone.norm1': PADS}),
@@ -107,7 +135,6 @@ def test_a_refused_small_map_is_refused_after_folding(gamma):
 def test_distilled_deit(head, where):
     report = models.assert_folds(models.deit_classifier(head=head), EVEN, count=5)
     assert {fold.norm: fold.where for fold in report.folded}['backbone.ln1'] == where
-    models.assert_folds(models.timm_model('deit_tiny_distilled_patch16_224'), EVEN, count=5)
 
 
 def test_the_whole_detector_predicts_the_same():

@@ -20,7 +20,7 @@ def test_digits_are_made_and_made_only_once(call):
     assert call(*DIGITS, '--out', 'file/digits').endswith('/file: File exists')
 
 
-@pytest.mark.parametrize('option, value', [('--train-scenes', 0), ('--scene-size', 20), ('--seed', -1)])
+@pytest.mark.parametrize('option, value', [('--train-scenes', 0), ('--scene-size', 20), ('--seed', 2**32)])
 def test_a_bad_option_is_named(call, option, value):
     error = call(*DIGITS, option, value)
     assert error.startswith(f'error: {option} must be a whole number from') and error.endswith(f'got {value}.')

@@ -8,7 +8,7 @@ for its weights add up to 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -91,13 +91,15 @@ def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
     return carried if [each.shape for each in carried] == [output.shape for output in outputs] else None
 
 
-def tensors_in(value) -> Iterator[Tensor]:
-    """The tensors of an argument, or of several."""
+def tensors_in(value, depth: int = 6) -> Iterator[Tensor]:
+    """The tensors of an argument or output: in containers, and in the attributes of other objects."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(part)
+    elif depth:
+        if not isinstance(value, (tuple, list)):
+            value = (value if isinstance(value, Mapping) else getattr(value, '__dict__', {})).values()
+        for part in value:
+            yield from tensors_in(part, depth - 1)
 
 
 def _mean(labels: Labels, dims: int | list[int] | None, output: Tensor) -> Labels:

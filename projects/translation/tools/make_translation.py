@@ -1,27 +1,24 @@
 """Make parallel text and subwords from Debian's translated package descriptions."""
-import argparse
 import sys
 from collections import Counter
 
 from mmunorm.cli.arguments import command, positive
+from mmunorm.cli.making import made, maker_parser
 from projects.translation.translation.text.lines import language_token
 from projects.translation.translation.text.made_text import LANGUAGES, make_translation
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog='OUT gets train, valid and test, each as .src in English and .tgt, and '
-        'subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
+    parser = maker_parser(
+        __doc__, 'data/translation/en-LANGUAGES', 'OUT gets train, valid and test, each as .src in English and .tgt, '
+        'and subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
         'changes nothing. A source package is in train, valid or test. The test set has '
         'sentences of 7 words or more of which at most half of the groups of 5 words occur in train. '
         'With several pairs, the files have the text of all, and a source begins with the language of its translation, '
-        'such as "<2it> ".')
+        'such as "<2it> ".', seed=False)
     parser.add_argument('--pair', nargs='+', choices=[f'en-{language}' for language in LANGUAGES], default=['en-it'],
-                        help='languages (default: en-it)')
-    parser.add_argument('--out', help='folder to write (default: data/translation/en-LANGUAGES)')
-    parser.add_argument('--vocab-size', type=positive, default=4000, help='subwords of all (default: 4000)')
-    parser.add_argument('--force', action='store_true',
-                        help='overwrite OUT, with everything in it, if this tool made it')
+                        help='languages')
+    parser.add_argument('--vocab-size', type=positive, default=4000, help='subwords of all')
     return parser.parse_args(argv)
 
 
@@ -29,11 +26,10 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     languages = sorted({pair.removeprefix('en-') for pair in args.pair})
-    out = args.out or f'data/translation/{"-".join(["en", *languages])}'
-    split = make_translation(out, languages, args.vocab_size, args.force,
-                             lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
+    out = args.out.replace('LANGUAGES', '-'.join(languages))
+    split = made(make_translation, out, languages=languages, vocab_size=args.vocab_size, force=args.force,
+                 say=lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
     if split is None:
-        print(f'{out} is already there, made with these settings.')
         return
     for name in ('train', 'valid', 'test'):
         pairs = getattr(split, name)

@@ -7,13 +7,13 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 import mmunorm  # noqa: F401  makes mmcv.ops importable before mmdet is
-from mmunorm.datasets import FolderError, photographs
-from mmunorm.datasets.photographs import CLASSES, SPLITS, make_photographs
-from mmunorm.datasets.stamps import BACKGROUNDS
+from mmunorm.datasets import FolderError
 from mmunorm.utils import PreflightError
+from projects.photographs.photographs import photographs
+from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
+from projects.photographs.photographs.stamps import BACKGROUNDS
 
-from ..data_makers import make_photographs as make_tiny
-from ..data_makers import make_stamps
+from .makers import make_stamps, make_tiny
 
 TINY = dict(train_scenes=6, val_scenes=4, train_images=42, val_images=21, image_size=24)
 

@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..utils import IMAGE_SUFFIXES, PreflightError
-from .apt import fetch_packages
-from .contact_sheet import draw_contact_sheet
+from mmunorm.datasets.apt import fetch_packages
+from mmunorm.datasets.contact_sheet import draw_contact_sheet
+from mmunorm.datasets.digits import check_settings
+from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.datasets.scenes import save_image, write_scenes
+from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
+
 from .cutouts import Stamp, draw_scene, draw_single, read_background, read_stamp
-from .digits import check_settings
-from .made_folder import is_made, making_folder
-from .scenes import save_image, write_scenes
 from .stamps import BACKGROUNDS, STAMPS
 
 CLASSES = tuple(sorted(STAMPS))
@@ -139,7 +140,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
                              [read_background(path) for _, path in photographs[split]])
             held_out = 'train' if split == 'train' else 'val'
             counts['objects'][split] = write_scenes(
-                [folder / 'coco'], split, sizes[f'{held_out}_scenes'],
+                folder / 'coco', split, sizes[f'{held_out}_scenes'],
                 lambda index, drawer=drawer: drawer.scene(index, scene_size), _coco_content(split), progress)
             drawer.write_images(folder / 'imagenet' / split, sizes[f'{held_out}_images'], image_size, progress)
         draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val', folder / 'preview.png')
@@ -157,8 +158,7 @@ class _Drawer:
         return np.random.default_rng([self.seed, kind, SPLITS.index(self.split), index])
 
     def scene(self, index: int, size: int):
-        image, owner, cutouts = draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
-        return [image], owner, cutouts
+        return draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
 
     def write_images(self, folder: Path, count: int, size: int, progress: bool) -> None:
         """The classes take turns, and the stamps of a class do."""
@@ -181,7 +181,7 @@ def _coco_content(split: str) -> dict:
 
 def _readme(kinds: list[dict[str, list]], photographs: dict[str, list]) -> str:
     lines = ['# Cut-out objects on photographs', '',
-             'Made by `tools/dataset/make_photographs.py` of mmunorm from images of these packages of Debian. Their '
+             'Made by `make_photographs.py` of mmunorm from images of these packages of Debian. Their '
              'licences hold for the images here, too; `usr/share/doc/PACKAGE/copyright` names the authors.', '',
              '| package | licence |', '|---|---|',
              *(f'| {package} | {licence} |' for package, licence in LICENCES.items()), '',

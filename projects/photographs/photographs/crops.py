@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..utils import IMAGE_SUFFIXES, PreflightError
-from .apt import fetch_packages
-from .made_folder import is_made, making_folder
+from mmunorm.datasets.apt import fetch_packages
+from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 
 SPLITS = ('train', 'test')
 TEST_SHARE = 8  # one image in so many
@@ -186,6 +186,6 @@ def make_crops(out, images=(), seed=0, size=256, force=False, progress=True):
 
 _README = [
     '# Unlabelled crops', '',
-    'Made by `tools/dataset/make_crops.py` of mmunorm. `IMAGE_CROP.jpg` is a crop of the image with that number. The '
+    'Made by `make_crops.py` of mmunorm. `IMAGE_CROP.jpg` is a crop of the image with that number. The '
     'licences of the images hold for the crops, too; of a Debian package, `usr/share/doc/PACKAGE/copyright` names them '
     'and the authors.', '', '| number | split | image | SHA-256 |', '|---|---|---|---|']

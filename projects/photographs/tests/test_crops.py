@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmunorm.datasets import FolderError, crops
-from mmunorm.datasets.crops import Source, crops_of, find_images, make_crops, varied_images
+from mmunorm.datasets import FolderError
 from mmunorm.utils import PreflightError
-
-from .. import tiny_runs
+from projects.photographs.photographs import crops
+from projects.photographs.photographs.crops import Source, crops_of, find_images, make_crops, varied_images
+from tests import tiny_runs
 
 
 def photograph(seed, size=(300, 240)):
@@ -136,9 +136,8 @@ def test_too_few_images_are_one_line(folder, tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
-def test_the_tool(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    tool = tiny_runs.load_tool('dataset/make_crops')
+def test_the_tool(folder, in_a_folder, capsys):
+    tool = tiny_runs.load_tool('photographs:make_crops')
     arguments = '--images', folder, '--size', 16
     tiny_runs.call(tool, *arguments)
     assert 'data/crops/train 32 crops of 8 images' in capsys.readouterr().out and Path('data/crops/test').is_dir()

@@ -3,13 +3,12 @@ from pathlib import Path
 import pytest
 
 from mmunorm.datasets import apt
-from mmunorm.datasets.photographs import LICENCES, STAMP_PACKAGE
+from projects.photographs.photographs.photographs import LICENCES, STAMP_PACKAGE
 
-from .. import tiny_runs
-from ..data_makers import make_stamps
+from .makers import make_stamps
 
-TOOL = tiny_runs.load_tool('dataset/make_photographs')
-TINY = ('--train-scenes', 1, '--val-scenes', 1, '--scene-size', 64, '--train-images', 10, '--val-images', 10)
+TOOL = 'photographs:make_photographs'
+TINY = (TOOL, '--train-scenes', 1, '--val-scenes', 1, '--scene-size', 64, '--train-images', 10, '--val-images', 10)
 
 # Stand in for apt-get, which leaves lists and packages in its folder, and for dpkg-deb. A package links to a folder.
 APT_GET = """#!/bin/sh
@@ -21,23 +20,6 @@ esac
 DPKG_DEB = """#!/bin/sh
 test "$1" = -x && cp -r "$2"/. "$3"
 """
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Runs the tool and gives what it prints, or the one line of an error."""
-    (tmp_path / 'here').mkdir()
-    monkeypatch.chdir(tmp_path / 'here')
-
-    def run(*arguments):
-        try:
-            tiny_runs.call(TOOL, *arguments)
-        except SystemExit as stop:
-            assert stop.code == 2
-            return capsys.readouterr().err.strip().splitlines()[-1]
-        return capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture
@@ -80,7 +62,7 @@ def test_what_stops_it_leaves_nothing(call, packages, monkeypatch):
     monkeypatch.setattr(apt, 'HELPER', 'nowhere')
     error = call(*TINY)
     assert 'this system has no apt' in error and '--stamps and --backgrounds' in error
-    assert not any(path.is_file() for path in Path().rglob('*'))
+    assert not any(path.is_file() for path in Path('data').rglob('*'))
 
 
 def test_from_folders(call, tmp_path):
@@ -88,5 +70,6 @@ def test_from_folders(call, tmp_path):
     assert '7 kinds' in call(*TINY, '--stamps', stamps, '--backgrounds', wallpapers)
     assert {path.name for path in Path('data').iterdir()} == {'photographs'}
     assert 'belong together' in call(*TINY, '--stamps', stamps)
-    assert '0 of the 97 stamps of the kind animal' in call('--out', 'b', '--stamps', '.', '--backgrounds', wallpapers)
-    assert '--train-images must be a whole number' in call('--out', 'b', '--train-images', 0)
+    error = call(TOOL, '--out', 'b', '--stamps', '.', '--backgrounds', wallpapers)
+    assert '0 of the 97 stamps of the kind animal' in error
+    assert '--train-images must be a whole number' in call(TOOL, '--out', 'b', '--train-images', 0)
