@@ -1,6 +1,8 @@
 """The weights that IAT's authors released, in a file that has their names and shapes and random values."""
 import re
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -118,3 +120,20 @@ def test_a_whole_model_starts_from_them(tmp_path):
     model = build_model(cfg)
     load_weights(model, cfg.load_from)
     torch.testing.assert_close(model.backbone.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_the_tools_take_them_without_any_pairs(in_a_folder, tmp_path, capsys):
+    released('a.pth')
+    (tmp_path / 'mine').mkdir()
+    for i in range(4):
+        image = np.random.default_rng(i).integers(0, 60, (16 + 4 * i, 21, 3), np.uint8)
+        cv2.imwrite(f'mine/{i}.png', image)
+    tiny_runs.call('infer', LN_CONFIG, 'a.pth', 'mine', '--out-dir', 'drawn', '--device', 'cpu')
+    report, _ = tiny_runs.call('convert_norms', LN_CONFIG, 'a.pth', '--out', 'out', '--images', 'mine', '--device',
+                               'cpu', '--adapt-steps', '6')
+    assert len(report.converted) == 2 and 'end to end: all tokens' in capsys.readouterr().out
+    config, checkpoint = 'out/iat_un_lol_v1.py', 'out/iat_un_lol_v1.pth'
+    tiny_runs.call('infer', config, checkpoint, 'mine', '--out-dir', 'converted', '--device', 'cpu')
+    for name in ('0.png', '3.png'):
+        drawn, converted = (cv2.imread(f'{folder}/{name}').astype(float) for folder in ('drawn', 'converted'))
+        assert drawn.shape == converted.shape and np.square(drawn - converted).mean() < 10
