@@ -166,16 +166,20 @@ class _Run:
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
-        without_channels = set()
+        dims = {}
+
+        def see(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
+            dims[module] = [each.dim() for each in tensors_of(output)[:1]]
+
         try:
-            with torch.no_grad(), watched(teacher.modules(), lambda module, args, kwargs, output: without_channels.update(
-                    [module] * any(each.dim() < 2 for each in tensors_of(output)[:1]))):
+            with torch.no_grad(), watched(teacher.modules(), see):
                 outputs = tensors_of(teacher(self.checked[:1]))
         except Exception as error:
             raise ConversionError(f'images: {type(teacher).__name__} does not take {tuple(self.checked[:1].shape)}: '
                                   f'{next(iter(str(error).splitlines()), type(error).__name__)}') from error
         if not outputs or not all(output.isfinite().all() for output in outputs):
             raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
+        without_channels = {module for module, first in dims.items() if first and first[0] < 2}
         self.parts = _parts(teacher, set(self.norms.values()), without_channels)
         self.path, self.settings, self.saved = None, {}, {}
         self.reached, self.history, self.notes = {}, [], []
@@ -329,9 +333,8 @@ def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Mod
         lists = [each for each in module.modules() if isinstance(each, (nn.Sequential, nn.ModuleList))]
         inner = {child for each in lists for child in each if not norms.isdisjoint(child.modules())}
         own = norms.intersection(module.modules())
-        is_part = name and inner <= norms and module not in lists and module not in without_channels
-        if own and (module in norms or is_part) and not any(
-                name.startswith(f'{part}.') for part in parts):
+        is_part = name and inner <= norms and module not in (*lists, *without_channels)
+        if own and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
             parts[name] = 1 if any(map(is_channels_first, own)) else -1
     return parts
 

@@ -132,8 +132,9 @@ def test_the_tools_take_them_without_any_pairs(in_a_folder, tmp_path, capsys):
     report, _ = tiny_runs.call('convert_norms', LN_CONFIG, 'a.pth', '--out', 'out', '--images', 'mine', '--device',
                                'cpu', '--adapt-steps', '6')
     assert len(report.converted) == 2 and 'end to end: all tokens' in capsys.readouterr().out
-    config, checkpoint = 'out/iat_un_lol_v1.py', 'out/iat_un_lol_v1.pth'
-    tiny_runs.call('infer', config, checkpoint, 'mine', '--out-dir', 'converted', '--device', 'cpu')
-    for name in ('0.png', '3.png'):
-        drawn, converted = (cv2.imread(f'{folder}/{name}').astype(float) for folder in ('drawn', 'converted'))
-        assert drawn.shape == converted.shape and np.square(drawn - converted).mean() < 10
+    original, other = ('--original', LN_CONFIG, 'a.pth'), ('--other', 'out/iat_un_lol_v1.py', 'out/iat_un_lol_v1.pth')
+    tiny_runs.call('low_light:compare_enhancers', *original, *other, 'mine', '--device', 'cpu')
+    mean, worst = re.search(r'4 images: PSNR ([0-9.]+) dB, worst ([0-9.]+) dB, mine/', capsys.readouterr().out).groups()
+    assert 30 < float(worst) <= float(mean) < 120
+    error = tiny_runs.error_of(capsys, 'low_light:compare_enhancers', *original, *other, 'out', '--device', 'cpu')
+    assert 'there is no image in out' in error
