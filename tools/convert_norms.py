@@ -1,4 +1,4 @@
-"""Turns the LayerNorms of a trained detector or classifier into offline norms, without labels."""
+"""Turns the LayerNorms of a trained model into offline norms, without labels."""
 import argparse
 import copy
 import json

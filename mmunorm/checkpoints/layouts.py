@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ _PARTS = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'),
           ('.mlp.0.', '.ffn.layers.0.0.'), ('.mlp.2.', '.ffn.layers.1.'))
 _VIT_PARTS = (*_PARTS, ('.norm1.', '.ln1.'), ('.norm2.', '.ln2.'), ('patch_embed.proj.', 'patch_embed.projection.'))
 
-# The first fitting prefix is replaced, then each part.
+# Prefixes and parts, as `rename` takes them.
 _SWIN = ((('layers.', 'backbone.stages.'), ('norm.', 'backbone.norm{last}.'), ('head.fc.', 'head.fc.'),
           ('head.', 'head.fc.'), ('', 'backbone.')),
          (*_PARTS, ('.attn.', '.attn.w_msa.'), ('patch_embed.proj.', 'patch_embed.projection.')))
@@ -29,6 +30,17 @@ _T2T = ((('blocks.', 'backbone.encoder.'), ('head.', 'head.layers.head.'), ('', 
 # SLAB's norm. In a LinearNorm, LayerNorm (`norm1`) and counters are of training alone.
 _SLAB_NORM = re.compile(r'(.*?norm\d?)\.(?:norm2\.)?(?:bn\.(.*)|(alpha))')
 _SLAB_TRAINING = re.compile(r'.*norm\d?\.(norm1\.(weight|bias)|warm|iter|total_step)')
+
+_of_projects = []
+
+
+def published_layout(read: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor] | None]) -> Callable:
+    """Decorates a function that returns the weights of a published file under a model's own names.
+
+    It returns None for files and models that it does not know. The projects' layouts come before those of this module.
+    """
+    _of_projects.append(read)
+    return read
 
 
 def in_one_layout(content):
@@ -67,10 +79,10 @@ def _is_weights(value) -> bool:
 
 
 def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | None:
-    """The weights of a checkpoint of another project under the names of mmpretrain's classifier.
+    """The weights of a checkpoint of another project under the names of mmpretrain's classifier or a project's model.
 
     These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
-    RepBN: `alpha` is its `eta`. See docs/published_checkpoints.md.
+    RepBN: `alpha` is its `eta`; and those of :func:`published_layout`. See docs/published_checkpoints.md.
 
     Args:
         content (dict): of the file.
@@ -84,11 +96,14 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
         PreflightError: SLAB's model is none of ours, or `model` has other norms.
     """
     weights = find_weights(content)
+    for read in _of_projects:
+        if named := read(weights, model):
+            return named
     is_slab = any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights)
     if is_slab:
         weights = _from_slab(weights)
     if 'tokens_to_token.project.weight' in weights:
-        return _rename(weights, *_T2T)
+        return rename(weights, *_T2T)
     if 'patch_embed.proj.weight' not in weights:
         return None
     own = model.state_dict()  # not earlier: with FSDP it would wait for the other processes
@@ -97,7 +112,7 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
     if is_slab and not any(name.endswith('.eta') for name in own):
         raise PreflightError("the checkpoint is one of SLAB's, whose norms are RepBN: add --norm RepBN.")
     if 'layers.0.blocks.0.norm1.weight' not in weights:
-        return _rename(weights, *_VIT)
+        return rename(weights, *_VIT)
     indices = {name: value for name, value in own.items() if name.endswith('relative_position_index')}
     return {**_from_swin(weights), **indices}
 
@@ -124,7 +139,7 @@ def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     weights = {name: _merged(value) if '.downsample.' in name and value.numel() > 1 else value
                for name, value in weights.items() if not name.endswith('.attn_mask')}
     prefixes, parts = _SWIN
-    return _rename(weights, [(old, new.format(last=last)) for old, new in prefixes], parts)
+    return rename(weights, [(old, new.format(last=last)) for old, new in prefixes], parts)
 
 
 def _merged(value: Tensor) -> Tensor:
@@ -132,7 +147,8 @@ def _merged(value: Tensor) -> Tensor:
     return value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :].transpose(-1, -2).flatten(-2)
 
 
-def _rename(weights: dict[str, Tensor], prefixes, parts) -> dict[str, Tensor]:
+def rename(weights: dict[str, Tensor], prefixes, parts) -> dict[str, Tensor]:
+    """Weights whose first fitting prefix is replaced, then each part: pairs of old and new."""
     def renamed(name: str) -> str:
         old, new = next((old, new) for old, new in prefixes if name.startswith(old))
         name = new + name.removeprefix(old)

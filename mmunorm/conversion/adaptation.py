@@ -160,21 +160,27 @@ class _Run:
         self.model, self.teacher, self.images, self.number = model, teacher, images, number
         self.augment, self.batch_size, self.tokens, self.progress = augment, batch_size, tokens, progress
         self.norms = layer_norms(teacher)
-        self.parts = _parts(teacher, set(self.norms.values()))
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
         few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
+        dims = {}
+
+        def see(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
+            dims[module] = [each.dim() for each in tensors_of(output)[:1]]
+
         try:
-            with torch.no_grad():
+            with torch.no_grad(), watched(teacher.modules(), see):
                 outputs = tensors_of(teacher(self.checked[:1]))
         except Exception as error:
             raise ConversionError(f'images: {type(teacher).__name__} does not take {tuple(self.checked[:1].shape)}: '
                                   f'{next(iter(str(error).splitlines()), type(error).__name__)}') from error
         if not outputs or not all(output.isfinite().all() for output in outputs):
             raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
+        without_channels = {module for module, first in dims.items() if first and first[0] < 2}
+        self.parts = _parts(teacher, set(self.norms.values()), without_channels)
         self.path, self.settings, self.saved = None, {}, {}
         self.reached, self.history, self.notes = {}, [], []
 
@@ -316,19 +322,19 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
         raise ConversionError('model: none of its weights requires a gradient')
 
 
-def _parts(model: nn.Module, norms: set[nn.Module]) -> dict[str, int]:
+def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:
     """Names of the parts that learn by themselves, and the dimension of the channels of their outputs.
 
-    A part is the outermost module with norms that holds no list of further such modules: a block, a patch merging, a
-    patch embedding; and each norm outside of these.
+    A part is the outermost module with norms that holds no list of further such modules, and whose output has channels:
+    a block, a patch merging, a patch embedding; and each norm outside of these.
     """
     parts: dict[str, int] = {}
     for name, module in model.named_modules():
         lists = [each for each in module.modules() if isinstance(each, (nn.Sequential, nn.ModuleList))]
         inner = {child for each in lists for child in each if not norms.isdisjoint(child.modules())}
         own = norms.intersection(module.modules())
-        if own and (module in norms or name and inner <= norms and module not in lists) and not any(
-                name.startswith(f'{part}.') for part in parts):
+        is_part = name and inner <= norms and module not in (*lists, *without_channels)
+        if own and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
             parts[name] = 1 if any(map(is_channels_first, own)) else -1
     return parts
 
