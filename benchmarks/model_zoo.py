@@ -178,20 +178,20 @@ def difference(after, before):
 
 def short(reason):
     """A reason without the names of the layers, so that norms can be counted by it."""
-    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution reads it'),
-                           (r'together with other values|padded by nothing', 'it is read with padding or other values'),
-                           (r'along another dimension', 'it is read along another dimension'),
-                           (r'which reads something else', 'its reader reads something else, too'),
-                           (r'weight is computed', 'its reader has a computed weight'),
-                           (r'has no affine', 'is no norm of one scale and shift'),
+    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution consumes it'),
+                           (r'together with other values|padded by 0', 'it is consumed with padding or other values'),
+                           (r'along another dimension', 'it is consumed along another dimension'),
+                           (r'which also has another input', 'its consumer also has another input'),
+                           (r'with a computed weight', 'its consumer has a computed weight'),
+                           (r'has no affine', 'has no scale and shift'),
                            (r'is an output of the model', 'it is an output'),
                            (r'computes? .*at inference', 'computes its statistics at inference'),
-                           (r'read by the norm', 'another norm reads it'),
+                           (r'consumed by the norm', 'another norm consumes it'),
                            (r'did not run', 'did not run'),
                            (r'goes through its activation', 'its activation comes after it'),
-                           (r'bias that is not made of parameters', 'its reader has a computed bias'),
+                           (r'bias that is not made of parameters', 'its consumer has a computed bias'),
                            (r'is shared with', 'it or its neighbour is shared'),
-                           (r'read by (\w+?)_?;', r'"\1" reads it')):
+                           (r'consumed by (\w+?)_?;', r'"\1" consumes it')):
         if match := re.search(pattern, reason):
             return match.expand(words)
     return re.sub(r'\S*\d\S*', 'N', reason)

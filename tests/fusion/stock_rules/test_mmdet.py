@@ -22,7 +22,7 @@ def test_swin_and_fpn(gamma):
 @pytest.mark.parametrize('fpn, kept', [
     (dict(start_level=1), 'backbone.norm0'),  # nothing reads it
     (dict(end_level=0, num_outs=1), 'backbone.norm1'),
-    (dict(add_extra_convs='on_input'), 'backbone.norm1'),  # read by a convolution that pads with zeros, too
+    (dict(add_extra_convs='on_input'), 'backbone.norm1'),  # consumed by a convolution that pads with zeros, too
     (dict(start_level=1, add_extra_convs='on_input', num_outs=1), 'backbone.norm0'),
     (dict(add_extra_convs='on_output'), None)])
 def test_which_levels_an_fpn_reads(fpn, kept):

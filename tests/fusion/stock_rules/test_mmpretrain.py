@@ -37,7 +37,7 @@ def test_an_average_that_is_normalized_again_keeps_the_first_norm():
     model = models.vit_classifier(with_cls_token=False, out_type='avg_featmap')
     report = models.assert_folds(model, EVEN, kept=['backbone.ln1'], count=5)
     assert where(report)['backbone.ln2'] == 'head.layers.head'
-    assert report.kept[0].where.startswith('its output is read by the norm backbone.ln2')
+    assert report.kept[0].where.startswith('its output is consumed by the norm backbone.ln2')
 
 
 def test_the_last_norm_stays_where_an_earlier_layer_is_the_output():

@@ -46,8 +46,8 @@ def test_vision_transformers(name, kwargs, last):
 
 
 @pytest.mark.parametrize('make, kwargs, kept, why', [
-    (models.timm_swin, dict(global_pool='catavgmax'), 'norm', 'is read by a'),
-    (models.timm_vit, dict(global_pool='avgmax', fc_norm=False), 'norm', 'is read by a'),
+    (models.timm_swin, dict(global_pool='catavgmax'), 'norm', 'is consumed by a'),
+    (models.timm_vit, dict(global_pool='avgmax', fc_norm=False), 'norm', 'is consumed by a'),
     (models.timm_vit, dict(pre_norm=True), 'norm_pre', '')])
 def test_what_stays(make, kwargs, kept, why):
     report = models.assert_folds(make(**kwargs), EVEN, kept=[kept])
