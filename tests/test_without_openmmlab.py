@@ -140,5 +140,5 @@ print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(image), model(im
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names
     assert lines == ['True True None', 'True']
-    warning = 'UserWarning: mmunorm provides its norms and the functions of models; the rest needs mmcv, mmdet, mmpretrain'
+    warning = 'mmunorm provides its norms and the functions of models; the rest needs mmcv, mmdet, mmpretrain'
     assert warning in done.stderr

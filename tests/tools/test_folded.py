@@ -171,7 +171,7 @@ def test_a_file_with_its_config_as_text(rewrite, tmp_path):
     rewrite(code, default_scope='mmpretrain')
     load_folded('other.pth')
     rewrite(code)
-    with pytest.raises(PreflightError, match='config in the checkpoint .*other.pth is code.*line 1.*--trust-checkpoint'):
+    with pytest.raises(PreflightError, match='checkpoint .*other.pth is code.*line 1.*--trust-checkpoint'):
         load_folded('other.pth')
     assert not (tmp_path / 'marker').exists()
     with restricted(trusted=True):
