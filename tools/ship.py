@@ -49,7 +49,7 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/published_checkpoints.md')
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
-                        help='in INT8; the table below has the kinds, the usual one first')
+                        help='quantize to INT8; the table below lists the kinds, the default first')
     parser.add_argument('--beside', nargs='+', default=[], choices=list(VARIANTS), metavar='ROW',
                         help='measure both models in these, too, such as openvino: the rows of '
                         'tools/deploy/benchmark.py')

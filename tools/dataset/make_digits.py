@@ -1,4 +1,4 @@
-"""Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
+"""Makes the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
 import argparse
 
 from mmunorm.cli.arguments import command
@@ -8,10 +8,10 @@ from mmunorm.utils import PreflightError
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description='Write scenes of handwritten digits in the COCO format (OUT/coco) and single '
-        'digits in ImageNet folders (OUT/imagenet), from data that scikit-learn bundles.',
+        description='Writes scenes of handwritten digits in COCO format (OUT/coco) and single '
+        'digits in ImageNet folders (OUT/imagenet), from the data bundled with scikit-learn.',
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--out', default='data/digits', help='folder to write')
+    parser.add_argument('--out', default='data/digits', help='output folder')
     parser.add_argument('--seed', type=int, default=0, help='seed of all random choices')
     parser.add_argument('--train-scenes', type=int, default=1500, help='COCO train images')
     parser.add_argument('--val-scenes', type=int, default=200, help='COCO val images')
@@ -20,7 +20,7 @@ def parse_args(argv=None):
     parser.add_argument('--val-images', type=int, default=1000, help='classification images')
     parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
     parser.add_argument('--force', action='store_true',
-                        help='overwrite OUT, with everything in it, if this tool made it')
+                        help='overwrite the whole folder OUT if this tool created it')
     return parser.parse_args(argv)
 
 
@@ -33,7 +33,7 @@ def main(argv=None):
     except ValueError as error:  # begins with the name of a setting
         raise PreflightError(f'--{error}.'.replace('_', '-')) from error
     if counts is None:
-        print(f'{out} is already there, made with these settings.')
+        print(f'{out} already exists with these settings.')
         return
     print(f'{out}/coco      {args.train_scenes} train scenes with {counts["train"]} digits, '
           f'{args.val_scenes} val scenes with {counts["val"]}, {size}x{size} pixels')

@@ -1,4 +1,4 @@
-"""Make the data sets of configs/photographs: cut-out objects on photographs, COCO scenes and ImageNet folders."""
+"""Makes the data sets of configs/photographs: cut-out objects on photographs, COCO scenes and ImageNet folders."""
 import argparse
 
 from mmunorm.cli.arguments import command
@@ -9,13 +9,13 @@ from mmunorm.utils import PreflightError
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog='apt fetches the images (320 MB) from the package sources of this system, as an ordinary user, '
-        'installs nothing and unpacks them in debian_images beside OUT, unless --stamps and --backgrounds say where.')
-    parser.add_argument('--out', default='data/photographs', help='folder to write')
+        epilog="Without --stamps and --backgrounds, apt downloads the images (320 MB) from this system's package "
+        'sources, without root and without installing them, and unpacks them in debian_images next to OUT.')
+    parser.add_argument('--out', default='data/photographs', help='output folder')
     parser.add_argument('--stamps', metavar='DIR',
                         help="folder of tuxpaint's stamps, such as /usr/share/tuxpaint/stamps")
     parser.add_argument('--backgrounds', metavar='DIR', nargs='+', default=[],
-                        help='folders that have the wallpapers, such as /usr/share/wallpapers /usr/share/backgrounds')
+                        help='folders of wallpapers, such as /usr/share/wallpapers /usr/share/backgrounds')
     parser.add_argument('--seed', type=int, default=0, help='seed of all random choices')
     parser.add_argument('--train-scenes', type=int, default=1500, help='COCO train images')
     parser.add_argument('--val-scenes', type=int, default=200, help='COCO val images, and as many test images')
@@ -24,7 +24,7 @@ def parse_args(argv=None):
     parser.add_argument('--val-images', type=int, default=1000, help='classification images, and as many of test')
     parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
     parser.add_argument('--force', action='store_true',
-                        help='overwrite OUT, with everything in it, if this tool made it')
+                        help='overwrite the whole folder OUT if this tool created it')
     return parser.parse_args(argv)
 
 
@@ -33,13 +33,13 @@ def main(argv=None):
     args = vars(parse_args(argv))
     out = args['out']
     if (args['stamps'] is None) != (not args['backgrounds']):
-        raise PreflightError('--stamps and --backgrounds belong together: give both, or none of them.')
+        raise PreflightError('--stamps and --backgrounds must be given together.')
     try:
         counts = make_photographs(**args)
     except ValueError as error:  # begins with the name of a setting
         raise PreflightError(f'--{error}.'.replace('_', '-')) from error
     if counts is None:
-        print(f'{out} is already there, made with these settings.')
+        print(f'{out} already exists with these settings.')
         return
     size, side = args['scene_size'], args['image_size']
     for split in SPLITS:
