@@ -84,7 +84,7 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     assert '--batch cannot be combined with --dynamic' in message
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--shape', '12', '12', '--out',
                        tmp_path / 'a')
-    assert 'does not take images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
+    assert 'does not run on images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
     assert f'--out {tmp_path}: it must be a file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
