@@ -347,7 +347,7 @@ def test_a_function_runs_the_model_in_its_own_way():
 
 @pytest.mark.parametrize('wrong', [nn.Linear(2, 2), int, 3])
 def test_examples_of_another_kind(wrong):
-    with pytest.raises(TypeError, match='example: must be a tensor, .* a function that runs the model'):
+    with pytest.raises(TypeError, match='example: must be a tensor, .* a function that takes the model'):
         fuse_norms(nn.Sequential(UN(DIM), nn.Linear(DIM, 2)).eval(), example=wrong)
 
 

@@ -53,7 +53,7 @@ def where(model):
 def test_a_model_that_knows_how_to_run(name):
     assert where(MyModel())[0].startswith('no fold rule can run MyModel')
     fold_rule(name)(lambda model: [Example(run)])
-    assert where(MyModel()) == where(Child()) == ['fc'] and where(Other())[0].startswith('no example=')
+    assert where(MyModel()) == where(Child()) == ['fc'] and where(Other())[0].startswith('no fold rule')
     # A part of another model does not say how that runs.
     assert where(nn.Sequential(MyModel()))[0].startswith('no fold rule can run Sequential')
 
@@ -62,7 +62,7 @@ def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyModel, methods=())(lambda model: [Example(run)])
     assert where(Other()) == ['its output is consumed by abs; its input is not only the output of linear layers']
     fold_rule(Child)(lambda model: [])
-    assert where(Child())[0].startswith('no example=') and where(MyModel()) == ['fc']
+    assert where(Child())[0].startswith('no fold rule') and where(MyModel()) == ['fc']
 
 
 def test_the_first_run_that_the_model_takes_counts():
