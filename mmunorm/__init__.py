@@ -1,8 +1,8 @@
-"""Unified Normalization for vision Transformers in the OpenMMLab world.
+"""Unified Normalization for vision Transformers, for OpenMMLab and plain PyTorch.
 
-Importing the package registers its layers, backbones and hooks in mmengine's root registries, so
-that a config of any OpenMMLab project finds them by name. Without OpenMMLab there are the norms and the functions that
-take a model, such as :func:`fuse_norms`.
+Importing the package registers its layers, backbones and hooks in mmengine's root registries, so that a config of any
+OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
+:func:`fuse_norms`, are available.
 """
 import warnings
 
@@ -36,7 +36,7 @@ if not lacks('mmengine'):
             registry.mark_missing('mmpretrain', error)
 
     if registry.MISSING:
-        warnings.warn(what_is_missing('mmunorm has its norms and fuse_norms; the rest of it'), stacklevel=2)
+        warnings.warn(what_is_missing('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
 
 if not registry.MISSING:
     with quiet_imports():

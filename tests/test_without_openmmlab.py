@@ -26,7 +26,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker)
 '''
 OPENMMLAB = ('mmengine', 'mmcv', 'mmdet', 'mmpretrain')
-INSTALL = ', which this Python does not have. Beside OpenMMLab packages that you have, install it from '
+INSTALL = ', which is not installed. If other OpenMMLab packages are installed, use the same '
 
 
 def run(code: str, packages: tuple[str, ...] = OPENMMLAB) -> subprocess.CompletedProcess:
@@ -154,5 +154,5 @@ print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(image), model(im
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names
     assert lines == ['True True None', 'True']
-    warning = 'UserWarning: mmunorm has its norms and fuse_norms; the rest of it needs mmcv, mmdet, mmpretrain'
+    warning = 'mmunorm provides its norms and the functions of models; the rest needs mmcv, mmdet, mmpretrain'
     assert warning in done.stderr

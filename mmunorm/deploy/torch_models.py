@@ -112,7 +112,7 @@ class Comparison:
     """How far a file is from its model, by the name of the output."""
     largest: dict[str, float]  # absolute difference
     median: dict[str, float]
-    snr: dict[str, float]  # signal to noise, dB
+    snr: dict[str, float]  # SNR in dB
 
     def __str__(self) -> str:
         return '; '.join(f'{name}: largest difference {self.largest[name]:.2g}, median {self.median[name]:.2g}, SNR '

@@ -218,7 +218,7 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
     (lambda a: a.update(images=[torch.zeros(3, 32, 32), torch.zeros(1, 32, 32)] * 8), r'\(1, 32, 32\); must be'),
     (lambda a: a.update(images=images() * torch.nan), 'not finite'),
-    (lambda a: a.update(teacher=swin()), 'of another architecture'),
+    (lambda a: a.update(teacher=swin()), 'has another architecture'),
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),
     (lambda a: a.update(model=copy.deepcopy(a['teacher'])), 'no norms to adapt; call convert_norms'),
     (lambda a: a['model'].half(), 'train it in float32'),

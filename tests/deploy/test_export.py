@@ -122,7 +122,7 @@ def test_what_a_runtime_does_not_run(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None)
-    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; get it with'):
+    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; install with'):
         export(Two(), IMAGES, tmp_path / 'm.onnx')
 
 
@@ -143,7 +143,7 @@ def test_integers_only(tmp_path, name):
 @pytest.mark.slow
 def test_no_kernel_in_integers(tmp_path):
     pytest.importorskip('litert_torch')
-    with pytest.raises(PreflightError, match='no kernel in integers: .*SQUARED_DIFFERENCE'):
+    with pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE'):
         export(made('timm ViT'), IMAGES[:1], tmp_path / 'm.tflite', 'full16', IMAGES)
     assert not list(tmp_path.iterdir())
 

@@ -34,7 +34,7 @@ def test_what_is_missing_is_named(monkeypatch):
     installed += ['onnx', 'onnxscript', 'openvino', 'onnxruntime']
     with pytest.raises(PreflightError, match='^missing: nncf;'):
         find_format('openvino', int8=True)
-    with pytest.raises(PreflightError, match=r'^the exporter needs torch 2.9 or newer, and this Python has 2.8.1\+cpu'):
+    with pytest.raises(PreflightError, match=r'^the exporter needs torch 2.9 or newer, but 2.8.1\+cpu'):
         find_format('onnx', int8=True)
     monkeypatch.setattr(torch, '__version__', '2.10.0')
     assert find_format('onnx', int8=True) is FORMATS['onnx']

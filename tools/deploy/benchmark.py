@@ -1,4 +1,4 @@
-"""Measures a model in torch and in the runtimes: metrics, speed and size, beside a baseline such as LayerNorm."""
+"""Measures metrics, speed and size of a model in torch and the runtimes, compared with a baseline such as LayerNorm."""
 import argparse
 import tempfile
 from pathlib import Path
@@ -30,21 +30,21 @@ from mmunorm.utils import PreflightError
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file, for the model, the data and the metrics')
+    parser.add_argument('config', help='config file of the model, the data and the metrics')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
-                        help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
+                        help='a second model to compute ratios to, in the same format, such as the one with LayerNorm')
     parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT',
-                        help=f'what to measure, of {", ".join(VARIANTS)} (default: all)')
+                        help=f'rows to measure, from {", ".join(VARIANTS)} (default: all)')
     parser.add_argument('--file', nargs=2, metavar=('FORMAT', 'FILE'),
-                        help='a file that export.py has made of the model in one of these, in place of a new one')
-    parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
+                        help='use a file written by export.py for one of the rows instead of a new one')
+    parser.add_argument('--batch', type=positive, default=1, help='batch size (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
     parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
                         help='what of the models, as in export.py; metrics are those with the rest in torch')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training images for the ranges of INT8 (default: 300)')
+                        help='training images for INT8 calibration (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
     parser.add_argument('--metrics-of', nargs='*', choices=list(VARIANTS), metavar='FORMAT',
@@ -58,7 +58,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    for name in args.formats or ():  # without any, rows say what is missing
+    for name in args.formats or ():  # by default, rows of missing packages report them
         chosen, form = VARIANTS[name]
         chosen.check(form.int8 is not None)
     formats = args.formats or list(VARIANTS)

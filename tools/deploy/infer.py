@@ -18,7 +18,7 @@ def parse_args(argv=None):
     parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
     parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=positive, help='draw at most so many images of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""Tests an exported model with the metrics of a config."""
+"""Evaluates an exported model with the metrics of a config."""
 import argparse
 import json
 import time
@@ -25,7 +25,7 @@ from mmunorm.utils import PreflightError, write_text
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file, for the data and the metrics')
+    parser.add_argument('config', help='config file of the data and the metrics')
     parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('--checkpoint', help='of a file with a backbone alone: the model whose rest runs in torch')
     parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
