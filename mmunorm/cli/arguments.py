@@ -7,18 +7,17 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.runner import Runner
 
 from ..checkpoints.unpickling import restricted
 from ..config.presets import HELP, apply_norm, keep_means
@@ -35,6 +34,7 @@ from ..utils import (
     quiet_console,
 )
 from .annotations import completed_annotations
+from .options import READ, warn_of_unread
 from .preflight import check_norms
 
 
@@ -137,13 +137,13 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
 
 
 class _Options(DictAction):
-    """mmengine's action for KEY=VALUE pairs; brackets that do not match are an error of the argument."""
+    """mmengine's action for KEY=VALUE pairs; what it cannot read is an error of the argument."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         try:
             super().__call__(parser, namespace, values, option_string)
-        except AssertionError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
+        except (AssertionError, RecursionError) as error:
+            raise argparse.ArgumentError(self, f'{values}: {error}') from None
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
@@ -177,6 +177,9 @@ def _key_and_value(text: str) -> str:
     """An argument that mmengine's DictAction can split, for argparse's `type`."""
     if text.find('=') < 1:
         raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
+    if re.search(r'[=[(,]\s*(dict\(|\{)', text):
+        raise argparse.ArgumentTypeError(f'takes no dict as a value; set its keys one by one, such as '
+                                         f'param_scheduler.0.end=30, or write it into the config; got {text!r}')
     return text
 
 
@@ -213,13 +216,14 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)  # may name other weights to start from
         keep_means(cfg, options)
     check_norms(cfg)
+    warn_of_unread(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *signature(Runner).parameters}:
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *READ}:
         if similar := get_close_matches(key, cfg, cutoff=0.8):  # a new key is right where a config may have it
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
