@@ -20,7 +20,7 @@ from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 
 from ..checkpoints.unpickling import restricted
-from ..config.presets import HELP, apply_norm, keep_means
+from ..config.presets import HELP, apply_norm, keep_means, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..utils import (
@@ -150,7 +150,8 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:
         parser.add_argument('--norm', metavar='NORM',
-                            help='replace every norm of the backbone; the names of the work directory and of the '
+                            help='replace every norm of the backbone (of a stock one every LayerNorm and RMSNorm); '
+                            'the names of the work directory and of the '
                             f'backbone weights follow. NORM is one of {HELP}')
     parser.add_argument('--cfg-options', nargs='+', action=_Options, type=_key_and_value, metavar='KEY=VALUE',
                         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
@@ -215,6 +216,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
             cfg.work_dir = work_dir
         _merge(cfg, path, options)  # may name other weights to start from
         keep_means(cfg, options)
+    use_map_forms(cfg)
     check_norms(cfg)
     warn_of_unread(cfg, options or ())
     return cfg
