@@ -7,21 +7,20 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.runner import Runner
 
 from ..checkpoints.unpickling import restricted
-from ..config.presets import HELP, apply_norm, keep_means
+from ..config.presets import HELP, apply_norm, keep_means, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..utils import (
@@ -35,6 +34,7 @@ from ..utils import (
     quiet_console,
 )
 from .annotations import completed_annotations
+from .options import READ, warn_of_unread
 from .preflight import check_norms
 
 
@@ -137,20 +137,21 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
 
 
 class _Options(DictAction):
-    """mmengine's action for KEY=VALUE pairs; unmatched brackets are an error of the argument."""
+    """mmengine's action for KEY=VALUE pairs; what it cannot read is an error of the argument."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         try:
             super().__call__(parser, namespace, values, option_string)
-        except AssertionError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
+        except (AssertionError, RecursionError) as error:
+            raise argparse.ArgumentError(self, f'{values}: {error}') from None
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:
         parser.add_argument('--norm', metavar='NORM',
-                            help='replace every norm of the backbone; the names of the work directory and of the '
+                            help='replace every norm of the backbone (of a stock one every LayerNorm and RMSNorm); '
+                            'the names of the work directory and of the '
                             f'backbone weights follow. NORM is one of {HELP}')
     parser.add_argument('--cfg-options', nargs='+', action=_Options, type=_key_and_value, metavar='KEY=VALUE',
                         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
@@ -177,6 +178,9 @@ def _key_and_value(text: str) -> str:
     """An argument that mmengine's DictAction can split, for argparse's `type`."""
     if text.find('=') < 1:
         raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
+    if re.search(r'[=[(,]\s*(dict\(|\{)', text):
+        raise argparse.ArgumentTypeError(f'takes no dict as a value; set its keys one by one, such as '
+                                         f'param_scheduler.0.end=30, or write it into the config; got {text!r}')
     return text
 
 
@@ -212,14 +216,16 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
             cfg.work_dir = work_dir
         _merge(cfg, path, options)  # may name other weights to start from
         keep_means(cfg, options)
+    use_map_forms(cfg)
     check_norms(cfg)
+    warn_of_unread(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *signature(Runner).parameters}:
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *READ}:
         if similar := get_close_matches(key, cfg, cutoff=0.8):  # new keys are allowed
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
