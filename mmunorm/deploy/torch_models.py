@@ -84,8 +84,9 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
     try:
-        outputs, others = named_outputs(model(example)), named_outputs(model(-example))
+        outputs, others = named_outputs(model(example)), named_outputs(model(inverted))
     except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         shape = tuple(example.shape)
         raise PreflightError(f'{name} does not take the example of {shape}: {error_text(error)}') from error

@@ -1,10 +1,24 @@
 import pytest
+import torch
 
-from mmunorm import fuse_norms
+from mmunorm import compare, fuse_norms
+from mmunorm import export as export_model
 from mmunorm.deploy.export import prepare_export
 from projects.low_light.low_light import IAT, EnhancingPreprocessor
 from tests.deploy.conftest import meta_of, normalizing
 from tests.deploy.test_formats import assert_runs, export, one_stage
+
+from .test_iat import trained
+
+
+def test_an_enhancer_alone_is_a_file(tmp_path):
+    """Which takes values from 0 to 1 only."""
+    pytest.importorskip('onnxruntime')
+    torch.manual_seed(0)
+    model, images = trained(dtype=torch.float32), torch.rand(2, 3, 16, 24)
+    fuse_norms(model, strict=True)
+    assert export_model(model, images[:1], tmp_path / 'iat.onnx').norms == 0
+    assert compare(tmp_path / 'iat.onnx', model, images[:1]).snr['output'] > 80
 
 
 @pytest.mark.slow
