@@ -16,6 +16,7 @@ from tqdm import tqdm
 # So every object in an image is visible enough to be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
+TRIES = 10  # places for an object
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,16 @@ def compose(background, cutouts):
     return image, owner
 
 
-def add_cutout(background, cutouts, draw, tries=10):
+def add_cutout(background, cutouts, draw):
     """Adds a cutout in a place where enough of the others stays visible. A crowded scene may find none.
 
     Args:
         background (np.ndarray): (H, W, 3) in [0, 255].
         cutouts (list[Cutout]): from the lowest to the topmost; gets one more.
         draw (Callable[[], Cutout]): draws an object in a random place.
-        tries (int): how many places to try.
     """
     _, owner = compose(background, cutouts)
-    for _ in range(tries):
+    for _ in range(TRIES):
         cutout = draw()
         if _leaves_visible(cutouts, cutout, owner):
             cutouts.append(cutout)

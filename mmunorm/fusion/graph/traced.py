@@ -38,7 +38,6 @@ class TracedLayer:
 class TracedNorm:
     """What a norm has read, over all its calls."""
     gives: Origin
-    mixes: bool = False  # whether its scale is a matrix
     from_layers: bool = True  # whether all that it reads is the output of layers
     runs: int = 0
     why_not: str = ''
