@@ -96,7 +96,7 @@ def _box_iou(first, second):
     return inner / (first.alpha.size + second.alpha.size - inner)
 
 
-def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict, progress: bool) -> int:
+def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict) -> int:
     """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
 
     A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
@@ -107,7 +107,6 @@ def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: 
         count: how many scenes.
         draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an index.
         content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
-        progress: whether to show a progress bar.
 
     Returns:
         int: how many objects there are.
@@ -115,7 +114,7 @@ def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: 
     (folder / split).mkdir(parents=True)
     (folder / 'annotations').mkdir(exist_ok=True)
     images, annotations = [], []
-    for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None if progress else True):
+    for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None):
         pixels, owner, cutouts = draw(index)
         height, width = owner.shape
         image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=width, height=height, license=1)
