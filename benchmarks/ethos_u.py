@@ -1,9 +1,9 @@
-"""What Arm's compiler estimates for networks with LN and with UN, folded, on three Ethos-U; random weights.
+"""Estimates by Arm's compiler for networks with LN and with folded UN on three Ethos-U; random weights.
 
     python benchmarks/ethos_u.py
 
-Nothing runs on a chip. The file holds those estimates, the operators that the chip leaves to its CPU, and the share of
-the cycles of each kind of operator.
+Nothing runs on a chip. The file has the estimates, the operators that fall back to the CPU, and the share of cycles of
+each operator type.
 """
 import argparse
 import json
@@ -35,7 +35,7 @@ def parse_args(argv=None):
 
 
 def estimates(network, norm, folder):
-    """One dict an accelerator."""
+    """One dict per accelerator."""
     subject = subject_of(network, norm, folder)
     source, files = folder / 'm.tflite', FORMATS['ethos-u'].files(folder / 'm.vela.tflite')
     FORMATS['litert'].export(subject.exportable, source, int8='full',
@@ -63,7 +63,7 @@ def main(argv=None):
     ms = {(row['network'], row['norm'], row['accelerator']): row['ms'] for row in rows}
     pairs = [(network, accelerator) for network in args.networks for accelerator in ACCELERATORS]
     print(*markdown_table(
-        ['network', 'accelerator', 'LN, ms', 'UN folded, ms', 'LN / UN'],
+        ['network', 'accelerator', 'LN, ms', 'UN folded, ms', 'speedup over LN'],
         [[network, accelerator, *(f'{ms[network, norm, accelerator]:.1f}' for norm in ('LN', 'UN')),
           f'{ms[network, "LN", accelerator] / ms[network, "UN", accelerator]:.2f}']
          for network, accelerator in pairs]), sep='\n')

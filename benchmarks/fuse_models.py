@@ -2,9 +2,8 @@
 
     python benchmarks/fuse_models.py
 
-Each model runs eager and compiled, on a GPU also with AMP. It is measured as in
-tools/analysis/fuse_and_benchmark.py. Every finished model is written to benchmarks/results/DEVICE.jsonl, one line
-for each row of its table.
+Each model runs eager and compiled, on a GPU also with AMP, measured as in tools/analysis/fuse_and_benchmark.py. The
+results of each model are written to benchmarks/results/DEVICE.jsonl, one line per row of its table.
 """
 import argparse
 import json
@@ -76,7 +75,7 @@ def result_file(folder, device):
 
 
 def write_lines(path, lines):
-    """Adds lines to a data file. They replace lines of the same model, mode, batch and shape."""
+    """Adds lines to a data file, replacing lines of the same model, mode, batch and shape."""
     def key(line):
         return line['model'], line['mode'], line['settings']['batch_size'], tuple(line['settings']['shape'])
 

@@ -1,11 +1,11 @@
-"""Runs everything that never ran on a GPU, in 25 minutes of one, and packs the results into one file to send back.
+"""Runs the GPU benchmarks in 25 minutes, and packs the results into one archive.
 
     make gpu
     python benchmarks/gpu.py --parts table8 digits
-    python benchmarks/gpu.py --device cpu             # everything tiny, to check this script; the numbers mean nothing
+    python benchmarks/gpu.py --device cpu             # tiny sizes, to check this script; the numbers are meaningless
 
-Each command is a process with a time limit. If one fails, the page has its error, and the next one runs. OUT gets
-gpu.zip: the page gpu.md, the training curves, the rows, and a log of each command. The rows of a GPU also go to
+Each command is a process with a time limit. If one fails, its error is on the page, and the next one runs. OUT/gpu.zip
+has the page gpu.md, the training curves, the rows, and a log of each command. The rows of a GPU are also written to
 benchmarks/results.
 """
 import argparse
@@ -42,7 +42,7 @@ NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
 
 
 class Run(NamedTuple):
-    """One command: its name, its time limit in seconds, and what it adds to the environment."""
+    """One command: its name, its time limit in seconds, and its additional environment variables."""
     name: str
     limit: float
     command: list
@@ -113,12 +113,12 @@ def trtexec(device, out):
         yield Run(f'trtexec {norm}, batch {batch}', 120, ['trtexec', f'--onnx={onnx}', '--fp16'])
 
 
-# In this order: what takes longest to compile comes last, and gets the time that is left.
+# The commands with the longest compilation are last and get the remaining time.
 PARTS = {part.__name__: part for part in (kernels, layers, steps, table8, digits, trtexec, table8_compiled)}
 
 
 def run(command, limit, log, environment):
-    """Runs a command, whose output goes to the file `log`; returns in a few words what came of it."""
+    """Runs a command with its output in the file `log`; returns its result in a few words."""
     with log.open('w') as file:
         if limit <= 0:
             return 'no time left'
@@ -130,7 +130,7 @@ def run(command, limit, log, environment):
         try:
             status = process.wait(limit)
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # also what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -143,7 +143,7 @@ def run(command, limit, log, environment):
 
 
 def checked_out():
-    """The commit of this checkout; '' of an archive without history, or where git is not installed."""
+    """The commit of this checkout; '' without git or history."""
     with suppress(FileNotFoundError):
         return subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return ''
@@ -161,7 +161,7 @@ def fusion_table(path):
 
 
 def digits_table(folder):
-    """The last loss and the accuracy of each run of the digits."""
+    """The last loss and the accuracy of each run on the digits."""
     rows = []
     for path in sorted(folder.glob('*/*/vis_data/scalars.json')):
         scalars = read_scalars(path)
@@ -197,9 +197,9 @@ def main(argv=None):
                         help='a new folder')
     args = parser.parse_args(argv)
     if args.device == 'cuda' and not torch.cuda.is_available():
-        raise PreflightError('torch sees no GPU here (`--device cpu` runs everything tiny, to check the script).')
+        raise PreflightError('torch finds no GPU (`--device cpu` runs tiny sizes to check the script).')
     if args.out.exists():
-        raise PreflightError(f'--out {args.out} is there already: name a new folder.')
+        raise PreflightError(f'--out {args.out} exists already; choose a new folder.')
     out, device = args.out.resolve(), torch.device(args.device)
     (out / 'report/logs').mkdir(parents=True)
     path = result_file(out / 'report/results', 'gpu', device)
@@ -219,7 +219,7 @@ def main(argv=None):
             print(f'=== {result}', flush=True)
             path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
             write_page(rows, out)
-            made = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # now: an interrupted run has one too
+            made = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # after each command
     if args.device == 'cuda':
         shutil.copytree(out / 'report/results', ROOT / 'benchmarks/results', dirs_exist_ok=True)
     print(f'\n{device_name(device)}: {out}/report/gpu.md\nTo send back: {made}')

@@ -1,11 +1,10 @@
-"""Draws what initial weights make of a signal: E[y^2] through 100 layers, and what is left of each branch at the end.
+"""Draws the propagation of a signal with initial weights: E[y^2] through 100 layers, and the share of each branch.
 
     python benchmarks/initial_signal.py
 
-The first image has layers of a linear map and an activation, for each initialization. The second has 100 residual
-branches, random linear maps of what they read, under PostNorm, PreNorm and the sum over sqrt(2): the correlation of
-each branch's output with the end of the stream, beside what Su (kexue 8620) derives. Writes
-docs/images/initial_signal.png.
+The first panels have layers of a linear map and an activation, for each initialization. The last has 100 residual
+branches, random linear maps of their inputs, with PostNorm, PreNorm and the sum over sqrt(2): the correlation of each
+branch's output with the end of the stream, and the theory of Su (kexue 8620). Writes docs/images/initial_signal.png.
 """
 import argparse
 from pathlib import Path
@@ -74,7 +73,7 @@ def weights(scheme, args):
 
 
 def figure_of(args):
-    """A panel for each activation, and one for the residual schemes."""
+    """A figure with a panel for each activation, and one for the residual schemes."""
     figure = Figure(figsize=(8, 4), layout='constrained')
     *panels, last = figure.subplots(2, 2).flat
     for axes, activation in zip(panels, ACTIVATIONS, strict=True):

@@ -1,4 +1,4 @@
-"""What INT8 costs trained models, their norms folded: metrics, and signal to noise of a classifier's logits.
+"""Measures trained, folded models in INT8: metrics, and the SNR of a classifier's logits.
 
     python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
@@ -35,8 +35,8 @@ def parse_args(argv=None):
     parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
     parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in VARIANTS.items() if form.int8],
                         metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
-    parser.add_argument('--num-samples', type=positive, default=300, help='training images for the ranges')
-    parser.add_argument('--num-images', type=positive, default=500, help='test images for the signal to noise')
+    parser.add_argument('--num-samples', type=positive, default=300, help='training images for calibration')
+    parser.add_argument('--num-images', type=positive, default=500, help='test images for the SNR')
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
@@ -50,17 +50,17 @@ def parse_model(text):
 
 
 def centred(scores):
-    """Logits up to a number that all classes of an image share."""
+    """Logits minus their mean over the classes of an image."""
     return scores - scores.mean(1, keepdim=True)
 
 
 def logits(runner, arrays):
-    """Of a classifier, :func:`centred`."""
+    """The :func:`centred` logits of a classifier."""
     return centred(torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log())
 
 
 def measure(config, checkpoint, args, folder):
-    """One dict a form: `form`, `metrics`, and for a classifier `snr` in dB."""
+    """One dict per form: `form`, `metrics`, and for a classifier `snr` in dB."""
     cfg = load_config(config)
     set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, checkpoint)
@@ -73,7 +73,7 @@ def measure(config, checkpoint, args, folder):
     for form, open_session in openers.items():
         try:
             runner = ExportedModel(open_session())
-        except PreflightError as error:  # LayerNorm has no kernel in every form
+        except PreflightError as error:  # some forms have no kernel for LayerNorm
             yield dict(form=form, metrics={}, error=str(error))
             continue
         row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
@@ -87,7 +87,7 @@ def measure(config, checkpoint, args, folder):
 
 
 def cell(values):
-    """Mean and standard deviation of the seeds; an AP, which is at most 1, has three digits."""
+    """Mean and standard deviation over seeds; an AP, which is at most 1, has three digits."""
     digits = 3 if max(values) <= 1 else 2
     spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
     return f'{np.mean(values):.{digits}f}{spread}'
@@ -97,14 +97,14 @@ def cell(values):
 def main(argv=None):
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    lines = ['| model | form | metrics | signal to noise, dB |', '|---|---|---|---|']
+    lines = ['| model | form | metrics | SNR, dB |', '|---|---|---|---|']
     for text in args.models:
         name, config, checkpoints = parse_model(text)
         seeds = []
         for seed, checkpoint in enumerate(checkpoints):
             with tempfile.TemporaryDirectory() as folder:
                 seeds.append(list(measure(config, checkpoint, args, Path(folder))))
-            with open(args.out / 'int8.jsonl', 'a') as file:  # a seed at a time: hours of tests may be interrupted
+            with open(args.out / 'int8.jsonl', 'a') as file:  # after each seed, as tests take hours
                 for row in seeds[-1]:
                     print(json.dumps(dict(model=name, seed=seed, **row, environment=environment(torch.device('cpu')))),
                           file=file)

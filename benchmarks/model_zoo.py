@@ -3,9 +3,9 @@
     python benchmarks/model_zoo.py            # all models, about ten minutes on one core
     python benchmarks/model_zoo.py --only 'swin|convnext' --again
 
-Each model has random weights, and norms of random statistics whose scales are negative or zero in some channels. It
-runs in float64 before and after `fuse_norms(model, example=...)`. Each finished model is one line in
-benchmarks/results/model_zoo.jsonl; a run goes on where the last one ended.
+Each model has random weights, and norms with random statistics and scales that are negative or zero in some channels.
+It runs in float64 before and after `fuse_norms(model, example=...)`. Each finished model is one line in
+benchmarks/results/model_zoo.jsonl; an interrupted run resumes.
 """
 import argparse
 import gc
@@ -35,7 +35,7 @@ from mmunorm.utils import error_text
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'
-# Names with the side of the image, and arguments where the architecture asks for that.
+# Names with the image size, and arguments if the architecture needs them.
 TIMM = {
     'swin_tiny_patch4_window7_224': 224, 'swin_s3_tiny_224': 224, 'swinv2_tiny_window8_256': (128, dict(img_size=128)),
     'swinv2_cr_tiny_ns_224': 224, 'vit_tiny_patch16_224': (64, dict(img_size=64)),
@@ -64,15 +64,15 @@ MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7
          'conditional_detr/conditional-detr_r50_8xb2-50e_coco', 'dab_detr/dab-detr_r50_8xb2-50e_coco',
          'deformable_detr/deformable-detr_r50_16xb2-50e_coco', 'dino/dino-4scale_r50_8xb2-12e_coco',
          'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
-# Where a difference is one: of the largest value.
+# The threshold of a difference, relative to the largest value.
 EXACT = 1e-8
 HEADER = ('model', 'norms', 'replaced', 'folded', 'kept, and why', 'largest difference')
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--only', default='', help='regular expression: models whose name it is found in')
-    parser.add_argument('--again', action='store_true', help='also run models that have a result')
+    parser.add_argument('--only', default='', help='regular expression of model names')
+    parser.add_argument('--again', action='store_true', help='also rerun models that have a result')
     parser.add_argument('--results', type=Path, default=RESULTS, help='the file of finished models')
     parser.add_argument('--page', type=Path, default=PAGE, help='the page to write')
     return parser.parse_args(argv)
@@ -94,7 +94,7 @@ def mmpretrain_case(name):
 def mmdet_case(name):
     cfg = Config.fromfile(Path(mmdet.__file__).parent / '.mim/configs' / f'{name}.py').model
     if 'num_queries' in cfg:
-        cfg.num_queries = 50  # DINO takes them from the pixels, of which there are few
+        cfg.num_queries = 50  # DINO selects them from the few pixels
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg)
     return model, [dict(inputs=image(*size), data_samples=[sample(*size)]) for size in ((96, 128), (101, 150))]
@@ -110,7 +110,7 @@ def sample(*size):
 
 
 def cases():
-    """Names of all models, with what builds them."""
+    """Names of all models, with functions that build them."""
     for source, names, make in (('timm', TIMM, timm_case), ('mmpretrain', MMPRETRAIN, mmpretrain_case),
                                 ('mmdet', MMDET, mmdet_case)):
         for name in names:
@@ -119,9 +119,9 @@ def cases():
 
 @torch.no_grad()
 def randomize(model):
-    """Draws statistics, scales and shifts of the norms, a tenth of the scales zero, and what is constant elsewhere.
+    """Draws statistics, scales and shifts of the norms, a tenth of the scales zero, and constant parameters elsewhere.
 
-    So no layer scale of 1e-6 hides what a wrong norm would do.
+    Otherwise a layer scale of 1e-6 would hide errors of a norm.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -139,12 +139,12 @@ def randomize(model):
             elif isinstance(tensor, torch.nn.Parameter) and tensor.dim() and (tensor == tensor.flatten()[0]).all():
                 tensor.add_(draw(tensor) * 0.1)
             elif not (tensor.abs() < 1e3).all() and isinstance(tensor, torch.nn.Parameter):
-                tensor.copy_(draw(tensor))  # mmdet leaves in some what was in the memory
+                tensor.copy_(draw(tensor))  # mmdet leaves some uninitialized
     return model.eval()
 
 
 def to_double(model):
-    """The model in float64, and so the encodings of positions that some compute in float32."""
+    """The model in float64, including position encodings that some models compute in float32."""
     for module in model.modules():
         if getattr(module, 'dtype', None) is torch.float32:
             module.dtype = torch.float64
@@ -155,7 +155,7 @@ def to_double(model):
 
 @torch.no_grad()
 def outputs(model, example):
-    """All tensors that come out for an example, or for each of several."""
+    """All output tensors for an example, or for each of several."""
     if isinstance(example, list):
         return [tensor for one in example for tensor in outputs(model, one)]
     results = tensors_in(model(**example) if isinstance(example, dict) else model(example))
@@ -163,7 +163,7 @@ def outputs(model, example):
 
 
 def difference(after, before):
-    """The largest difference of any two outputs, of the largest value of that output; inf has to be where it was."""
+    """The largest difference of any two outputs, relative to the output's largest value; inf must stay in place."""
     assert len(after) == len(before) > 0 and all(a.shape == b.shape for a, b in zip(after, before, strict=True))
     largest = 0.
     for a, b in zip(after, before, strict=True):
@@ -177,21 +177,21 @@ def difference(after, before):
 
 
 def short(reason):
-    """A reason without the names of the layers, so that norms can be counted by it."""
-    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution reads it'),
-                           (r'together with other values|padded by nothing', 'it is read with padding or other values'),
-                           (r'along another dimension', 'it is read along another dimension'),
-                           (r'which reads something else', 'its reader reads something else, too'),
-                           (r'weight is computed', 'its reader has a computed weight'),
-                           (r'has no affine', 'is no norm of one scale and shift'),
+    """A reason without layer names, so that norms can be counted by reason."""
+    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution consumes it'),
+                           (r'together with other values|padded by 0', 'it is consumed with padding or other values'),
+                           (r'along another dimension', 'it is consumed along another dimension'),
+                           (r'which also has another input', 'its consumer also has another input'),
+                           (r'with a computed weight', 'its consumer has a computed weight'),
+                           (r'has no affine', 'has no scale and shift'),
                            (r'is an output of the model', 'it is an output'),
                            (r'computes? .*at inference', 'computes its statistics at inference'),
-                           (r'read by the norm', 'another norm reads it'),
+                           (r'consumed by the norm', 'another norm consumes it'),
                            (r'did not run', 'did not run'),
                            (r'goes through its activation', 'its activation comes after it'),
-                           (r'bias that is not made of parameters', 'its reader has a computed bias'),
+                           (r'bias that is not made of parameters', 'its consumer has a computed bias'),
                            (r'is shared with', 'it or its neighbour is shared'),
-                           (r'read by (\w+?)_?;', r'"\1" reads it')):
+                           (r'consumed by (\w+?)_?;', r'"\1" consumes it')):
         if match := re.search(pattern, reason):
             return match.expand(words)
     return re.sub(r'\S*\d\S*', 'N', reason)
@@ -239,23 +239,23 @@ This page shows which norms `fuse_norms` folds in 72 architectures. To try anoth
 [fusion.md](fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
 
 Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
-folds these and the BatchNorms. GroupNorm stays as it is.
+folds these and the BatchNorms. GroupNorm is kept.
 
 - {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
-- {padded} of the kept norms stand before padding with zeros, which could be filled as in Swin. Algebra allows to fold
-  these and the folded ones: {folded / (folded + padded):.1%} of them are folded.
-- {len(wrong)} models compute something else after folding{': ' + ', '.join(wrong) if wrong else ''}.
+- {padded} of the kept norms are before zero padding, which could be filled as in Swin. These and the folded norms can
+  be folded algebraically: {folded / (folded + padded):.1%} of them are folded.
+- {len(wrong)} models have different outputs after folding{': ' + ', '.join(wrong) if wrong else ''}.
 - {len(rows) - len(good)} models did not run.
 
 The largest difference is over all outputs in float64, divided by the largest value of that output. Images are as
-small as the architecture takes. Detectors run on two sizes and in the mode `tensor`.
+small as the architecture allows. Detectors run on two sizes and in the mode `tensor`.
 
 {table}
 
 Most norms that are kept cannot be folded by algebra:
-- A sum, a product or a maximum with other values is no linear layer.
+- A sum, a product or a maximum with other values is not a linear layer.
 - A convolution that pads with zeros would need another padding.
-- A norm that computes its statistics at inference is no map of one scale and shift.
+- A norm that computes its statistics at inference is not an affine map.
 '''
 
 
@@ -270,7 +270,7 @@ def main(argv=None):
         bar.set_description(name)
         try:
             row = measure(make, key)
-        except Exception as error:  # one that does not run is a row of the table, too
+        except Exception as error:  # a model that does not run is also a row of the table
             row = dict(error=error_text(error))
         rows[name] = dict(model=name, versions=dict(mmunorm=mmunorm.__version__, timm=timm.__version__), **row)
         args.results.write_text(''.join(json.dumps(rows[case[0]]) + '\n' for case in cases() if case[0] in rows))

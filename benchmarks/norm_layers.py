@@ -3,9 +3,9 @@
     python benchmarks/norm_layers.py
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
-Every norm does forward and backward on the four token maps of Swin-T. In each round, the norms run in turn. Ratios
-are of medians, with the quartiles of single rounds. `UN` has left its warm-up, `UN in warm-up` has not.
-BatchNorm is torch's, with the tokens as samples. The rows go to benchmarks/results/norm_layers_DEVICE.jsonl.
+Every norm runs forward and backward on the four token maps of Swin-T, all norms in rotation in each round. Ratios are
+ratios of medians, with the quartiles over single rounds. `UN` is past its warm-up, `UN in warm-up` is not. BatchNorm is
+torch's, with tokens as samples. The rows are written to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ LN = 'LayerNorm'
 
 
 class TokensBN(nn.BatchNorm1d):
-    """torch's BatchNorm, every token a sample."""
+    """torch's BatchNorm with tokens as samples."""
 
     def forward(self, x):
         return super().forward(x.flatten(0, -2)).view_as(x)
@@ -68,16 +68,16 @@ def parse_args(argv=None):
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
     args = parser.parse_args(argv)
     if args.clock == 'cpu' and torch.device(args.device).type != 'cpu':
-        parser.error('--clock cpu does not see the work of a GPU')
+        parser.error('--clock cpu does not measure a GPU')
     if args.batch < 1 or args.rounds < 1:
         parser.error(f'--batch and --rounds must be positive, got {args.batch} and {args.rounds}')
     return args
 
 
 def make_step(name, channels, x, dy, compiled):
-    """A function without arguments that does forward and backward once."""
+    """A function without arguments that runs forward and backward once."""
     norm = NORMS[name](channels).to(x.device)
-    if isinstance(norm, ONLINE_NORMS):  # they want parameters of the input's dtype
+    if isinstance(norm, ONLINE_NORMS):  # they need parameters of the input's dtype
         norm.to(x.dtype)
     parameters = list(norm.parameters())
     run = torch.compile(norm, fullgraph=True, dynamic=False) if compiled else norm
@@ -91,7 +91,7 @@ def make_step(name, channels, x, dy, compiled):
 
 
 def steps_per_turn(step, device):
-    """The number of steps with which a turn takes a few milliseconds."""
+    """The number of steps that take a few milliseconds."""
     race = measure.Race({'': step}, device)
     seconds = min(race.seconds('') for _ in range(5))
     return max(1, round(5e-3 / seconds))

@@ -1,4 +1,4 @@
-"""Measures what NormStatisticsHook costs at interval 1: training steps with and without it, in turn, in one process.
+"""Measures the overhead of NormStatisticsHook at interval 1: training steps with and without it, alternating.
 
     python benchmarks/recording_overhead.py [--steps 30] [--only digits]
 
@@ -69,7 +69,7 @@ def measure(model, batch, size, steps, device):
                 step(recorded)
                 if round_ >= 0:
                     times[recorded].append(_now(device) - start)
-        # Writes a whole block, with the numbers for the log. In a run this happens once in so many steps.
+        # Writes a whole block and logs its values; in a run, once per block of steps.
         rows = len(hook._block)
         hook._block.uniform_(1, 2)
         hook._steps = list(range(1, rows + 1))
@@ -87,7 +87,7 @@ def _samples(batch, device):
 
 def _now(device):
     if device == 'cpu':
-        return time.process_time()  # CPU time of all threads; other programs do not count
+        return time.process_time()  # CPU time of all threads of this process
     torch.cuda.synchronize()
     return time.perf_counter()
 

@@ -2,8 +2,8 @@
 
     python benchmarks/residual_step.py --threads 1 --clock cpu
 
-In each round, all schemes do a step in turn. Ratios are of medians, to PostNorm's. BranchNorm is in its
-ramp. The rows go to benchmarks/results/residual_step_DEVICE.jsonl.
+All schemes run in rotation in each round. Ratios are ratios of medians to PostNorm's. BranchNorm is in its ramp. The
+rows are written to benchmarks/results/residual_step_DEVICE.jsonl.
 """
 import argparse
 import json
@@ -42,7 +42,7 @@ def parse_args(argv=None):
 
 
 def make_step(scheme, norm, settings, args):
-    """A function without arguments that does one training step."""
+    """A function without arguments that runs one training step."""
     torch.manual_seed(0)
     model = UNVisionTransformer(
         **settings, norm_cfg=NORMS[norm], residual_cfg=dict(SCHEMES[scheme], type=scheme)).to(args.device).train()

@@ -1,11 +1,11 @@
-"""The tables of training scores in docs/ and projects/: what write_scores.py writes, by name.
+"""Definitions, by name, of the tables of training scores in docs/ and projects/ for write_scores.py.
 
 - `labels`: the headers of the first columns.
-- `rows`: by label, or a tuple of them, the values that pick trainings.
-- `columns`: by header the metric, how it is printed (`form`, `digits`, `missing`), and more values that pick.
-- `where`: values that hold for the whole table.
+- `rows`: by label, or tuple of labels, the values that select trainings.
+- `columns`: by header the metric, its format (`form`, `digits`, `missing`), and further values that select trainings.
+- `where`: values that select trainings for the whole table.
 
-A value belongs to a field of scores.jsonl, or to one of its options.
+A value is that of a field of scores.jsonl, or of one of its options.
 """
 TOP1, BOX, MASK = 'accuracy/top1', 'coco/bbox_mAP', 'coco/segm_mAP'
 BLEU, CHRF, LOSS = 'translation/BLEU', 'translation/chrF', 'loss'
@@ -17,7 +17,7 @@ INTEL_BF16 = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='bfloat16'
 INTEL = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='float32')
 STRESSED = dict(options=dict(condition='stressed'))
 
-# Every norm of the comparisons, by what the tables call it.
+# The norms of the comparisons, by their names in the tables.
 FOLDING = {'BN': 'BN', 'RepBN': 'RepBN', 'MABN': 'MABN', 'PN*': 'PN*', 'UN without its filter': 'UN-nofilter',
            'UN': 'UN', 'UN+': 'UN+'}
 VARIANTS = {'UN, `eta=0.`': 'eta', 'UN, `centered=True`': 'mean', 'UN+ with `eta=1.`': 'eta1'}
@@ -48,19 +48,19 @@ def boxes():
 
 
 def images(metric):
-    """Scores on other images."""
+    """Scores on modified images."""
     return {'as they are': mean(metric, condition='trained'), 'darker (x 0.6)': mean(metric, condition='darker'),
             'noisier (sigma 25 of 255)': mean(metric, condition='noisier'),
             'larger (x 1.25)': mean(metric, condition='larger')}
 
 
 def quantized(label, kind):
-    """What a classifier has in float and in one form in INT8, and the SNR of its logits."""
+    """Scores of a classifier in float and in one form in INT8, and the SNR of its logits."""
     return {'top-1, float': mean(TOP1, kind='float'), f'top-1, {label}': mean(TOP1, kind=kind),
             'dB': dict(metric='snr', digits=1, kind=kind)}
 
 
-# Ways from LayerNorm to UN, as benchmarks/conversion.py names them.
+# Conversions from LayerNorm to UN, as named in benchmarks/conversion.py.
 WAYS = {label: dict(way=way) for label, way in {
     'LN, trained on (the control)': 'LN, trained on',
     'gamma kept, statistics collected': 'gamma kept',
@@ -69,7 +69,7 @@ WAYS = {label: dict(way=way) for label, way in {
     'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher'}.items()}
 TESTED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
-# What benchmarks/int8.py calls the forms of a model.
+# The names of a model's forms in benchmarks/int8.py.
 FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
          for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
 LITERT = {model: dict(model=model) for model in ('LN, trained on', 'UN, converted', 'LN', 'BN', 'RepBN')}

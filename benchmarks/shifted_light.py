@@ -1,4 +1,4 @@
-"""Top-1 of trained classifiers on test images in another light: darker, brighter, with less and with more contrast.
+"""Measures top-1 of trained classifiers on darker and brighter test images, and with lower and higher contrast.
 
     python benchmarks/shifted_light.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
@@ -33,7 +33,7 @@ def parse_args(argv=None):
 
 
 def shifted(cfg, factors):
-    """The config whose test images are changed by these factors after they are read."""
+    """The config with test images modified by these factors after loading."""
     cfg = copy.deepcopy(cfg)
     pipeline = cfg.test_dataloader.dataset.pipeline
     pipeline.insert(1, dict(type='ColorJitter', **{name: (factor, factor) for name, factor in factors.items()}))

@@ -1,6 +1,6 @@
-"""Counts what SyncUN communicates in a training step: `python benchmarks/sync_cost.py [RANKS ...]`.
+"""Counts the communication of SyncUN in a training step: `python benchmarks/sync_cost.py [RANKS ...]`.
 
-The numbers come from the models that the configs build. Nothing is timed.
+The numbers are computed from the models of the configs. Nothing is timed.
 """
 import argparse
 from pathlib import Path

@@ -3,8 +3,8 @@
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
-In each round, both models do a step in turn. Ratios are of medians. `UN` has left its warm-up. The rows
-go to benchmarks/results/train_step_DEVICE.jsonl.
+Both models run in turn in each round. Ratios are ratios of medians. `UN` is past its warm-up. The rows are written to
+benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import itertools
@@ -30,7 +30,7 @@ NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', default='tiny', help="mmpretrain's name of a Swin")
+    parser.add_argument('--arch', default='tiny', help='architecture of the Swin in mmpretrain')
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
     parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
     parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'], default=['none'],
@@ -40,7 +40,7 @@ def parse_args(argv=None):
 
 
 def add_step_arguments(parser):
-    """What every benchmark of training steps takes."""
+    """Adds the common arguments of benchmarks of training steps."""
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--rounds', type=int, default=15)
@@ -52,7 +52,7 @@ def add_step_arguments(parser):
 
 
 def make_step(norm_cfg, images, mode, amp, args):
-    """A function without arguments that does one training step."""
+    """A function without arguments that runs one training step."""
     torch.manual_seed(0)
     model = UNSwinTransformer(
         args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0, pad_small_map=True)
@@ -68,7 +68,7 @@ def make_step(norm_cfg, images, mode, amp, args):
 
 
 def warm_step(loss, optimizer):
-    """A function that does one training step on `loss()`; it has done six, which compile, and fill UN's window."""
+    """A function that runs one training step on `loss()`, after six steps that compile it and fill UN's window."""
 
     def step():
         loss().backward()

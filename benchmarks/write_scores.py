@@ -1,11 +1,11 @@
-"""Writes the tables of training scores in docs/ and projects/ from results/scores.jsonl, a row a training.
+"""Writes the tables of training scores in docs/ and projects/ from results/scores.jsonl, which has a row per training.
 
     python benchmarks/write_scores.py                                                  # the tables, from the data
     python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
 
-score_tables.py says what the tables contain. In a page, a table stands between `<!-- scores: NAME -->` and
-`<!-- /scores -->`. `--add` takes the runs of tools/analysis/compare_norms.py that have ended, or of conversion.py, and
-replaces rows of the same training. Call it on the machine that trained them: the rows name its CPU.
+score_tables.py defines the tables. In a page, a table is between `<!-- scores: NAME -->` and `<!-- /scores -->`.
+`--add` adds the finished runs of tools/analysis/compare_norms.py or of conversion.py, and replaces rows of the same
+training. Run it on the machine of the trainings, because the rows name its CPU.
 """
 import argparse
 import csv
@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
-# What int8.py and shifted_light.py append: the same trainings in 8 bits, and in another light.
+# Written by int8.py and shifted_light.py: the same trainings in INT8, and on modified images.
 BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_executorch',
            'int8_detector_full', 'shifted_light')
 PAGES = sorted([*ROOT.glob('docs/**/*.md'), *ROOT.glob('projects/**/*.md')])
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
-# What makes two rows the same training.
+# The fields that identify a training.
 IDENTITY = ('experiment', 'norm', 'settings', 'options', 'seed', 'steps', 'cpu', 'precision')
-BFLOAT16 = ('BFloat16OptimWrapper', 'AmpOptimWrapper')  # the second is bfloat16, too, on a CPU
+BFLOAT16 = ('BFloat16OptimWrapper', 'AmpOptimWrapper')  # on a CPU, both are bfloat16
 
 
 def read(path):
@@ -48,7 +48,7 @@ def read(path):
 
 
 def load():
-    """What the tables are written from."""
+    """The data of the tables."""
     rows = [dict(row, experiment=name, kind=row['form'], options={}) for name in BY_FORM
             for row in read(DATA.with_name(f'{name}.jsonl'))]
     for row in rows:
@@ -63,7 +63,7 @@ def matches(row, wanted):
 
 
 def cell(rows, metric, form='mean', digits=2, missing='not run'):
-    """What a table says of these trainings.
+    """The cell of a table for these trainings.
 
     'mean' is the mean and the sample standard deviation, 'count' adds the number of seeds, 'each' is all scores.
     """
@@ -74,7 +74,7 @@ def cell(rows, metric, form='mean', digits=2, missing='not run'):
         mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
         count = len(values)
     elif lost:
-        row, = lost  # only this is left of its seeds
+        row, = lost  # a summary instead of single seeds
         mean, spread, count = row['mean'][metric], row['std'][metric], row['seeds']
     elif failed:
         return f'{FAIL} at step {failed[0]["failed_step"]}' if len(failed) == 1 else f'{FAIL} ({len(failed)})'
@@ -104,12 +104,12 @@ def table(name, data):
 
 
 def written(text, data):
-    """A page with its tables as the data say."""
+    """A page with its tables updated from the data."""
     return MARKED.sub(lambda match: match[1] + table(match[2], data) + match[3], text)
 
 
 def described(run):
-    """What the files of a run say of its training."""
+    """Information on a training from the files of its run."""
     cfg = Config(read_config_text(run.with_suffix('.py').read_text()))
     log = sorted(run.glob('*/*.log'))[-1].read_text()
     steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
@@ -126,7 +126,7 @@ def rounded(metrics):
 
 
 def compared(out):
-    """The rows of the runs of tools/analysis/compare_norms.py that have ended."""
+    """The rows of the finished runs of tools/analysis/compare_norms.py."""
     names = {slug(name): name for name in NORMS}
     for file in sorted(out.glob('**/seed_*/result.json')):
         run, result = file.parent, json.loads(file.read_text())
@@ -159,7 +159,7 @@ def converted(out):
 
 
 def merged(data, rows):
-    """All rows; of two that are the same training, the new one."""
+    """All rows; new rows replace rows of the same training."""
     def identity(row):
         return json.dumps([row.get(key) for key in IDENTITY], sort_keys=True)
 
@@ -169,16 +169,16 @@ def merged(data, rows):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--add', type=Path, metavar='OUT', help='folder that compare_norms.py or conversion.py wrote')
-    parser.add_argument('--experiment', help='what the data call these trainings: swin, t2t, maskrcnn, '
-                        'conversion, conversion_detector, or a name that no table has yet')
+    parser.add_argument('--experiment', help='name of these trainings in the data: swin, t2t, maskrcnn, '
+                        'conversion, conversion_detector, or a new name')
     args = parser.parse_args(argv)
     if (args.add is None) != (args.experiment is None):
-        parser.error('--add and --experiment go together')
+        parser.error('--add and --experiment must be given together')
     if args.add:
         runs = (converted if (args.add / 'conversion.csv').exists() else compared)(args.add)
         rows = [dict(experiment=args.experiment, **run) for run in runs]
         write_text(DATA, ''.join(json.dumps(row) + '\n' for row in merged(read(DATA), rows)))
-        print(f'{len(rows)} runs of {args.add} stand in {DATA}')
+        print(f'{len(rows)} runs of {args.add} added to {DATA}')
     data = load()
     for page in PAGES:
         text = page.read_text()

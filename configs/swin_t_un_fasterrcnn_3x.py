@@ -1,4 +1,4 @@
-# Faster R-CNN with the recipe of the Mask R-CNN beside it, without masks.
+# Faster R-CNN with the recipe of swin_t_un_maskrcnn_3x.py, without masks.
 _base_ = ['./swin_t_un_maskrcnn_3x.py']
 
 model = dict(

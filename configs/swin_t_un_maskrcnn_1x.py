@@ -1,4 +1,4 @@
-# The recipe in 12 epochs, for the ablations.
+# The 3x recipe with 12 epochs, for the ablations.
 _base_ = ['./swin_t_un_maskrcnn_3x.py']
 
 train_cfg = dict(max_epochs=12)

@@ -5,7 +5,7 @@ _base_ = [
     './_base_/mmunorm.py'
 ]
 
-# Backbone weights to start from: those of the matching ImageNet config.
+# Pretrained backbone weights: those of the matching ImageNet config.
 pretrained = 'work_dirs/t2t_vit_14_un_imagenet/epoch_300.pth'
 
 model = dict(

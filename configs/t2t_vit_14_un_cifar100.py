@@ -1,4 +1,4 @@
-# CIFAR-100, the Python version, in data/cifar100/cifar-100-python; all else as for CIFAR-10.
+# CIFAR-100, the Python version, in data/cifar100/cifar-100-python; otherwise as for CIFAR-10.
 _base_ = ['./t2t_vit_14_un_cifar10.py']
 
 model = dict(head=dict(num_classes=100))

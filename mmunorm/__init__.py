@@ -1,8 +1,8 @@
-"""Unified Normalization for vision Transformers in the OpenMMLab world.
+"""Unified Normalization for vision Transformers, for OpenMMLab and plain PyTorch.
 
-Importing the package registers its layers, backbones and hooks in mmengine's root registries, so
-that a config of any OpenMMLab project finds them by name. Without OpenMMLab there are the norms and the functions that
-take a model, such as :func:`fuse_norms`.
+Importing the package registers its layers, backbones and hooks in mmengine's root registries, so that a config of any
+OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
+:func:`fuse_norms`, are available.
 """
 import warnings
 
@@ -13,7 +13,8 @@ __version__ = '0.1.0'
 if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
-from .registry import MISSING, explain_missing, lacks, what_is_missing
+from . import registry
+from .registry import explain_missing, lacks, what_is_missing
 
 if not lacks('mmengine'):
     from mmengine.config.utils import MODULE2PACKAGE
@@ -26,12 +27,18 @@ if not lacks('mmengine'):
     # Before anything imports mmcv.ops.
     ops.install()
 
-    if MISSING:
-        warnings.warn(what_is_missing('mmunorm has its norms and fuse_norms; the rest of it'), stacklevel=2)
+    if not registry.MISSING:
+        from .utils import quiet_imports
+        try:
+            with quiet_imports():
+                import mmpretrain.models  # noqa: F401
+        except ImportError as error:
+            registry.mark_missing('mmpretrain', error)
 
-if not MISSING:
-    from .utils import quiet_imports
+    if registry.MISSING:
+        warnings.warn(what_is_missing('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
 
+if not registry.MISSING:
     with quiet_imports():
         from . import analysis, backbones, datasets, engine, init  # noqa: F401
 elif not lacks('mmengine'):

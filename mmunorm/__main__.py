@@ -16,7 +16,7 @@ TOOLS = Path(__file__).parent / '.mim/tools'
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the tool that the first argument names, such as `train` or `analysis/report`; without one, lists them."""
+    """Runs the tool named by the first argument, such as `train` or `analysis/report`; without one, lists the tools."""
     argv = sys.argv[1:] if argv is None else argv
     tools = {str(path.relative_to(TOOLS).with_suffix('')): path
              for path in sorted(TOOLS.rglob('*')) if path.suffix in ('.py', '.sh')}
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f'there is no tool {argv[0]}: {hint}', file=sys.stderr)
         raise SystemExit(2)
     if not argv or argv[0] not in tools:
-        print('usage: mmunorm TOOL [arguments]; the --help of a tool says more.')
+        print('usage: mmunorm TOOL [arguments]; see `mmunorm TOOL --help`.')
         for _, names in groupby(tools, lambda name: name.rpartition('/')[0]):
             print()
             for name in names:

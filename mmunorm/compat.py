@@ -1,4 +1,4 @@
-"""Features that differ between releases of torch, from 2.1 on. Other modules use what every release has."""
+"""Compatibility with torch 2.1 and newer. Other modules use only features that every release has."""
 from __future__ import annotations
 
 import codecs
@@ -12,18 +12,18 @@ from types import SimpleNamespace
 
 import torch
 
-# Before 2.3 a private function.
+# A private function before 2.3.
 is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_compiling
 
-# The gradient scaler of every device; before 2.3 there is CUDA's alone.
+# The device-agnostic gradient scaler; before 2.3 there is only CUDA's.
 GradScaler = getattr(torch.amp, 'GradScaler', torch.cuda.amp.GradScaler)
 
-# Raised when a GPU's memory is full; before 2.5 by CUDA alone.
+# Raised when a GPU is out of memory; before 2.5 there is only CUDA's.
 OutOfMemoryError = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 
 
 def in_backward_pass() -> bool:
-    """Whether autograd runs one in this thread. A forward pass is then a recomputed one."""
+    """Whether autograd runs a backward pass in this thread. A forward pass is then a recomputation."""
     if torch._C._current_graph_task_id() != -1:
         return True
     compiled_autograd = sys.modules.get('torch._dynamo.compiled_autograd')  # expensive to import
@@ -31,22 +31,19 @@ def in_backward_pass() -> bool:
 
 
 def forget_compiled_code() -> None:
-    """Drops what torch.compile has compiled, after layers of a model were replaced.
-
-    Newer releases notice it themselves. 2.1 would go on with the layers that are gone.
-    """
+    """Resets torch.compile after layers of a model were replaced; torch 2.1 would keep using the old layers."""
     if 'torch._dynamo' in sys.modules:
         torch.compiler.reset()
 
 
 def sees_attributes() -> bool:
-    """Whether a compiled model is compiled anew when an attribute of a layer changes; 2.1 does not do it."""
+    """Whether torch.compile recompiles when an attribute of a layer changes; 2.1 does not."""
     config = torch._dynamo.config
     return config.guard_nn_modules or getattr(config, 'inline_inbuilt_nn_modules', False)
 
 
 def allow_recompilations(number: int) -> None:
-    """Lets torch.compile compile one function at least so often, for inputs of different kinds."""
+    """Lets torch.compile compile one function at least `number` times, for different kinds of inputs."""
     config = torch._dynamo.config
     name = 'recompile_limit' if hasattr(config, 'recompile_limit') else 'cache_size_limit'  # before 2.6
     setattr(config, name, max(number, getattr(config, name)))
@@ -61,9 +58,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
 
 
 def load_listed(file, map_location, listed: dict[str, object], load: Callable):
-    """`torch.load` that builds tensors, plain data and what is listed by full name; else an UnpicklingError.
+    """`torch.load` of tensors, plain data and the objects listed by full name; others raise an UnpicklingError.
 
-    With `weights_only=True` where that takes a list by name (from 2.7 on), else with a restricted unpickler.
+    Uses `weights_only=True` where that accepts a list of names (2.7 and newer), else a restricted unpickler.
     """
     if _TAKES_NAMES:
         with _only(listed):
@@ -77,7 +74,7 @@ _TAKES_NAMES = 'tuple' in str(inspect.signature(getattr(torch.serialization, 'ad
 
 @contextmanager
 def _only(listed: dict[str, object]) -> Iterator[None]:
-    """Gives torch a list of names. Nobody else's entry of the same name counts, such as mmengine's `getattr`."""
+    """Sets torch's list of safe globals. An entry of the same name by another package is ignored."""
     lists = torch.serialization
     before = lists.get_safe_globals()
     names = [each[1] if isinstance(each, tuple) else f'{each.__module__}.{each.__name__}' for each in before]

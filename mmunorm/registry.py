@@ -1,4 +1,4 @@
-"""mmengine's registry of models, and what the norms, their conversion and their folding need where there is none."""
+"""mmengine's registry of models, or a minimal replacement if mmengine is not installed."""
 from __future__ import annotations
 
 import logging
@@ -13,8 +13,18 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-# Of the packages of OpenMMLab that the whole of mmunorm needs, those that this Python does not have.
+# The OpenMMLab packages that mmunorm needs and that are not installed.
 MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if not _is_installed(name))
+
+
+_REASONS: dict[str, str] = {}
+
+
+def mark_missing(package: str, error: ImportError) -> None:
+    """Counts a package as missing that cannot be imported, such as mmpretrain beside transformers 5."""
+    global MISSING
+    MISSING = (*MISSING, package)
+    _REASONS[package] = str(error)
 
 
 def lacks(*packages: str) -> bool:
@@ -24,16 +34,18 @@ def lacks(*packages: str) -> bool:
 
 def what_is_missing(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
-    return (f"{what} needs {', '.join(MISSING)}, which this Python does not have. Beside OpenMMLab packages that you "
-            'have, install it from the same distribution as those (mmcv or onedl-mmcv, never both); with none, run '
+    if _REASONS:
+        return f'{what} needs {", ".join(_REASONS)}, which cannot be imported here: {"; ".join(_REASONS.values())}'
+    return (f"{what} needs {', '.join(MISSING)}, which is not installed. If other OpenMMLab packages are "
+            'installed, use the same distribution (mmcv or onedl-mmcv, never both); otherwise run '
             "`pip install '.[onedl]'` in a clone of mmunorm.")
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package that leaves `names` out where OpenMMLab is missing.
+    """Returns the `__getattr__` of a package that lacks `names` without OpenMMLab.
 
     Raises:
-        ImportError: one of them is asked for; says what is missing.
+        ImportError: one of `names` is requested; the message lists the missing packages.
     """
     def explain(name: str):
         if MISSING and name in names:
@@ -46,7 +58,7 @@ def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], objec
 if lacks('mmengine'):
 
     class Registry:
-        """Classes by name, as far as this package asks mmengine's Registry."""
+        """The part of mmengine's Registry that this package uses."""
 
         def __init__(self, name: str, locations: Sequence[str] = ()):
             self.name = name
@@ -61,7 +73,7 @@ if lacks('mmengine'):
             return register
 
         def build(self, cfg: dict):
-            """An instance of the class that `cfg['type']` is or names, with the other entries as its arguments.
+            """Builds the class `cfg['type']`, or the class of that name, with the other entries as arguments.
 
             Raises:
                 KeyError: there is no such class.

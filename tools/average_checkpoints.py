@@ -1,4 +1,4 @@
-"""Averages checkpoints of one run, such as its last five, into one for testing, folding and export."""
+"""Averages checkpoints of a run, such as its last five, for testing, folding and export."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -14,7 +14,7 @@ from mmunorm.utils import PreflightError, whole_file
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description=f'{__doc__} Weights and running statistics are averaged; counts come from the last one named.')
+        description=f'{__doc__} Weights and running statistics are averaged; counts are those of the last checkpoint.')
     parser.add_argument('checkpoint', nargs='+', help='checkpoints of one model, in the order of their steps')
     parser.add_argument('--out', required=True, metavar='FILE', help='checkpoint to write')
     args = parser.parse_args(argv)
@@ -27,7 +27,7 @@ def average(paths):
     """The mean of the checkpoints' weights, and the `meta` of the last.
 
     Raises:
-        PreflightError: a checkpoint cannot be read, or is of another model than the first.
+        PreflightError: a checkpoint cannot be read, or belongs to another model than the first.
     """
     sums, shapes = {}, None
     for path in tqdm(paths, desc='reading', unit='checkpoint', disable=None):
@@ -37,7 +37,7 @@ def average(paths):
         shapes = shapes or found
         if found != shapes:
             name = next(name for name in sorted({*found, *shapes}) if found.get(name) != shapes.get(name))
-            raise PreflightError(f'{path} is of another model than {paths[0]}: {name} differs.')
+            raise PreflightError(f'{path} belongs to another model than {paths[0]}: {name} differs.')
         for name, value in state.items():
             if value.is_floating_point():
                 sums[name] = sums.get(name, 0) + value.double()

@@ -1,4 +1,4 @@
-"""Turns the LayerNorms of a trained detector or classifier into offline norms, without labels."""
+"""Converts the LayerNorms of a trained model to offline norms, without labels."""
 import argparse
 import copy
 import json
@@ -35,14 +35,14 @@ def parse_args(argv=None):
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training images for the statistics (default: 512)')
     parser.add_argument('--images', metavar='FOLDER',
-                        help="take images of this folder in place of the config's training data; they need no labels")
+                        help="use the images in this folder instead of the config's training data; no labels needed")
     parser.add_argument('--adapt-steps', type=not_negative, default=0, metavar='N',
-                        help='then train the backbone for so many steps to give what it gave with LayerNorm; this '
-                        'needs no labels (default: 0; 300 are usual)')
+                        help='then train the backbone for this many steps to match its outputs with LayerNorm, without '
+                        'labels (default: 0; typical: 300)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
                         help='LayerNorms to keep: full names from the table, or regular expressions')
     parser.add_argument('--test', action='store_true',
-                        help='print the test metrics before and after; OUT/metrics.json has them, too')
+                        help='print the test metrics before and after, and write them to OUT/metrics.json')
     add_device_argument(parser)
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
@@ -62,7 +62,7 @@ def main(argv=None):
     meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
     if args.adapt_steps and not can_adapt(model):
-        raise PreflightError(f'--adapt-steps {args.adapt_steps}: {args.config} has no backbone to train; leave it out.')
+        raise PreflightError(f'--adapt-steps {args.adapt_steps}: {args.config} has no backbone to train.')
     teacher = copy.deepcopy(model.backbone) if args.adapt_steps else None
     if args.images is None:
         batches = training_batches(cfg, args.num_samples)
@@ -76,7 +76,7 @@ def main(argv=None):
         print(report)
         if teacher is not None:
             print(adapt_backbone(model, teacher, samples, args.adapt_steps, len(batches[0]['inputs']), out))
-    except ConversionError as error:  # of the norm, parse_goal has told
+    except ConversionError as error:  # errors of the norm were raised by parse_goal
         raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
     if args.test:
         metrics['after'] = test_metrics(cfg, model, 'testing after')
@@ -86,7 +86,7 @@ def main(argv=None):
     new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
     for path in save_converted(model, new, report, out, stem, meta):
         print(f'written: {path}')
-    (out / 'adapt.pt').unlink(missing_ok=True)  # from which a killed adaptation goes on
+    (out / 'adapt.pt').unlink(missing_ok=True)  # the resume file of the adaptation
     return report, metrics
 
 

@@ -31,7 +31,7 @@ def parse_args(argv=None):
     parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
     parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=positive, help='draw at most so many images of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)
@@ -45,8 +45,8 @@ class Detector:
         from mmdet.visualization import DetLocalVisualizer
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
-        load_weights(self.model, checkpoint)  # mmdet takes one of another model, too
-        self.visualizer = DetLocalVisualizer(alpha=0.5)  # what lies under a mask stays visible
+        load_weights(self.model, checkpoint)  # mmdet would accept one of another model
+        self.visualizer = DetLocalVisualizer(alpha=0.5)  # translucent masks
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
 
@@ -64,7 +64,7 @@ class Detector:
         instances.bboxes = instances.bboxes * scale
         if 'masks' in instances:
             masks = instances.masks[:, None].float()
-            if len(masks):  # torch enlarges no empty batch, and the visualizer checks its size
+            if len(masks):  # torch cannot resize an empty batch
                 masks = torch.nn.functional.interpolate(masks, (height, width), mode='bilinear')
             instances.masks = masks.reshape(-1, height, width) > 0.5
 
@@ -76,9 +76,9 @@ class Classifier:
         from mmpretrain import ImageClassificationInferencer
         from mmpretrain.visualization import UniversalVisualizer
         self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
-        load_weights(self.inferencer.model, checkpoint)  # mmpretrain takes one of another model, too
+        load_weights(self.inferencer.model, checkpoint)  # mmpretrain would accept one of another model
         self.visualizer = UniversalVisualizer()
-        # A data set that hands over arrays, such as CIFAR, has them in RGB. mmcv loads files as BGR.
+        # Data sets of arrays, such as CIFAR, are RGB; mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline
         self.takes_rgb = not any(step.type.endswith('LoadImageFromFile') for step in pipeline)
 
@@ -92,7 +92,7 @@ class Classifier:
 
 
 class OwnDrawing:
-    """A model that draws for itself: `draw(image)` returns the drawing, both uint8 BGR `(h, w, 3)`."""
+    """A model with its own `draw(image)`, which returns the drawing; both are uint8 BGR `(h, w, 3)`."""
 
     def __init__(self, cfg, checkpoint, device):
         self.model = load_model(cfg, checkpoint).to(device)
@@ -110,8 +110,8 @@ def build_artist(cfg, args):
             return Detector(cfg, args.checkpoint, args.device, args.score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
             return Classifier(cfg, args.checkpoint, args.device)
-    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model one that draws "
-                         f"for itself; got {cfg.get('default_scope')!r} and {cfg.model.type}.")
+    raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model must have a "
+                         f"draw method; got {cfg.get('default_scope')!r} and {cfg.model.type}.")
 
 
 @command

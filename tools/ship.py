@@ -31,7 +31,7 @@ from mmunorm.cli.shipping import Stage
 from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.conversion.checkpoint import parse_goal
-from mmunorm.deploy.export import describe_model, prepare_export
+from mmunorm.deploy.export import PARTS, describe_model, prepare_export
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS, find_format, table
 from mmunorm.deploy.formats.pytorch import TorchSession
@@ -50,6 +50,9 @@ def parse_args(argv=None):
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
                         help='in INT8; the table below has the kinds, the usual one first')
+    parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
+                        help='backbone is for detectors that cannot be exported whole: backbone and neck become the '
+                        'file, the rest stays in torch (default: whole)')
     parser.add_argument('--beside', nargs='+', default=[], choices=list(VARIANTS), metavar='ROW',
                         help='measure both models in these, too, such as openvino: the rows of '
                         'tools/deploy/benchmark.py')
@@ -101,17 +104,28 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
                                                f'{out}/folded'), out / 'folded', a_test)]
     file = out / f'model{chosen.suffixes[0]}'
     kind = () if int8 is None else ('--int8', int8)
+    parts = () if args.parts == PARTS[0] else ('--parts', args.parts)
     stages.append(Stage('Fold and export', (f'{tools}/deploy/export.py', str(recipe), str(checkpoint), '--format',
-                                            args.format, *kind, '--out', str(file)), file, 60))
+                                            args.format, *kind, *parts, '--out', str(file)), file, 60))
     form = shipping.form_of(chosen.name, int8)
     if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
         made = ('--file', form, str(file)) if form else ()
+        # In floating point, what torch has is known.
+        tested = [name for name in rows if name == form or VARIANTS[name][1].int8]
         stages.append(Stage(
             'Test and measure it beside LayerNorm',
             (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config, args.checkpoint,
-             '--formats', *rows, *made, '--out', f'{out}/speed', *trust, *options_of(args)),
-            out / 'speed/formats.json', len(rows) * (2 * a_test + 60) + 45))
+             '--formats', *rows, '--metrics-of', *tested, *made, *parts, '--out', f'{out}/speed', *trust,
+              *options_of(args)),
+            out / 'speed/formats.json', 2 * len(tested) * a_test + 60 * len(rows) + 45))
     return stages, recipe, checkpoint, file
+
+
+def usage_of(args, chosen, recipe, checkpoint, file):
+    """How the file is used: a line."""
+    if args.parts == PARTS[0]:
+        return chosen.usage(file)
+    return f'use it: python tools/deploy/test.py {recipe} {file} --checkpoint {checkpoint}'
 
 
 def norms_in(recipe, checkpoint):
@@ -135,7 +149,7 @@ def main(argv=None):
     if not layer_norms(model):
         raise PreflightError(f'{args.config} has no LayerNorm to convert.')
     meta = load_weights(model, args.checkpoint)
-    exportable = prepare_export(model.eval(), describe_model(model, cfg, meta))
+    exportable = prepare_export(model.eval(), describe_model(model, cfg, meta, parts=args.parts))
     chosen.check_model(exportable)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     if not can_adapt(model):
@@ -162,11 +176,14 @@ def main(argv=None):
     measured = args.out / 'speed/formats.json'
     outcome = ship_report.Outcome(
         name=parse_goal(args.to)[0], steps=steps, adapt_steps=args.adapt_steps, file=file,
-        row=shipping.form_of(chosen.name, int8), usage=chosen.usage(file), metrics=metrics,
+        row=shipping.form_of(chosen.name, int8), usage=usage_of(args, chosen, recipe, checkpoint, file),
+        metrics=metrics,
         result=json.loads(measured.read_text()) if measured.exists() else None, norms=len(list(norm_layers(model))),
         left=norms_in(recipe, checkpoint))
-    runners = {'LayerNorm, torch': ExportedModel(TorchSession(exportable.stock, exportable.meta))}
-    if outcome.row:
+    runners = {}
+    if args.parts == PARTS[0]:
+        runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.stock, exportable.meta))
+    if runners and outcome.row:
         runners[f'the file, {file.name}'] = ExportedModel(file)
     report = args.out / 'report.html'
     ship_report.write_report(

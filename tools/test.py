@@ -1,4 +1,4 @@
-"""Tests a trained model and prints its metrics."""
+"""Evaluates a trained model and prints its metrics."""
 import argparse
 import copy
 import functools
@@ -52,7 +52,7 @@ def enable_drawing(cfg, args):
 
 
 def save_predictions(path, predictions):
-    """Writes the file of --out, whole or not at all; it stands in for a metric and has no value."""
+    """Writes the file of --out atomically; used as a metric without values."""
     with whole_file(path) as part:
         mmengine.dump(predictions, part)
     print(f'{path} has the predictions.')
@@ -88,7 +88,7 @@ def main(argv=None):
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
     runner = training.build_runner(cfg)
-    load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine takes one of another model, too
+    load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine would accept one of another model
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))

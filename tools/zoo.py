@@ -1,7 +1,7 @@
-"""Trains small models, and lists each with its config, score, log, weights and checksum. Started by `make zoo`.
+"""Trains small models, and lists each with its config, score, log, weights and checksum. Run by `make zoo`.
 
-A model that is finished is not trained again, and an interrupted one goes on. `work_dirs/zoo/NAME/weights.pth` has the
-weights without the optimizer, `work_dirs/zoo/README.md` and `zoo.json` the list.
+Finished models are not trained again, and interrupted ones resume. `work_dirs/zoo/NAME/weights.pth` has the weights
+without the optimizer; `work_dirs/zoo/README.md` and `zoo.json` have the list.
 """
 import argparse
 import hashlib
@@ -32,11 +32,11 @@ class Recipe:
     """One model of the zoo.
 
     Attributes:
-        name: of its folder.
-        config: what it is trained with, from the root of the repository.
-        data: the tool that makes its data; empty if a package has them.
-        norm: for `--norm`; the config's own if it is empty.
-        start: the model of the zoo whose backbone it starts from.
+        name: name of its folder.
+        config: training config, relative to the root of the repository.
+        data: the tool that makes its data; empty if a package bundles them.
+        norm: value of `--norm`; empty for the norm of the config.
+        start: the model of the zoo that provides its pretrained backbone.
     """
     name: str
     config: str
@@ -45,10 +45,10 @@ class Recipe:
     start: str = ''
 
     def command(self) -> tuple[str, ...]:
-        """The call of tools/train.py, in bfloat16 on a CPU that multiplies in it."""
+        """The call of tools/train.py, in bfloat16 if the CPU has bfloat16 instructions."""
         norm = ('--norm', self.norm) if self.norm else ()
         start = (f'pretrained={OUT}/{self.start}/weights.pth', ) if self.start else ()
-        # Elsewhere a CPU converts each number, and is slower for it.
+        # Other CPUs convert each number, which is slower.
         amp = ('--amp', ) if {'avx512_bf16', 'bf16'} & set(environment(CPU)['instructions']) else ()
         return ('tools/train.py', self.config, *norm, *amp, '--work-dir', f'{OUT}/{self.name}', '--resume',
                 '--cfg-options', 'randomness.seed=0', *start)
@@ -76,7 +76,7 @@ def train(recipe: Recipe) -> dict:
     folder = ROOT / OUT / recipe.name
     print(f'\n=== {recipe.name}\n$ python {shlex.join(recipe.command())}', flush=True)
     if status := run_tool(recipe.command(), ROOT):
-        raise RunError(f'the command above ended with status {status}. Once that is fixed, the same call goes on.')
+        raise RunError(f'the command above ended with status {status}. Fix this and run the same command to continue.')
     checkpoint = read_checkpoint(str(ROOT / (folder / 'last_checkpoint').read_text().strip()))
     meta = {key: value for key, value in checkpoint['meta'].items() if key in ('cfg', 'dataset_meta', 'epoch', 'iter')}
     weights = folder / 'weights.pth'
@@ -101,10 +101,10 @@ def checksum(path: Path) -> str:
 
 
 def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
-    """Whether the list has a model whose weights are there, as they were written.
+    """Whether the list has the model and its weights are unchanged.
 
     Raises:
-        PreflightError: its recipe or its file is another one by now.
+        PreflightError: its recipe or its weights have changed.
     """
     entry = made.get(recipe.name)
     if entry is None:
@@ -112,8 +112,8 @@ def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
     weights = ROOT / entry['weights']
     if entry['command'] != f'python {shlex.join(recipe.command())}' or not weights.is_file() or (
             checksum(weights) != entry['sha256']):
-        raise PreflightError(f'{weights.parent} was made by another recipe, or its weights have changed: move it away, '
-                             'and its entry in zoo.json, to train the model anew.')
+        raise PreflightError(f'{weights.parent} is from another recipe, or its weights have changed: remove it '
+                             'and its entry in zoo.json to train the model again.')
     return True
 
 
@@ -136,8 +136,8 @@ def markdown(made: dict[str, dict]) -> str:
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('names', nargs='*', metavar='NAME', help='train these alone, of '
-                        f'{", ".join(recipe.name for recipe in RECIPES)}; all by default')
+    parser.add_argument('names', nargs='*', metavar='NAME', help='models to train, from '
+                        f'{", ".join(recipe.name for recipe in RECIPES)}; default: all')
     return parser.parse_args(argv)
 
 
@@ -146,7 +146,7 @@ def main(argv=None):
     names = parse_args(argv).names
     known = {recipe.name: recipe for recipe in RECIPES}
     if unknown := [name for name in names if name not in known]:
-        raise PreflightError(f'there is no model {unknown[0]}; there are {", ".join(known)}.')
+        raise PreflightError(f'there is no model {unknown[0]}; choose from {", ".join(known)}.')
     file = ROOT / OUT / 'zoo.json'
     file.parent.mkdir(parents=True, exist_ok=True)
     made = json.loads(file.read_text()) if file.exists() else {}
@@ -154,7 +154,7 @@ def main(argv=None):
     pending = [recipe for recipe in wanted if not is_finished(recipe, made)]
     ready = {''}
     for recipe in pending:
-        if recipe.data not in ready:  # not all at once: not every system has the photographs
+        if recipe.data not in ready:  # only when needed: not every system has the photographs
             if status := run_tool((recipe.data, ), ROOT):
                 raise RunError(f'{recipe.data} ended with status {status}.')
             ready.add(recipe.data)

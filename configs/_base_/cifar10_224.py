@@ -12,7 +12,7 @@ test_pipeline = [
     dict(type='PackInputs'),
 ]
 
-# `download=False`: a run never fetches data by surprise.
+# `download=False`: a run never downloads data implicitly.
 train_dataloader = dict(
     batch_size=128, num_workers=4, dataset=dict(pipeline=train_pipeline, download=False))
 val_dataloader = dict(

@@ -5,7 +5,7 @@ _base_ = [
     './_base_/digits_coco.py', '../_base_/mmunorm.py'
 ]
 
-# Backbone weights to start from: those of the matching classifier.
+# Pretrained backbone weights: those of the matching classifier.
 pretrained = 'work_dirs/swin_un_classifier/epoch_8.pth'
 channels = 64
 featmap_strides = [4, 8, 16, 32]

@@ -1,4 +1,4 @@
-"""What a run's norms did: a hook that records it, and readers and figures that need no Runner."""
+"""Statistics of norms during training: a hook that records them, and readers and figures that need no Runner."""
 from .norm_record import NormRecord, RecordError
 from .norm_statistics import NormStatisticsHook
 

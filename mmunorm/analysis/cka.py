@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
 
-# How many features per example are in float64 at a time.
+# The number of features per example that are in float64 at a time.
 _CHUNK = 2**16
 _BRANCHES = ('attn', 'ffn', 'mlp')
 
@@ -22,7 +22,7 @@ _BRANCHES = ('attn', 'ffn', 'mlp')
 def gram(features: Tensor) -> Tensor:
     """Inner products between the examples of a batch `(n, ...)`, as `(n, n)` float64.
 
-    Each feature's mean over the batch is subtracted. This does not change CKA, but keeps digits.
+    Each feature's mean over the batch is subtracted. This does not change CKA, but improves precision.
     """
     features = features.flatten(1)
     total = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
@@ -75,8 +75,8 @@ def branch_layers(model: nn.Module) -> dict[str, nn.Module]:
 def output_grams(layers: dict[str, nn.Module], forward: Callable[[], object], examples: int) -> dict[str, Tensor]:
     """Gram matrices `(n, n)` of the outputs of a model's layers, in the order in which they run in `forward`.
 
-    Each output becomes a matrix at once, so no activation is kept. If a layer runs several times, all its outputs are
-    features. An output that is not a tensor of n examples `(n, ...)` is left out.
+    Activations are reduced immediately and not kept. If a layer runs several times, all of its outputs are features.
+    Outputs that are not tensors of n examples `(n, ...)` are ignored.
     """
     grams: dict[str, Tensor] = {}
 
@@ -102,7 +102,7 @@ def compare_models(batches: Iterable[tuple[object, int]], run_a: Callable, run_b
     """Linear CKA between the layers of two models on the same images, summed over batches.
 
     Args:
-        batches: pairs of a batch and its number of examples; batches of fewer than 4 are left out.
+        batches: pairs of a batch and its number of examples; batches of fewer than 4 are ignored.
         run_a, run_b: functions that run the models on a batch.
         layers_a, layers_b: the layers to compare, by name.
 

@@ -16,10 +16,10 @@ from .norm_record import RecordError
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
-# Okabe and Ito's colours, which colour-blind people can tell apart. Yellow is left out: it is hard to see on white.
+# Okabe and Ito's colour-blind safe palette, without yellow, which is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
-# The metrics that tables and figures show if a run has several, and their labels. A metric of a project adds its own.
+# The metrics that tables and figures show if a run has several, with their labels. Projects add their own.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
 
 
@@ -29,21 +29,21 @@ def metric_label(name: str) -> str:
 
 
 def read_scalars(path: str | Path) -> Scalars:
-    """All scalars that a run has logged, training and validation alike.
+    """All logged scalars of a run, of training and validation.
 
-    It joins the logs of an interrupted run and of its continuations. If two logs have the same step, the later log
-    counts. A validation gets the last training step that was logged before it, because mmengine numbers validations
-    by epoch or not at all.
+    Logs of an interrupted run and its continuations are merged; if two have the same step, the later log is used.
+    Validations get the last training step logged before them, because mmengine numbers validations by epoch or not at
+    all.
 
     Args:
         path: a work directory, or one `scalars.json`.
 
     Returns:
         `(n, 2)` float64 arrays of training step and value, by name; values may be NaN or infinite. Empty if there is
-        no log, or no line in it yet.
+        no log, or the log is empty.
 
     Raises:
-        RecordError: a line is not what mmengine's LoggerHook writes.
+        RecordError: a line is not in the format of mmengine's LoggerHook.
     """
     path = Path(path)
     points: dict[str, dict[float, float]] = {}
@@ -76,10 +76,10 @@ def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:
 
 
 def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) -> None:
-    """Draws one scalar over training steps: the mean of each label's runs, and a band from least to most.
+    """Draws one scalar over training steps: the mean of each label's runs, and a band from minimum to maximum.
 
-    A run counts up to its last step. Points that are not finite, and runs without the scalar, are left out. The scale
-    is logarithmic if a value exceeds 100 times the median; otherwise that value would flatten all others.
+    A run is included up to its last step. Non-finite points and runs without the scalar are ignored. The axis is
+    logarithmic if a value exceeds 100 times the median.
     """
     drawn = []
     for i, (label, group) in enumerate(runs.items()):

@@ -1,4 +1,4 @@
-"""Images of the measures, in sizes that stay legible on a phone."""
+"""Figures of the measures, legible on a phone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MARKERS = '.x^s'
 
 
 def scalar_figure(runs: Mapping[str, Scalars], name: str) -> Figure:
-    """One logged scalar over training, a line for each run (Fig. 1)."""
+    """One logged scalar over training, one line per run (Fig. 1)."""
     figure, (axes,) = new_panels()
     draw_curves(axes, {run: [scalars] for run, scalars in runs.items()}, name)
     finish(figure, 2.4, f'{metric_label(name)} over training')
@@ -105,7 +105,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
     for axes in panels[len(histories):]:
         axes.remove()
     for axes, history in zip(panels, histories, strict=False):
-        # Statistics that change their sign have a geometric mean only by chance, so it is not drawn.
+        # The geometric mean is not drawn for statistics that change their sign.
         has_gm = not (history.values < 0).any()
         for values, label, style in (
                 (history.values, 'of the step', dict(color='0.6', linewidth=0.9)),
@@ -174,13 +174,13 @@ def cka_figure(cka: np.ndarray, layers_a: Sequence[str], layers_b: Sequence[str]
 
 
 def cka_diagonal_figure(diagonals: Mapping[str, np.ndarray], layers: Sequence[str]) -> Figure:
-    """CKA of layers at equal depth; a line for each pair of models."""
+    """CKA of layers at equal depth, one line per pair of models."""
     figure, (axes,) = new_panels()
     for i, (label, values) in enumerate(diagonals.items()):
         axes.plot(values, marker='.', color=COLOURS[i % len(COLOURS)], label=label)
     axes.set(ylabel='linear CKA', ylim=(min(0, min(map(np.nanmin, diagonals.values()))), 1.02))
     _layer_ticks(axes, layers, most=30)
-    finish(figure, 2.4, 'Likeness at equal depth')
+    finish(figure, 2.4, 'Similarity at equal depth')
     return figure
 
 

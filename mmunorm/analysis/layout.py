@@ -1,4 +1,4 @@
-"""Panels, title, legend and height of an image; matplotlib's constrained layout does the rest."""
+"""Panels, title, legend and height of a figure; matplotlib's constrained layout does the rest."""
 from __future__ import annotations
 
 import textwrap
@@ -42,7 +42,7 @@ def finish(figure: Figure, inches: float, title: str, below: Sequence[str] = (),
         inches: height of a panel without its labels.
         title: title of the figure.
         below: lines below the title.
-        handles: what the legend shows, by name. Defaults to None: the lines of all panels.
+        handles: entries of the legend by name. Defaults to None, for the lines of all panels.
     """
     width = figure.get_figwidth()
     figure.suptitle('\n'.join(wrapped(line, width) for line in (title, *below)), fontsize='small')
@@ -62,6 +62,6 @@ def finish(figure: Figure, inches: float, title: str, below: Sequence[str] = (),
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes an image."""
+    """Writes a figure to an image file."""
     with whole_file(path) as part:
         figure.savefig(part, dpi=DPI)

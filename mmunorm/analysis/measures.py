@@ -1,4 +1,4 @@
-"""The measures of a whole record, and their numbers as CSV."""
+"""Measures of a record, and their numbers as CSV."""
 from __future__ import annotations
 
 import csv
@@ -14,12 +14,12 @@ from .norm_record import NormRecord, RecordError
 from .normality import pnac, spans
 
 FIELDS = ('activation', 'gradient')
-# Recorded steps of a span, if there are so many. The paper gives no number. The test is sharper with more steps.
+# The default number of recorded steps in a span. The paper does not state it. The test is sharper with more steps.
 DEFAULT_SPAN = 100
 
 
 class PNACOverTraining(NamedTuple):
-    """PNAC of L layers in S spans of `span` recorded steps; `left_out` steps before the last span are in none."""
+    """PNAC of L layers in S spans of `span` recorded steps; `left_out` steps before the last span are in no span."""
     first: np.ndarray  # training step of each span `(S,)`
     last: np.ndarray
     layers: list[str]
@@ -42,7 +42,7 @@ class PNACOverTraining(NamedTuple):
                 yield run, field, self.layers[j], self.first[i], self.last[i], *self.results[field][i, j]
 
     def remarks(self) -> list[str]:
-        """Sentences that say which steps were tested, and what could not be tested."""
+        """Sentences on which steps were tested, and what could not be tested."""
         count = len(self.first)
         rest = f'; the {self.left_out} before the last span are in none' if self.left_out else ''
         found = [f'{count} {"span" if count == 1 else "spans"} of {self.span} recorded steps{rest}.']
@@ -136,7 +136,7 @@ def _check_channel(record: NormRecord, layer: int | str, channel: int) -> str:
 
 
 class MeanShares(NamedTuple):
-    """How much of a norm's input is its mean: `mean(x)^2 / mean(x^2)` over tokens; NaN where a layer did not run."""
+    """The share of the mean in a norm's input, `mean(x)^2 / mean(x^2)` over tokens; NaN if a layer did not run."""
     steps: np.ndarray  # in which means were recorded `(S,)`
     layers: list[str]
     all_channels: np.ndarray  # both squares summed over the channels `(S, L)`
@@ -182,24 +182,24 @@ def accumulated_outliers(record: NormRecord, points: int = 4) -> Outliers:
 
 
 class Spread(NamedTuple):
-    """How much each layer's batches differ: standard deviation of ln s and outlier steps, each `(L,)`; NaN without."""
+    """The fluctuation between batches of each layer: standard deviation of ln s and outlier steps, `(L,)`, or NaN."""
     layers: list[str]
     spread: np.ndarray
     outliers: np.ndarray
 
 
 def batch_spread(record: NormRecord, last: int) -> Spread:
-    """How much the activation statistic s of each layer fluctuates from batch to batch, in the last recorded steps.
+    """The fluctuation of each layer's activation statistic s between batches, over the last recorded steps.
 
-    The spread is `sqrt(mean((ln s_t - ln s_{t-1})^2) / 2)`, the median over the channels. It is the standard deviation
-    of ln s where batches are independent, and a slow trend hardly counts. 0.1 is about 10 % of s.
+    The spread is the median over channels of `sqrt(mean((ln s_t - ln s_{t-1})^2) / 2)`. For independent batches it is
+    the standard deviation of ln s, and a slow trend has little effect. 0.1 is about 10 % of s.
 
     Args:
         record: a record of every step.
-        last: how many recorded steps, from 2 to their number.
+        last: the number of recorded steps to use, at least 2.
 
     Raises:
-        RecordError: the record is shorter, or leaves steps out.
+        RecordError: the record is shorter, or lacks steps.
     """
     if not 2 <= last <= len(record.steps):
         raise RecordError(f'{record.path} has {len(record.steps)} recorded steps: the span must be from 2 to that, got '
@@ -218,7 +218,7 @@ def batch_spread(record: NormRecord, last: int) -> Spread:
 
 
 def evenly_spaced(items: Sequence, most: int) -> list[int]:
-    """Positions of at most so many items, at equal distances, the first and the last among them."""
+    """Evenly spaced indices of at most `most` items, including the first and the last."""
     return np.unique(np.linspace(0, len(items) - 1, min(len(items), most)).round().astype(int)).tolist()
 
 

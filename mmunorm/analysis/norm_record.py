@@ -1,15 +1,15 @@
 """The folder that NormStatisticsHook writes: `norm_statistics/` in the work directory.
 
-- `record.json`: `version`, what is known of the run (`run`, `config`, `interval`, `processes`), and `layers`, each as a
+- `record.json`: `version`, information on the run (`run`, `config`, `interval`, `processes`), and `layers`, each a
   :class:`RecordedNorm`.
 - `steps.npy`: a row for each recorded step, with the fields `step` (int64, from 1), `activation`, `gradient` and
   `outliers`. `activation` and `gradient` (float32) have the channels of all layers, one layer after the other.
-  `outliers` (int64) has the outlier steps so far of each layer, -1 where a layer has no filter.
+  `outliers` (int64) has the outlier steps so far of each layer, -1 if a layer has no filter.
 - `snapshots.npy`: a row for each time that steps were written, of the first of these steps. Its fields are `step`,
   `mean` (of the inputs) and `running_var` (after the step), float32, channels as above.
 
-Both are ordinary `.npy` files that grow: new rows go to the end, then the header counts them. A process that is killed
-leaves the rows that the header counts.
+Both are ordinary `.npy` files that grow: new rows are appended, then the header is updated. If the process is killed,
+the rows counted by the header are valid.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..utils import PreflightError
 
 FOLDER = 'norm_statistics'
 VERSION = 3
-# What `gradient` of a layer holds.
+# The gradient statistic of a layer.
 OFFLINE_GRADIENT = 'mean of gamma * dy * z'
 ONLINE_GRADIENT = 'mean square of dy'
 
@@ -62,10 +62,10 @@ class NormRecordWriter:
     """Creates or continues a record.
 
     Args:
-        folder: the record's folder. With `resume_step`, one that exists is continued, and later steps are dropped.
-            Without it, one that exists is renamed to `*.old`.
+        folder: the record's folder. With `resume_step`, an existing one is continued, and later steps are dropped.
+            Without it, an existing one is renamed to `*.old`.
         layers: the layers, in the order of their columns.
-        info: what is known of the run, as JSON; written when the folder is created.
+        info: information on the run, as JSON; written when the folder is created.
         resume_step: the last step to keep.
 
     Raises:
@@ -88,7 +88,7 @@ class NormRecordWriter:
             self.counts[name] += len(rows)
 
     def _begin(self, info: dict) -> None:
-        # Begun under another name: on a full disk, an older record must not be moved aside for a folder without a head.
+        # Created under another name, so that on a full disk an older record is not replaced by an incomplete one.
         new, old = (self.folder.with_name(f'{self.folder.name}.{end}') for end in ('new', 'old'))
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
@@ -106,11 +106,11 @@ class NormRecordWriter:
         before, now = record.info.get('interval'), info.get('interval')
         if before != now:
             raise RecordError(f'{self.folder} records with interval={before}, and this run with '
-                              f'interval={now}: keep the interval, or move the record away.')
+                              f'interval={now}: keep the interval, or remove the record.')
         if record.layers != self.layers:
             raise RecordError(
                 f'{self.folder} records other layers than this run has ({len(record.layers)} against '
-                f'{len(self.layers)}, or other channels or norms): move it away to record anew.')
+                f'{len(self.layers)}, or other channels or norms): remove it to start a new record.')
         for name in self.counts:
             rows = np.load(self.folder / name, mmap_mode='r')
             self.counts[name] = int(rows['step'].searchsorted(resume_step, side='right'))
@@ -118,29 +118,29 @@ class NormRecordWriter:
 
 
 def _put_rows(path: Path, start: int, rows: np.ndarray) -> None:
-    """Puts rows at row `start` of a `.npy` file. The header then ends there: what came after no longer counts."""
+    """Writes rows at row `start` of a `.npy` file and truncates the header there."""
     content = npy.header_data_from_array_1_0(rows)
     content['shape'] = (start + len(rows),)
     header = io.BytesIO()
-    npy.write_array_header_1_0(header, content)  # numpy leaves room: it is as long for any other count
+    npy.write_array_header_1_0(header, content)  # numpy pads it, so its length does not depend on the count
     with path.open('r+b') as file:
         file.seek(header.tell() + start * rows.itemsize)
         file.write(rows.tobytes())
-        file.flush()  # a process that is killed here leaves the old header, and so the old rows
+        file.flush()  # if the process is killed here, the old header and rows are valid
         file.seek(0)
         file.write(header.getvalue())
 
 
 class NormRecord:
-    """Reads a record, also one that is still being written; the statistics stay on disk until they are asked for.
+    """Reads a record, also while it is written; the statistics are read from disk lazily.
 
     Attributes:
-        info (dict): what is known of the run.
+        info (dict): information on the run.
         layers (list[RecordedNorm]): the layers.
         steps (numpy.ndarray): the recorded training steps `(T,)`, the first step of a run is 1.
 
     Raises:
-        RecordError: there is no such folder, or it is no record, or one of another version.
+        RecordError: the folder does not exist, is not a record, or is of another version.
     """
 
     def __init__(self, folder: str | Path):
@@ -158,16 +158,16 @@ class NormRecord:
                 if (self._rows.dtype, self._snapshots.dtype) != row_dtypes(self.layers):
                     raise ValueError(f'{STEPS} or {SNAPSHOTS} is of other layers than {HEAD}')
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-            raise RecordError(f'{self.path} is no record of norm statistics.') from error
+            raise RecordError(f'{self.path} is not a record of norm statistics.') from error
         if version != VERSION:
-            raise RecordError(f'{self.path} has version {version} of the format, and this package reads version '
-                              f'{VERSION}: move it away, and record anew.')
+            raise RecordError(f'{self.path} has version {version} of the format, but this package reads version '
+                              f'{VERSION}: remove it and record again.')
         self._starts = np.cumsum([0] + [layer.channels for layer in self.layers])
         self.steps = np.array(self._rows['step'])
 
     @property
     def norms(self) -> str:
-        """The kinds of norms in the record."""
+        """The types of norms in the record."""
         return ', '.join(dict.fromkeys(layer.norm for layer in self.layers))
 
     def activation(self, layer: int | str, rows: slice = slice(None)) -> np.ndarray:
@@ -175,7 +175,7 @@ class NormRecord:
         return np.array(self._rows['activation'][rows, self._columns(layer)])
 
     def gradient(self, layer: int | str, rows: slice = slice(None)) -> np.ndarray:
-        """The gradient statistics of a layer `(T, C)` float32; NaN where no gradient came."""
+        """The gradient statistics of a layer `(T, C)` float32; NaN without a gradient."""
         return np.array(self._rows['gradient'][rows, self._columns(layer)])
 
     def outliers(self) -> np.ndarray:
@@ -191,7 +191,7 @@ class NormRecord:
         return np.array(self._snapshots['step']), np.array(self._snapshots['running_var'][:, self._columns(layer)])
 
     def index(self, layer: int | str) -> int:
-        """The position of a layer. Raises a RecordError that names the layers if there is none of this name."""
+        """The index of a layer. Raises a RecordError that lists the layers if the name is unknown."""
         if isinstance(layer, int):
             return layer
         names = [each.name for each in self.layers]

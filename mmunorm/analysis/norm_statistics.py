@@ -32,7 +32,7 @@ from .norm_record import (
 )
 from .normality import LEAST_STEPS, pnac
 
-# The most steps that wait in memory, to be written together. The memory is the GPU's if the model is there.
+# The maximum number of steps buffered in memory, on the GPU if the model is there.
 BLOCK_STEPS = 100
 BLOCK_BYTES = 16 * 2**20
 
@@ -46,30 +46,30 @@ class NormStatisticsHook(Hook):
     - the mean square of the input over all tokens, per channel (the paper's `s`);
     - for a norm with running statistics, the gradient statistic `g = mean(gamma * dy * z)` (Eq. 6-9); for another
       norm, and for PRepBN, which blends LayerNorm in, the mean square of the gradient at its output;
-    - the outlier steps so far, and now and then the running variances and the means of the inputs.
+    - the outlier steps so far, and periodically the running variances and the means of the inputs.
 
-    The statistics are of the step itself, before the norm averages or filters them, and of the first process of a
-    distributed run. :class:`.norm_record.NormRecord` reads them. Gradients do not contain the loss scale of mixed
-    precision, but the division by the steps of a gradient accumulation. NaN is the gradient of a frozen layer, and
-    everything of a layer that did not run. Of a layer that runs several times in a step, all tokens count, except those
-    that a `pad_mask` marks; a gradient that reaches such a token counts. With activation checkpointing, the first of
-    the two forward passes counts.
+    The statistics are those of the single step, before the norm averages or filters them, from the first process of a
+    distributed run. :class:`.norm_record.NormRecord` reads them. Gradients are divided by the loss scale of mixed
+    precision, but not multiplied by the number of gradient accumulation steps. The gradient of a frozen layer is NaN,
+    and so are all values of a layer that did not run. If a layer runs several times in a step, all tokens are included,
+    except those that a `pad_mask` marks; gradients of such tokens are included. With activation checkpointing, the
+    first of the two forward passes is recorded.
 
-    Steps wait in memory, at most 100 steps and 16 MiB. They are written together, and before every checkpoint, so a
-    resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them when an error or Ctrl-C ends the run.
-    Each time, the visualizer gets numbers of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
+    Up to 100 steps and 16 MiB are buffered in memory. They are written together, and before every checkpoint, so a
+    resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them if an error or Ctrl-C ends the run. On
+    each write, the visualizer gets values of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
     steps, and `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
         layers (Sequence[str], optional): regular expressions. A norm is recorded if one of them is found in its
             name. Defaults to None: all norms.
-        span (int): how many recorded steps the visualizer's numbers cover, at least 20. Defaults to 100.
+        span (int): the number of recorded steps of the visualizer's values, at least 20. Defaults to 100.
 
     Raises:
-        ValueError: an argument is out of its range.
-        PreflightError: when training begins: no norm has such a name, or a resumed run meets a record of other
-            layers or of another `interval`.
+        ValueError: an argument is out of range.
+        PreflightError: when training begins: no norm has such a name, or the record of a resumed run has other layers
+            or another `interval`.
     """
 
     def __init__(self, interval: int = 1, layers: Sequence[str] | None = None, span: int = 100):
@@ -152,7 +152,7 @@ class NormStatisticsHook(Hook):
         self.flush(runner)
 
     def flush(self, runner) -> None:
-        """Writes the steps that wait in memory, except an interrupted one, and stops recording."""
+        """Writes the buffered steps, except an interrupted one, and stops recording."""
         self._write(runner)
         for tap in self._taps:
             tap.remove()
@@ -169,14 +169,14 @@ class NormStatisticsHook(Hook):
         rows['outliers'] = self._outliers[:count].cpu().numpy()
         snapshot['step'] = self._steps[0]
         snapshot['mean'], snapshot['running_var'] = self._snapshot.cpu().numpy()
-        # Cleared before the write: an interruption of it must not make `flush` write the steps again.
+        # Cleared before the write, so that `flush` does not write the steps again after an interruption.
         self._steps = []
         self._writer.append(rows, snapshot)
         self._publish(runner, rows)
 
     def _publish(self, runner, rows: np.ndarray) -> None:
-        """Hands the numbers of the last `span` steps to the logger."""
-        self._recent = np.concatenate([self._recent, rows])[-self.span:].copy()  # a view would keep all in memory
+        """Passes the values of the last `span` steps to the logger."""
+        self._recent = np.concatenate([self._recent, rows])[-self.span:].copy()  # not a view of all
         if len(self._recent) < LEAST_STEPS:
             return
         for field in ('activation', 'gradient'):
@@ -190,15 +190,15 @@ class NormStatisticsHook(Hook):
 
 
 def gradient_kind(norm: nn.Module) -> str:
-    """Which statistic of the gradient is recorded for a norm."""
+    """The gradient statistic that is recorded for a norm."""
     is_offline = isinstance(norm, OfflineNorm) and not norm.blends_another or isinstance(norm, _BatchNorm)
     return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
 
 
 class NormTap:
-    """Takes the statistics of one norm during a training step; `kind` is what :func:`gradient_kind` says of it.
+    """Computes the statistics of one norm during a training step; `kind` is its :func:`gradient_kind`.
 
-    For an offline norm `g` costs nothing: the gradient of gamma, summed over tokens, is `sum(dy * z)`.
+    For an offline norm `g` is free: the gradient of gamma, summed over tokens, is `sum(dy * z)`.
     """
 
     def __init__(self, norm: nn.Module, kind: str):
@@ -208,7 +208,7 @@ class NormTap:
         self.attach()
 
     def attach(self) -> None:
-        """Puts the hooks on the norm."""
+        """Registers the hooks."""
         self.handles = [self.norm.register_forward_hook(self._on_forward, with_kwargs=True)]
         weight = getattr(self.norm, 'weight', None)
         if self.is_offline and weight is not None and weight.requires_grad:
@@ -221,13 +221,13 @@ class NormTap:
         self.gradient_tokens = 0
 
     def close(self, loss_scale: float) -> None:
-        """Ends the step, and divides the factor of the loss out. What runs before the next step is not recorded."""
+        """Ends the step, and divides by the loss scale. Calls before the next step are not recorded."""
         if loss_scale != 1:
             self.gradient.div_(loss_scale if self.is_offline else loss_scale**2)
         self.gradient = None
 
     def remove(self) -> None:
-        """Takes the hooks from the norm."""
+        """Removes the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -265,13 +265,13 @@ class NormTap:
         weight = self.norm.weight.detach()
         dtype = statistics_dtype(weight.dtype)
         g = weight.to(dtype) * dweight.detach().to(dtype) / self.tokens
-        # A layer that several checkpointed segments share gets its gradient in parts.
+        # The gradient of a layer that is shared by several checkpointed segments arrives in parts.
         self.gradient.copy_(g if self.gradient_tokens == 0 else self.gradient + g)
         self.gradient_tokens += 1
 
 
 def _average(target: Tensor, new: Tensor, old_tokens, new_tokens) -> None:
-    """Merges the mean over further tokens into the mean that `target` holds."""
+    """Merges the mean over further tokens into the mean in `target`."""
     if isinstance(old_tokens, int) and old_tokens == 0:
         target.copy_(new)
     else:

@@ -1,4 +1,4 @@
-"""PNAC: how many channels have statistics that fluctuate as mildly as normal noise (Eq. 15)."""
+"""PNAC: the percentage of channels whose statistics fluctuate like normal noise (Eq. 15)."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -49,10 +49,10 @@ def pnac(statistics: np.ndarray) -> PNAC:
 
 
 def spans(steps: int, span: int) -> list[slice]:
-    """Cuts the recorded steps into spans of `span` steps each.
+    """Splits the recorded steps into spans of `span` steps each.
 
-    The first span starts at the first step. The last span ends at the last step. Fewer than `span` steps may remain
-    before the last span; they are in no span. If there is only one span, it is at the end.
+    The first span starts at the first step, the last span ends at the last step. Up to `span - 1` steps before the last
+    span are in no span. A single span is at the end.
 
     Raises:
         ValueError: there are fewer steps than one span, or a span is too short for the test.

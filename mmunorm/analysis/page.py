@@ -1,4 +1,4 @@
-"""One or several runs as one HTML page that opens from disk: it loads nothing and runs no script."""
+"""A report of one or several runs as a self-contained HTML page without scripts."""
 from __future__ import annotations
 
 import base64
@@ -23,7 +23,7 @@ from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twic
 
 @dataclass
 class Section:
-    """A heading, text, notes and rows of images; without images and notes it is left out."""
+    """A heading, text, notes and rows of images; omitted without images and notes."""
     title: str
     text: str
     images: list[list[Panel]]
@@ -31,7 +31,7 @@ class Section:
 
 
 class Panel:
-    """A PNG in base64, its size in pixels, and what it shows."""
+    """A PNG in base64, its size in pixels, and its description."""
 
     def __init__(self, figure: Figure, text: str):
         content = io.BytesIO()
@@ -42,7 +42,7 @@ class Panel:
 
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
-    """A page of runs as :func:`.work_dirs.measure_work_dir` measures them, with CKA as :func:`read_cka` reads it."""
+    """The page of runs from :func:`.work_dirs.measure_work_dir`, with CKA from :func:`read_cka`."""
     loader = jinja2.PackageLoader('mmunorm.analysis', '')
     template = jinja2.Environment(loader=loader, autoescape=True).get_template('report.html.jinja')
     runs = [one.run.name for one in measured]
@@ -86,7 +86,7 @@ def _pnac(measured: Sequence[MeasuredRun]) -> Section:
     notes = [note for one in measured for note in one.missing]
     notes += [f'{label}: {remark}' for label, measure in found.items() for remark in measure.remarks()]
     return Section(
-        'PNAC: how mildly statistics fluctuate',
+        'PNAC: fluctuation of statistics',
         'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
         "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
         'span counts as fluctuation.',
@@ -107,7 +107,7 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
 
 def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
     return Section(
-        'How much of the input is its mean',
+        'Share of the mean in the input',
         'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not '
         'subtract the mean (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` '
         'subtracts it.',
@@ -136,7 +136,7 @@ def _cka(summaries: Sequence[dict]) -> Section:
             diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
     images += [Panel(figures.cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
                  for layers, lines in diagonals.items()]
-    return Section('CKA: how alike two models are',
+    return Section('CKA: similarity of two models',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
                    'images. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
                    'small batches has no bias.', [images])
@@ -145,10 +145,10 @@ def _cka(summaries: Sequence[dict]) -> Section:
 def read_cka(paths: Sequence[str | Path]) -> list[dict]:
     """Reads `cka.json` files, given by their paths or folders.
 
-    Each summary gets a `label` of its own: the names of its models, and the folder where several have the same names.
+    Each summary gets a unique `label`: the names of its models, with the folder if several have the same names.
 
     Raises:
-        RecordError: a file is missing, is not a `cka.json`, or is named twice.
+        RecordError: a file is missing, is not a `cka.json`, or is given twice.
     """
     files = [Path(path, 'cka.json') if Path(path).is_dir() else Path(path) for path in paths]
     summaries = [_read_summary(file) for file in files]
@@ -166,7 +166,7 @@ def _read_summary(path: Path) -> dict:
         if {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} <= set(summary):
             return summary
     except OSError as error:
-        raise RecordError(f'there is no {path}: tools/analysis/cka.py makes one.') from error
+        raise RecordError(f'there is no {path}: create it with tools/analysis/cka.py.') from error
     except (ValueError, TypeError):
         pass
-    raise RecordError(f'{path} is no cka.json of tools/analysis/cka.py.')
+    raise RecordError(f'{path} is not a cka.json of tools/analysis/cka.py.')

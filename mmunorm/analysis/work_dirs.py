@@ -1,4 +1,4 @@
-"""Work directories of training runs, their records and logs, and their measures for the report."""
+"""Reads and measures work directories of training runs for the report."""
 from __future__ import annotations
 
 import math
@@ -22,7 +22,7 @@ def find_record(source: str | Path) -> NormRecord:
     """The record of `source`: its folder, a work directory, or a config `NAME.py` that was trained in `work_dirs/NAME`.
 
     Raises:
-        RecordError: there is no record, or it holds no step.
+        RecordError: there is no record, or it is empty.
     """
     path = Path(source)
     if path.suffix == '.py':
@@ -31,7 +31,7 @@ def find_record(source: str | Path) -> NormRecord:
         raise RecordError(f'{source}: there is no folder {path}.')
     record = NormRecord(path if (path / HEAD).is_file() else path / FOLDER)
     if not len(record.steps):
-        raise RecordError(f'{record.path} holds no step yet: steps are written a hundred at a time, and with each '
+        raise RecordError(f'{record.path} has no steps yet: steps are written every 100 steps and with each '
                           'checkpoint.')
     return record
 
@@ -40,11 +40,11 @@ def refuse_twice(paths: Sequence[str | Path]) -> None:
     """Raises a RecordError if two of these paths, which exist, are one file or folder."""
     for i, path in enumerate(paths):
         if any(Path(path).samefile(other) for other in paths[:i]):
-            raise RecordError(f'{path} is named twice.')
+            raise RecordError(f'{path} is given twice.')
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """The shortest end of each path that tells it from the others."""
+    """The shortest suffix of each path that distinguishes it from the others."""
     parts = [Path(os.path.realpath(path)).parts for path in paths]
     names = []
     for own in parts:
@@ -63,9 +63,9 @@ def run_names(records: Sequence[NormRecord]) -> list[str]:
 
 @dataclass(frozen=True)
 class WorkDir:
-    """What a work directory has. A missing `record` is None; missing `scalars` and `config_name` are empty.
+    """The content of a work directory. A missing `record` is None; missing `scalars` and `config_name` are empty.
 
-    `config_name` is the file name of the run's config. It is not read: a config is code.
+    `config_name` is the file name of the run's config, which is not read because a config is code.
     """
     name: str
     folder: Path
@@ -80,7 +80,7 @@ class WorkDir:
 
     @property
     def norms(self) -> str:
-        """The norms that the record names."""
+        """The norms in the record."""
         return '' if self.record is None else self.record.norms
 
     @property
@@ -122,7 +122,7 @@ def _read_work_dir(name: str, folder: Path) -> WorkDir:
     scalars = read_scalars(folder)
     if record is None and not scalars:
         raise RecordError(f'{folder} has neither a record ({FOLDER}) nor a log '
-                          '(TIME/vis_data/scalars.json): it is not the work directory of a training run.')
+                          '(TIME/vis_data/scalars.json): not a work directory of a training run.')
     named = record.info.get('config') if record is not None else None
     return WorkDir(name, folder, record, scalars, named or min((path.name for path in folder.glob('*.py')), default=''))
 
@@ -134,7 +134,7 @@ class MeasuredRun(NamedTuple):
     histories: list[measures.ChannelHistory]  # around their highest peaks
     outliers: measures.Outliers | None
     mean_shares: measures.MeanShares | None
-    missing: list[str]  # sentences about what could not be measured because the record is too short
+    missing: list[str]  # sentences on measures for which the record is too short
 
 
 def measure_work_dir(run: WorkDir, span: int | None = None) -> MeasuredRun:
@@ -152,7 +152,7 @@ def measure_work_dir(run: WorkDir, span: int | None = None) -> MeasuredRun:
     except RecordError as error:
         if span is not None:
             raise
-        missing.append(str(error))  # a record that is too short for the default is no reason to stop
+        missing.append(str(error))  # a record too short for the default is not an error
     if len(record.steps) < WINDOW:
         missing.append(f'{run.label}: fewer than {WINDOW} steps are recorded.')
     else:
@@ -166,7 +166,7 @@ def measure_work_dir(run: WorkDir, span: int | None = None) -> MeasuredRun:
 
 
 def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict:
-    """All that the report shows, as values that JSON can hold: NaN and infinity become None."""
+    """The numbers of the report, JSON-serializable: NaN and infinity become None."""
     return _plain(dict(runs=[_run_numbers(*one) for one in measured], cka=list(cka)))
 
 

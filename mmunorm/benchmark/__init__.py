@@ -1,4 +1,4 @@
-"""Measures and trains several models side by side: what folding gains (Table 8), exported files, norms and seeds."""
+"""Benchmarks and comparisons of models: the effect of folding (Table 8), exported files, norms and seeds."""
 from .folding import Settings, run_benchmark
 from .output import write_results
 from .table import chart, markdown

@@ -1,4 +1,4 @@
-"""What measured numbers depend on. (mmengine's `collect_env` takes seconds, and does not know the CPU.)"""
+"""The environment of a measurement. (mmengine's `collect_env` takes seconds and does not report the CPU.)"""
 from __future__ import annotations
 
 import os
@@ -12,7 +12,7 @@ import mmpretrain
 import torch
 import torchvision
 
-# That make INT8 and bfloat16 fast, as /proc/cpuinfo has them, of x86 and of Arm.
+# CPU flags of fast INT8 and bfloat16 in /proc/cpuinfo, on x86 and Arm.
 INSTRUCTIONS = ('avx2', 'avx512f', 'avx_vnni', 'avx512_vnni', 'avx_vnni_int8', 'avx512_bf16', 'amx_int8', 'amx_bf16',
                 'asimddp', 'i8mm', 'bf16')
 
@@ -43,13 +43,13 @@ def device_name(device: torch.device) -> str:
 
 
 def result_file(folder: Path, name: str, device: torch.device) -> Path:
-    """The data file of a benchmark on a device; makes its folder."""
+    """The data file of a benchmark on a device; creates its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f'{name}_{re.sub(r"[^a-z0-9]+", "_", device_name(device).lower()).strip("_")}.jsonl'
 
 
 def _cpu_info(key: str) -> str:
-    """What Linux says of the first core; '' where there is no /proc/cpuinfo."""
+    """An entry of /proc/cpuinfo for the first core; '' if it does not exist."""
     info = Path('/proc/cpuinfo')
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.partition(':')[2].strip() for line in lines if line.startswith(key)), '')

@@ -1,4 +1,4 @@
-"""Speed, size and metrics of a model in torch and in the runtimes, beside a baseline if there is one."""
+"""Speed, size and metrics of a model in torch and in the runtimes, with an optional baseline."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB
 def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
                     metrics_of: Callable[[Subject, Worker, str], dict[str, float]],
                     repeat: int | None = None) -> dict:
-    """Measures models in several forms, each in a process of its own: first the metrics, then time in turn.
+    """Measures models in several forms, each in a separate process: first the metrics, then speed in rotation.
 
     Args:
         subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
         formats (Sequence[str]): keys of `VARIANTS`.
-        arrays (Sequence[np.ndarray]): one batch, of as many images as the models take at once.
-        metrics_of (Callable): returns the metrics of a subject for a runner of it, and a title; {} for none.
-        repeat (int, optional): rounds; in each, every row runs the batch. By default as many as fit in 45 s.
+        arrays (Sequence[np.ndarray]): one batch of the models' batch size.
+        metrics_of (Callable): a function of a subject, its runner and a title that returns the metrics; {} for none.
+        repeat (int, optional): number of rounds; in each, every row runs the batch. Defaults to as many as fit in 45 s.
 
     Returns:
         A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
-        `format`, `label` and `error` (what is in the way, or None). Without an error it also has `metrics`, `size`
-        (bytes), `seconds` (of each round), and what :func:`speed` returns. A row of the second subject has
+        `format`, `label` and `error` (a message, or None). Without an error it also has `metrics`, `size`
+        (bytes), `seconds` (of each round), and the results of :func:`speed`. A row of the second subject has
         `to_baseline`, the :func:`ratio` of the first one's time to its own, and an INT8 row `to_float`, that of its
         runtime's float row, if those were measured. `control` has `model`, `label` and `ratio` of the last row to a
         second process with the same file, or is None.
@@ -105,21 +105,21 @@ def markdown(result: dict) -> str:
         f'- Batches of {result["batch"]}, {result["shape"][0]} x {result["shape"][1]} pixels; '
         f'{env["cpu"]} ({" ".join(env["instructions"]) or "instructions unknown"}), threads: {result["threads"]}; '
         f'{runtimes}.',
-        f'- Each row runs in a process of its own, in turn, {result["repeat"]} rounds, in an order that rotates; a '
-        'turn is two batches, of which the second is timed. Speed is the median with its quartiles.',
-        '- Every row goes from pixels to boxes or probabilities; masks are not pasted. The MB of torch are weights '
-        'in memory, the others are files.']
+        f'- Each row runs in its own process, one row at a time, for {result["repeat"]} rounds in rotating order. In '
+        'each round it runs two batches, and the second is timed. Speed is the median with its quartiles.',
+        '- Every row computes boxes or probabilities from pixels; masks are not pasted. For torch, MB is the size of '
+        'the weights in memory, else of the files.']
     if baseline:
         lines.append(f'- x {baseline}: its median time over this one in the same format; in brackets the quartiles of '
                      'single rounds.')
     if control := result['control']:
         lines.append(f'- Control: {control["model"]}, {control["label"]} in two rows, first over second: '
-                     f'{quartiles(control["ratio"])}. A smaller difference between rows says nothing.')
+                     f'{quartiles(control["ratio"])}. Smaller differences between rows are not significant.')
     lines += ['', *markdown_table(columns, map(_cells, result['rows']))]
     for row in result['rows']:
         if 'to_float' in row and row['to_float']['high'] < 1:  # in most rounds
             lines += ['', f'**{row["label"]} of {row["model"]} is slower than its float file**, '
-                          f'{quartiles(row["to_float"])} of its speed: use that one.']
+                          f'{quartiles(row["to_float"])} of its speed: use the float file.']
     return '\n'.join(lines) + '\n'
 
 
@@ -140,7 +140,7 @@ def _cells(row: dict) -> list[str]:
 
 
 def chart(result: dict) -> Figure:
-    """Bars of images/s by format, one colour a model."""
+    """Bars of images/s by format, one colour per model."""
     series = {}
     for row in result['rows']:
         if row['error'] is None:

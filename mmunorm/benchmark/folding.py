@@ -1,4 +1,4 @@
-"""One benchmark from a config to numbers."""
+"""The benchmark of folding, from a config to a result."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
@@ -25,15 +25,15 @@ AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
 
 @dataclass
 class Settings:
-    """How to measure. None means a default that depends on task and device."""
+    """Settings of a measurement. None means a default that depends on task and device."""
     batch_size: int | None = None
     shape: tuple[int, int] | None = None  # height and width of the images
     device: str = 'cpu'  # or such as 'cuda:0'
     amp: str | None = None  # 'fp16' or 'bf16' runs under autocast
     compile: bool = False  # use torch.compile
-    warmup: int | None = None  # rounds that are not counted, at least 1
-    repeat: int | None = None  # rounds that are counted; in each, every model runs one batch
-    threads: int | None = None  # of the CPU
+    warmup: int | None = None  # untimed rounds, at least 1
+    repeat: int | None = None  # timed rounds; in each, every model runs one batch
+    threads: int | None = None  # CPU threads
 
     @classmethod
     def of_the_paper(cls, cfg: Config, **others) -> Settings:
@@ -43,7 +43,7 @@ class Settings:
 
 def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
                   save: str | None = None) -> dict:
-    """Measures LN, the config's norm, the same norm folded, and no norm, in turn on the same images.
+    """Measures LN, the config's norm, the same norm folded, and no norm, in rotation on the same images.
 
     Args:
         cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm.
@@ -53,14 +53,14 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         save (str, optional): write the folded model to this file, see :func:`mmunorm.save_folded`.
 
     Returns:
-        A dict of plain values that `json.dump` takes: `title`, `notes` (what was timed, and how),
+        A JSON-serializable dict: `title`, `notes` (what was timed, and how),
         `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has `name`,
         `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN.
         Without an error it also has `seconds` (of each repeat), `throughput`, `latency_ms`,
         `peak_memory` (bytes), `flops` (per image) and `norm_calls`. The folded row has `output_difference`.
 
     Raises:
-        PreflightError: the config does not fit, see :func:`build_models`; or nothing to `save` was folded.
+        PreflightError: the config is not supported, see :func:`build_models`; or `save` is set and no norm folds.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -145,11 +145,11 @@ def precision(device: torch.device, amp: str | None) -> AbstractContextManager:
 
 
 def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, device: torch.device) -> list[str]:
-    """What the reader of the numbers must know."""
+    """Notes on the numbers for the reader."""
     height, width = settings.shape
     weights = (f'{checkpoint}; LN and norm-free have the same weights outside their norms, but their outputs '
                'mean nothing' if checkpoint else
-               f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs mean nothing')
+               f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs are meaningless')
     memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
               "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
     return [
@@ -158,8 +158,8 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
         f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; '
         f'{f"autocast to {settings.amp}" if settings.amp else "float32"}; on {device_name(device)}'
         f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
-        'All rows run in one process, one batch each in turn, in an order that rotates. Speed is the median '
-        'with its quartiles. A ratio is that of two medians.',
+        'All rows run in one process, one batch each per round, in rotating order. Speed is the median '
+        'with its quartiles. A ratio is the ratio of two medians.',
         f'Memory: {memory}, weights and images of the row included. FLOPs: per image, matrix products and '
         'convolutions only (torch.utils.flop_counter), two per multiply-add.',
     ]

@@ -1,4 +1,4 @@
-"""The measures: time of several things in turn, peak of memory, norm calls, FLOPs, difference of outputs."""
+"""Measures time of several functions in rotation, peak memory, norm calls, FLOPs and differences of outputs."""
 from __future__ import annotations
 
 import os
@@ -17,21 +17,21 @@ from ..compat import OutOfMemoryError
 from ..norms.layers import norm_layers
 
 OUT_OF_MEMORY = 'out of memory'
-# Without a number of rounds, there are as many as fit in this time, within these bounds.
+# By default, there are as many rounds as fit in this time, within these bounds.
 BUDGET_SECONDS = 45
 ROUNDS = (5, 100)
 
 
 class Race:
-    """Runs several things in turn and drops those that do not fit in memory.
+    """Runs several functions in rotation and drops those that run out of memory.
 
     Args:
-        runs (dict[str, Callable]): the functions to run, by name. They take no arguments.
+        runs (dict[str, Callable]): the functions without arguments, by name.
         device (torch.device): where they run.
-        clock (Callable[[], float], optional): tells the time in seconds. None: each function returns its own.
+        clock (Callable[[], float], optional): returns the time in seconds. None: each function returns its duration.
 
     Attributes:
-        failed (set[str]): names of those that did not fit.
+        failed (set[str]): names of those that ran out of memory.
     """
 
     def __init__(self, runs: dict[str, Callable], device: torch.device,
@@ -40,7 +40,7 @@ class Race:
         self.failed: set[str] = set()
 
     def each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
-        """Calls `action(name)` for each name that has not failed, in order; the results leave new failures out."""
+        """Calls `action(name)` for each name that has not failed, in order; the results exclude new failures."""
         results = {}
         for name in self.runs if names is None else names:
             if name in self.failed:
@@ -66,16 +66,16 @@ class Race:
         return self.clock() - start
 
     def time(self, rounds: int | None = None, title: str | None = None) -> dict[str, list[float]]:
-        """Times all runs in each round, in an order that rotates and is shuffled after each full rotation.
+        """Times all runs in each round, in rotating order that is shuffled after each full rotation.
 
-        So noise hits all runs alike, and no run always finds the memory and caches that the same other run left.
+        So noise affects all runs equally, and no run always follows the same other run in memory and caches.
 
         Args:
-            rounds (int, optional): by default as many as fit in 45 seconds, from 5 to 100.
-            title (str, optional): of a progress bar, which only a terminal shows. Defaults to none.
+            rounds (int, optional): number of rounds. Defaults to as many as fit in 45 seconds, from 5 to 100.
+            title (str, optional): title of a progress bar, shown only on a terminal. Defaults to no bar.
 
         Returns:
-            Seconds by name, for the runs that never failed.
+            Seconds by name, for the runs that did not fail.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
@@ -93,15 +93,15 @@ class Race:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the memory of a GPU or of the CPU was too small."""
-    # The words are those of torch's CPU allocator on Linux, and on Windows.
+    """Whether an exception means that a GPU or the CPU is out of memory."""
+    # The messages of torch's CPU allocator on Linux and Windows.
     return isinstance(error, (MemoryError, OutOfMemoryError)) or any(
         words in str(error) for words in ("can't allocate memory", 'not enough memory'))
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Of times that :meth:`Race.time` has taken in turn: `value`, the ratio of the medians; `low` and `high`, the
-    quartiles of the ratios of single rounds.
+    """Ratio of times from :meth:`Race.time`: `value` is the ratio of the medians; `low` and `high` are the quartiles
+    of the ratios of single rounds.
     """
     seconds, others = np.array(seconds), np.array(others)
     low, high = np.percentile(seconds / others, (25, 75))
@@ -125,8 +125,8 @@ def _synchronize(device: torch.device) -> None:
 def peak_memory(run: Callable, device: torch.device) -> int:
     """The largest number of bytes that `run` needs beyond what is allocated before it, by torch's allocators.
 
-    On a CPU torch's profiler tells it: of every tensor, also inside an operator or compiled code; not of libraries
-    with an allocator of their own.
+    On a CPU it is measured by torch's profiler, which includes tensors inside operators and compiled code, but not
+    libraries with their own allocator.
     """
     if device.type == 'cuda':
         _synchronize(device)
@@ -142,20 +142,20 @@ def peak_memory(run: Callable, device: torch.device) -> int:
         run()
     live = peak = 0
     for event in profiler.profiler.kineto_results.events():
-        if event.name() == '[memory]':  # in the order of time; freed memory has a negative size
+        if event.name() == '[memory]':  # in temporal order; freed memory has a negative size
             live += event.nbytes()
             peak = max(peak, live)
     return peak
 
 
 def size_in_memory(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages of tensors, each counted once."""
+    """Size of the storages of tensors in bytes, each counted once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int]:
-    """Norm calls and FLOPs of one run. FLOPs are of matrix products and convolutions, two per multiply-add."""
+    """Norm calls and FLOPs of one run. FLOPs count matrix products and convolutions, two per multiply-add."""
     calls = []
     hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
     # torch counts nothing for a CPU's flash attention.

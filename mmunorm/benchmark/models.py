@@ -1,4 +1,4 @@
-"""The four models that are compared: LN, the config's norm, the same folded, and norm-free."""
+"""The four compared models: LN, the config's norm, the same folded, and norm-free."""
 from __future__ import annotations
 
 import copy
@@ -24,13 +24,13 @@ NORM_FREE = 'norm-free'
 
 
 def norm_name(cfg: Config) -> str:
-    """The type of the backbone's norm; a PreflightError without a backbone, or for LN, which cannot be folded."""
+    """The type of the backbone's norm. Raises a PreflightError without a backbone, or for LN, which cannot fold."""
     if 'backbone' not in cfg.model:
-        raise PreflightError('the model of the config has no backbone whose norms could be folded.')
+        raise PreflightError('the model of the config has no backbone with norms to fold.')
     holder = cfg.model if cfg.model.get('type') == CONVERTED_TYPE else cfg.model.backbone
     name = (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
     if name == LN:
-        raise PreflightError("norm_cfg=dict(type='LN') cannot be folded: name a config with an offline norm, such as "
+        raise PreflightError("norm_cfg=dict(type='LN') cannot be folded; choose a config with an offline norm, such as "
                              "dict(type='UN'). The benchmark then measures LN too.")
     return name
 
@@ -49,12 +49,12 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 
     Args:
         cfg (Config): config of a classifier or a detector whose backbone has an offline norm.
-        checkpoint (str, optional): weights of that model. Without it, weights are drawn as at the start of
-            training, and every norm gets random statistics and a random affine part.
-        seed (int): seed of all that is drawn. Defaults to 0.
+        checkpoint (str, optional): weights of that model. Without it, weights are initialized as for training, and
+            every norm gets random statistics and a random affine part.
+        seed (int): seed of random weights. Defaults to 0.
 
     Raises:
-        PreflightError: the config cannot be built, its norm is LN, or the checkpoint does not fit.
+        PreflightError: the config is invalid, its norm is LN, or the checkpoint does not fit.
     """
     name = norm_name(cfg)
     cfg = copy.deepcopy(cfg)
@@ -73,7 +73,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 
     cfg.model = layer_norm_config(cfg.model, dict(type=LN))
     layer_norm = build_model(cfg).eval()
-    # Copies by name, and so the affine parts too. Only the statistics have no counterpart.
+    # Copies by name, including the affine parts. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)
     folded = copy.deepcopy(model)
     norm_free = replace_modules(copy.deepcopy(model), is_norm, lambda norm: nn.Identity())
@@ -85,8 +85,8 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
     """Gives every norm of a model random statistics and a random affine part, in place.
 
-    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. No weight is exactly zero, as after
-    training: for a zero weight, a folded window attention needs an extra copy of its map.
+    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. As after training, no weight is
+    exactly zero: for a zero weight, a folded window attention needs an extra copy of its map.
     """
     def draw(tensor: torch.Tensor, make=torch.randn) -> torch.Tensor:
         return make(tensor.shape, generator=generator).to(tensor)

@@ -1,4 +1,4 @@
-"""Measured rows as a Markdown table, a chart and files; the same for every benchmark."""
+"""Results of a benchmark as a Markdown table, a chart and files."""
 from __future__ import annotations
 
 import json
@@ -13,12 +13,12 @@ from ..utils import whole_file, write_text
 
 
 def quartiles(ratio: dict[str, float]) -> str:
-    """What :func:`.measure.ratio` returns, for the reader: '1.102 [1.051, 1.148]'."""
+    """Formats a :func:`.measure.ratio` as '1.102 [1.051, 1.148]'."""
     return f'{ratio["value"]:.3f} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
 
 
 def speed_beside(ratio: dict[str, float]) -> str:
-    """The same, and where the quartiles span 1 that it says nothing."""
+    """Formats a ratio of speeds; states that there is no significant difference if the quartiles span 1."""
     if ratio['low'] <= 1 <= ratio['high']:
         return f'no difference that this machine can show [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
     return quartiles(ratio)
@@ -30,15 +30,15 @@ def speed_cell(throughput: dict[str, float]) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; a dash where a row has nothing more to say."""
+    """The lines of a table; missing cells at the end of a row are dashes."""
     rows = [[*cells, *['-'] * (len(columns) - len(cells))] for cells in rows]
     return [f'| {" | ".join(columns)} |', '|---' * len(columns) + '|', *(f'| {" | ".join(cells)} |' for cells in rows)]
 
 
 def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | float]], label: str) -> None:
-    """Groups of bars, one colour a series: for each name the values by group, whose axis gets the `label`.
+    """Draws groups of bars, one colour per series; `series` has the values by name and group, `label` is for the axis.
 
-    Values are numbers, or dicts of `median` or `value` and the quartiles `low` and `high`, which become error bars.
+    Values are numbers, or dicts of `median` or `value` and the quartiles `low` and `high`, drawn as error bars.
     """
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     width = 0.8 / max(len(series), 1)
@@ -57,7 +57,7 @@ def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | f
 
 
 def write_results(result: dict, text: str, figure: Figure, folder: str | Path, stem: str) -> list[Path]:
-    """Writes a result as `.json`, its table as `.md` and its chart as `.png`; makes the folder; returns the paths."""
+    """Writes a result as `.json`, its table as `.md` and its chart as `.png`; creates the folder; returns the paths."""
     paths = [Path(folder, f'{stem}.{suffix}') for suffix in ('json', 'md', 'png')]
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_text(paths[0], json.dumps(result, indent=1) + '\n')

@@ -1,4 +1,4 @@
-"""The table, the numbers and the image of a comparison."""
+"""The table, the numbers and the figure of a comparison."""
 from __future__ import annotations
 
 import math
@@ -19,7 +19,7 @@ Results = Mapping[ComparedRun, dict]
 
 
 def results_of(runs: Iterable[ComparedRun], errors: Mapping[ComparedRun, str]) -> Results:
-    """The results of runs; the status of those that have not ended is MISSING, or ERROR if something went wrong."""
+    """The results of runs; the status of unfinished ones is MISSING, or ERROR after an error."""
     return {run: run.result() or dict(status=ERROR if run in errors else MISSING, step='', metrics={},
                                       message=errors.get(run, '')) for run in runs}
 
@@ -38,16 +38,16 @@ def write_files(out: Path, name: str, lines: Sequence[str], columns: Sequence[st
 
 def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mapping[ComparedRun, str],
                 header: str, recipe: str) -> list[Path]:
-    """Writes a table (NAME.md), a CSV and an image of the curves (PNG) into `out`; returns the files, the table first.
+    """Writes a table (NAME.md), a CSV and a figure of the curves (PNG) into `out`; returns the files, the table first.
 
-    In the CSV, `last_logged_step` is the last step in a finished run's log; the run itself may have gone further.
-    `failed_step` is the first bad step of a run that diverged. There is no image before a run has finished.
+    In the CSV, `last_logged_step` is the last step in a finished run's log; the run may have more steps.
+    `failed_step` is the first bad step of a diverged run. There is no figure until a run has finished.
 
     Args:
         runs: all runs of the comparison, finished or not.
-        errors: what went wrong with runs that crashed.
-        header: what the table is about, in Markdown.
-        recipe: the name of what was trained, for the title of the image.
+        errors: the errors of crashed runs.
+        header: header of the table, in Markdown.
+        recipe: the name of the recipe, for the title of the figure.
     """
     results = results_of(runs, errors)
     metrics = metrics_of(results)
@@ -63,7 +63,7 @@ def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mappi
 
 
 def metrics_of(results: Results) -> list[str]:
-    """The metrics to show: those with a label among the ones that finished runs have, else all."""
+    """The metrics to show: those of finished runs that have a label, else all."""
     names = dict.fromkeys(name for result in results.values() for name in result['metrics'])
     return [name for name in METRICS if name in names] or list(names)
 
@@ -73,7 +73,7 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     if not ended:
         return None
     conditions = list(dict.fromkeys(run.condition for run in ended))
-    # A norm keeps its colour in every image of this comparison, finished or not.
+    # A norm has the same colour in every figure of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in results)
     panels = {'' if conditions == [CALM] else condition: {
         norm: [read_scalars(run.work_dir) for run in ended if (run.condition, run.norm) == (condition, norm)]
@@ -82,7 +82,7 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     counts = {len(group) for groups in panels.values() for group in groups.values()} - {0}
     if max(counts) > 1:
         number = max(counts) if len(counts) == 1 else f'up to {max(counts)}'
-        notes.append(f'A line is the mean of {number} seeds, in a band from the least to the most.')
+        notes.append(f'A line is the mean of {number} seeds, with a band from minimum to maximum.')
     if any(result['status'] == FAIL for result in results.values()):
         notes.append(f'Runs that diverged ({FAIL}) end where they were stopped.')
     return curves_figure(panels, ['loss', *metrics], f'Norms compared: {recipe}', notes)
@@ -108,7 +108,7 @@ def _tables(results: Results, metrics: Sequence[str]) -> list[str]:
 
 
 def summary(results: Sequence[dict], metric: str) -> str:
-    """Mean and sample standard deviation over the seeds that have the metric, and what became of the others."""
+    """Mean and sample standard deviation over the seeds that have the metric, and the status of the others."""
     values = [result['metrics'][metric] for result in results if metric in result['metrics']]
     number = Counter(result['status'] for result in results)
     if number[FAIL] == len(results):

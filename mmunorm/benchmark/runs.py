@@ -1,4 +1,4 @@
-"""Runs of one recipe that differ in the norm and the seed: where they lie, and how they ended."""
+"""Training runs of a recipe with different norms and seeds: their folders and results."""
 from __future__ import annotations
 
 import json
@@ -22,7 +22,7 @@ _RESULT = 'result.json'
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One training run in `OUT/NORM/seed_K/` or `OUT/stressed/NORM/seed_K/`; its config is beside it, `seed_K.py`."""
+    """A training run in `OUT/NORM/seed_K/` or `OUT/stressed/NORM/seed_K/`; its config is `seed_K.py` next to it."""
     out: Path
     norm: str
     seed: int
@@ -46,7 +46,7 @@ class ComparedRun:
         return f'{stressed}{self.norm} seed {self.seed}'
 
     def result(self) -> dict | None:
-        """The result of a run that has ended: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
+        """The result of a finished run: `status` (FINISHED or FAIL), `step`, `metrics`, `message`; or None."""
         return _read(self.work_dir / _RESULT)
 
     def has_begun(self) -> bool:
@@ -54,10 +54,10 @@ class ComparedRun:
         return self.result() is not None or any(self.work_dir.glob('*.pth'))
 
     def close(self, returncode: int) -> dict | None:
-        """Writes the result of a run whose process has ended; None if it crashed or was interrupted.
+        """Writes the result of a run whose process has exited; None if it crashed or was interrupted.
 
-        A run without a log is not finished, and one whose last step is later than a metric: its validation was
-        interrupted. Both return None for any exit status: they can be resumed.
+        A run is not finished if it has no log, or if its last step is later than a metric, because its validation was
+        interrupted. Then it returns None for any exit status, and the run can be resumed.
         """
         if record := _read(self.work_dir / RECORD):
             result = dict(status=FAIL, step=record['step'], metrics={}, message=record['message'])
@@ -82,17 +82,17 @@ def _read(path: Path) -> dict | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise PreflightError(f'{path} is damaged: remove it. The same command then goes on with this run.') from error
+        raise PreflightError(f'{path} is damaged: remove it and run the same command to continue.') from error
 
 
 def config_text(cfg: Config) -> str:
-    """A merged config as a Python file that stands alone."""
+    """A merged config as a self-contained Python file."""
     return ''.join(f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}\n'
                    for key, value in cfg.to_dict().items())
 
 
 def differing_keys(one: Mapping, other: Mapping) -> list[str]:
-    """The dotted names of the settings in which two configs differ."""
+    """The dotted names of the settings that differ between two configs."""
     one, other = ({key: value for key, value in walk(cfg) if not (isinstance(value, (Mapping, list, tuple)) and value)}
                   for cfg in (one, other))
     return sorted(key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...))

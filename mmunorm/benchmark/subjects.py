@@ -1,4 +1,4 @@
-"""What a benchmark of formats compares: a model in each of its forms."""
+"""The subjects of a benchmark of formats: models in several forms."""
 from __future__ import annotations
 
 import shutil
@@ -20,12 +20,13 @@ class Subject:
     """One model of a benchmark.
 
     Args:
-        name (str): of its rows.
-        model (nn.Module): in eval mode, on the CPU; its norms are folded, in place, and `exportable` is the result.
-        meta (dict): what :func:`describe_model` returns.
-        batch (int): images at once.
-        folder (Path): for its files; it is made.
-        threads (int): of the CPU.
+        name (str): name in its rows.
+        model (nn.Module): a model in eval mode on the CPU; its norms are folded in place, and `exportable` is the
+            result.
+        meta (dict): the result of :func:`describe_model`.
+        batch (int): batch size.
+        folder (Path): folder of its files, created if missing.
+        threads (int): CPU threads.
         images (Sequence[Tensor]): uint8 `(3, h, w)` training images, for INT8. Defaults to none.
     """
 
@@ -37,17 +38,17 @@ class Subject:
         folder.mkdir()
 
     def give(self, name: str, file: Path) -> None:
-        """Takes an exported file as the one of a form, which :meth:`made` then does not write."""
+        """Sets an existing exported file for a form, so that :meth:`made` does not export it."""
         chosen, _ = VARIANTS[name]
         for source, copy in zip(chosen.files(file), chosen.files(self._path(name)), strict=True):
             shutil.copyfile(source, copy)
 
     def made(self, name: str) -> tuple[Callable[[], Session], int]:
-        """What opens a form of the model, of `VARIANTS`, and its size in bytes. The file is written the first time.
+        """A function that opens a form of the model from `VARIANTS`, and its size in bytes. Exports it the first time.
 
         Raises:
-            PreflightError: a package is missing, INT8 is asked for and there are no images, or the runtime cannot
-                take the model in this form.
+            PreflightError: a package is missing, there are no images for INT8, or the runtime does not support the
+                model in this form.
         """
         chosen, form = VARIANTS[name]
         path = self._path(name)
@@ -56,7 +57,7 @@ class Subject:
             samples = ()
             if chosen.needs_images(form.int8):
                 samples = Samples(self.images, self.exportable.meta, self.batch)
-            with whole_files(path) as part:  # an export that is refused may have written a file in floating point
+            with whole_files(path) as part:  # a failed export may have written a floating-point file
                 chosen.export(self.exportable, part, int8=form.int8, samples=samples)
         return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)
 

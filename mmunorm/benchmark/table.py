@@ -1,4 +1,4 @@
-"""What folding gains: measured rows beside LN, as ratios, a table and a chart."""
+"""The effect of folding: rows compared with LN, as ratios, a table and a chart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch',
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
     """Rows of measurements, see :func:`.folding.run_benchmark`, with throughput, latency and ratios.
 
-    Of :func:`.measure.speed`. `to_ln` has the ratios to LN: `throughput` and `latency_ms` as :func:`.measure.ratio`
-    returns them, and `peak_memory`, `parameters` and `flops` as numbers. It is empty where LN or the row has failed.
+    These are from :func:`.measure.speed`. `to_ln` has the ratios to LN: `throughput` and `latency_ms` are results of
+    :func:`.measure.ratio`; `peak_memory`, `parameters` and `flops` are numbers. It is empty if LN or the row failed.
     """
     ln = next(row for row in rows if row['name'] == LN)
     summaries = []
@@ -37,12 +37,12 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
 def markdown(result: dict) -> str:
     """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
     folded, kept = result['fusion']['folded'], result['fusion']['kept']
-    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are those of single '
-             'rounds. In parentheses: x times LN.', f'Folded: {folded} of {folded + kept} norms.']
-    lines = [f'# {result["title"]}: what folding gains', '', *(f'- {note}' for note in notes), '',
+    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
+             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {folded + kept} norms.']
+    lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
              *markdown_table(COLUMNS, map(_cells, result['rows']))]
     if kept:
-        lines += ['', 'Norms that stay, and why:', '', '```', result['fusion']['report'], '```']
+        lines += ['', 'Norms that were kept, and why:', '', '```', result['fusion']['report'], '```']
     return '\n'.join(lines) + '\n'
 
 
@@ -69,7 +69,7 @@ def _cells(row: dict) -> list[str]:
 
 
 def chart(result: dict) -> Figure:
-    """Bars of throughput and of peak memory relative to LN; absolute where LN has failed."""
+    """Bars of throughput and of peak memory relative to LN; absolute if LN failed."""
     rows = [row for row in result['rows'] if row['error'] is None]
     relative = any(row['to_ln'] for row in rows)
     settings = result['settings']

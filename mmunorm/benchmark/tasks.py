@@ -1,4 +1,4 @@
-"""What is run: a classifier up to its logits, or a detector up to boxes and masks."""
+"""The benchmarked tasks: a classifier up to its logits, or a detector up to boxes and masks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..utils import PreflightError
 
-# How many boxes of an image pass the score threshold of a two-stage detector. On noise, a trained detector finds
-# nothing, and an untrained one everything. The cost of masks depends on the number of boxes.
+# The number of boxes per image above the score threshold of a two-stage detector. On noise, a trained detector finds
+# no boxes, and an untrained one finds boxes everywhere. The cost of masks depends on their number.
 CANDIDATES = 50
 
 
@@ -31,26 +31,26 @@ class ClassifierTask:
         self.images, self.samples = data['inputs'], data.get('data_samples')
 
     def _samples(self, images: Sequence[Tensor]) -> dict:
-        """What the data preprocessor gets beside the images."""
+        """The data samples for the data preprocessor."""
         return {}
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
-        """What folding must not change: the logits."""
+        """The outputs that folding must not change: the logits."""
         return _tensors(model(self.images, mode='tensor'))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
-        """Makes the work of all models equal, where it depends on `outputs`; `reference` is those of one model."""
+        """Equalizes the work of all models if it depends on `outputs`; `reference` are the outputs of one model."""
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
-        """Runs `model`, sets what the work of all `models` depends on, and returns notes for the reader."""
+        """Runs `model`, adjusts settings of all `models` that their work depends on, and returns notes."""
         return []
 
     def run(self, model: nn.Module):
-        """What is timed."""
+        """The timed function."""
         return model(self.images, mode='tensor')
 
     def compile(self, model: nn.Module) -> str:
-        """Compiles what `run` calls, in place; returns a name of it for the reader."""
+        """Compiles what `run` calls, in place; returns its description."""
         model.compile()
         return 'the whole model'
 
@@ -73,23 +73,23 @@ class DetectorTask(ClassifierTask):
             DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in images])
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
-        """What folding must not change: the maps that the neck hands to the heads.
+        """The outputs that folding must not change: the feature maps of the neck.
 
-        It may change the boxes: the order of two boxes with nearly the same score depends on the last bit.
+        Boxes may change, because the order of two boxes with nearly equal scores depends on rounding.
         """
         return _tensors(model.extract_feat(self.images))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
-        """Gives the heads of all models the same maps, and so the same proposals, boxes and masks.
+        """Gives the heads of all models the same maps, hence the same proposals, boxes and masks.
 
-        Each model still computes its own maps, so their time and memory count. Then they are overwritten.
+        Each model still computes its own maps, so their time and memory are included; then they are overwritten.
         """
         for model in models:
             _overwrite_features(model, reference)
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
-        notes = ['The heads of every row read the same feature maps. They overwrite those that the row has '
-                 'computed, so proposals, boxes and masks are the same work in all rows.']
+        notes = ['The heads of all rows use the same feature maps, which overwrite those that the row '
+                 'computed, so the work for proposals, boxes and masks is equal in all rows.']
         threshold = self._score_threshold(model)
         if threshold is not None:
             for other in models:
@@ -107,7 +107,7 @@ class DetectorTask(ClassifierTask):
             return None
         scores = []
         hook = head.register_forward_hook(lambda module, args, output: scores.append(output[0]))
-        # No box passes, so that NMS need not go through all boxes of all classes.
+        # A threshold that no box passes, so that NMS need not process all boxes of all classes.
         model.roi_head.test_cfg.score_thr = 1.0
         self.run(model)
         hook.remove()
@@ -116,7 +116,7 @@ class DetectorTask(ClassifierTask):
         return float(scores.topk(count + 1).values[-1])
 
     def run(self, model: nn.Module):
-        # New samples: old ones hold results of the last run, which would be freed while this run is measured.
+        # New samples, because the results of the last run in old ones would be freed during this run.
         return model(self.images, [sample.new() for sample in self.samples], mode='predict')
 
     def compile(self, model: nn.Module) -> str:
@@ -145,7 +145,7 @@ def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:
 
     def extract_feat(images: Tensor):
         features = extract(images)
-        # In place, so that the model's own maps stay in memory as long as usual.
+        # In place, so that the model's own maps stay in memory for the usual time.
         for own, same in zip(_tensors(features), reference, strict=True):
             own.copy_(same)
         return features

@@ -1,4 +1,4 @@
-"""Trains the runs of a comparison, each in a process of its own by tools/train.py."""
+"""Trains the runs of a comparison, each in a separate process of tools/train.py."""
 from __future__ import annotations
 
 import fcntl
@@ -25,12 +25,12 @@ TRAIN = Path(__file__).parents[1] / '.mim/tools/train.py'
 def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
               after_each: Callable[[dict[ComparedRun, str]], object],
               trusted: bool = False) -> dict[ComparedRun, str]:
-    """Trains runs, `jobs` at a time, in the order of their configs; returns what went wrong, by run.
+    """Trains runs, `jobs` at a time, in the order of their configs; returns the errors by run.
 
-    `after_each` is called after each run with what went wrong so far. `trusted` runs get `--trust-checkpoint`. If this
-    process is interrupted, the runs end with it.
+    `after_each` is called after each run with the errors so far. `trusted` runs get `--trust-checkpoint`. If this
+    process is interrupted, it terminates the runs.
     """
-    # Threads that spin while they wait slow down a machine that has other work.
+    # Spinning threads slow down other processes.
     env = {'GOMP_SPINCOUNT': '20000', **os.environ}
     if jobs > 1:
         env['OMP_NUM_THREADS'] = str(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -42,7 +42,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
         run.work_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(TRAIN), str(run.config), '--work-dir', str(run.work_dir), '--resume',
                    *['--trust-checkpoint'] * trusted]
-        # The child inherits the open file, and with it the lock: one that outlives this process is noticed.
+        # The child inherits the locked file, so a child that outlives this process is detected.
         with (run.work_dir / 'lock').open('w') as lock, run.log.open('a') as log:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +63,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
 
     def end(process: subprocess.Popen) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # with the workers that load its data
+            os.killpg(process.pid, signal.SIGTERM)  # including data loader workers
 
     with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(pending), desc='runs', unit='run', disable=None) as bar:
         futures = {pool.submit(train, *item): item[0] for item in pending.items()}
@@ -84,7 +84,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
 
 
 def missing_weights(cfg: Config) -> str | None:
-    """A sentence if the weights that a run starts from are missing, else None."""
+    """A sentence if the pretrained weights of a run are missing, else None."""
     path = pretrained_path(cfg)
     if path is None or '://' in path or os.path.isfile(path):
         return None

@@ -1,4 +1,4 @@
-"""Runners in processes of their own, as users have them: one runtime a process."""
+"""Runners in separate processes, one runtime per process, as in deployment."""
 from __future__ import annotations
 
 import signal
@@ -18,16 +18,17 @@ _runner: ExportedModel  # of a process that a worker has started
 
 
 class Worker(ExportedModel):
-    """A runner in another process, which does nothing between two batches.
+    """A runner in another process, which is idle between two batches.
 
-    `open_session` opens it there, and must pickle. Raises what that raises, and a PreflightError if the process ends.
+    `open_session` must be picklable and is called in that process. Raises its errors, and a PreflightError if the
+    process exits.
     """
 
     def __init__(self, open_session: Callable[[], Session]):
         super().__init__(_Process(open_session))
 
     def seconds(self, *arrays: np.ndarray) -> float:
-        """The time of one batch, right after another, so that caches and threads are those of a busy server."""
+        """The time of one batch directly after another, so that caches and threads are warm."""
         self._session.call(_run, arrays)
         return self._session.call(_run, arrays)[1]
 
@@ -40,7 +41,7 @@ class _Process(Session):
 
     def __init__(self, open_session: Callable[[], Session]):
         context = get_context('forkserver' if 'forkserver' in get_all_start_methods() else 'spawn')
-        if hasattr(context, 'set_forkserver_preload'):  # it forks from a process with this package and no threads
+        if hasattr(context, 'set_forkserver_preload'):  # forks from a process without threads
             context.set_forkserver_preload([__name__])
         self.pool = ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # this side ends it
         try:
@@ -66,7 +67,7 @@ def _open(open_session: Callable[[], Session]) -> dict:
 
 
 def _run(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
-    """The outputs of a batch, and the seconds that it took."""
+    """The outputs of a batch, and its duration in seconds."""
     start = time.perf_counter()
     outputs = _runner(*arrays)
     return list(outputs.values()), time.perf_counter() - start

@@ -1,9 +1,9 @@
-"""Checkpoints of folded models: what is in them, and how a model becomes one that they load into.
+"""Saves and loads checkpoints of folded models.
 
-A folded checkpoint is an ordinary one, with a note of what folding has made. With a config of mmengine, of the model
-type `FoldedModel`, it builds its model by itself. That is in it twice: in `meta['mmunorm']['config']` as plain data,
-which :func:`load_folded` reads, and in `meta['cfg']` as text, which the inferencers of OpenMMLab want, and run. Without
-a config, :func:`load_folded` is given the model as it was before folding.
+A folded checkpoint is an ordinary checkpoint with a note of the tensors that folding added. It may contain an mmengine
+config of the model type `FoldedModel`, from which its model is built. The config is stored twice: as plain data in
+`meta['mmunorm']['config']`, read by :func:`load_folded`, and as text in `meta['cfg']`, which OpenMMLab's inferencers
+execute. Without a config, :func:`load_folded` needs the model as it was before folding.
 """
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _MARK = '.folded'  # the buffer of a FoldedNorm
 
 
 def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int]) -> nn.Module:
-    """Gives a model the structure of a folded one, in place, for a folded checkpoint to be loaded into; returns it.
+    """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
     Args:
-        model (nn.Module): of the architecture that was folded, with any norms.
-        folded (Sequence[str]): names of the norms that are folded.
-        made (Mapping[str, int]): names of the tensors that came into its state by that, with their sizes.
+        model (nn.Module): a model of the same architecture, with any norms.
+        folded (Sequence[str]): names of the folded norms.
+        made (Mapping[str, int]): names and sizes of the tensors that folding added to the state_dict.
 
     Raises:
-        ValueError: the model has no such norms, or no place for such tensors.
+        ValueError: the model lacks such norms, or such tensors cannot be added.
     """
     plan = FoldPlan(model)
     with_plain_weights(model)
@@ -52,23 +52,23 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         elif name in plan.norms:
             leave(model, name, new)
         else:
-            raise ValueError(f'{type(model).__name__} has no norm {name} to fold, which the checkpoint has '
-                             'folded: it is of another architecture')
+            raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: '
+                             'it is of another architecture')
     for name in new:
         add_to_state(model, name)
     for name in made.keys() - set(new):
         owner = name.rpartition('.')[0]
         if owner not in plan.fills:
-            raise ValueError(f'{type(model).__name__}: no fold rule knows how to fill the padding of {owner}')
+            raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
     return model
 
 
 def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
-    """The names and sizes of the tensors that folding has made, of a folded model or its loaded checkpoint.
+    """The names and sizes of the tensors that folding added, of a folded model or its loaded checkpoint.
 
     Raises:
-        PreflightError: the checkpoint does not tell it.
+        PreflightError: the checkpoint lacks this information.
     """
     if isinstance(checkpoint, nn.Module):
         state = checkpoint.state_dict()
@@ -77,14 +77,14 @@ def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
         return {name: state[name].numel() for name in dict.fromkeys(names)}
     made = checkpoint.get('meta', {}).get('mmunorm', {}).get('made')
     if made is None or any(isinstance(size, list) for size in made.values()):
-        raise PreflightError('this folded checkpoint does not tell what folding has made: it is of an older mmunorm, '
-                             'or was not written by save_folded(). Fold the trained checkpoint again, with '
-                             'tools/test.py --fuse --save')
+        raise PreflightError('this folded checkpoint lacks the names of the tensors that folding added: it is of an '
+                             'older mmunorm, or was not written by save_folded(). Fold the trained checkpoint again '
+                             'with tools/test.py --fuse --save')
     return made
 
 
 def folded_norms(checkpoint: dict) -> list[str]:
-    """The names of the norms that are folded in a loaded checkpoint; none if it is not folded."""
+    """The names of the folded norms in a loaded checkpoint; empty if it is not folded."""
     state_dict = checkpoint.get('state_dict', checkpoint)
     return [key.removesuffix(_MARK) for key in state_dict if key.endswith(_MARK)]
 
@@ -94,16 +94,16 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     """Writes the checkpoint of a folded model.
 
     Args:
-        model (nn.Module): folded by `fuse_norms`.
-        path: where to write; the file appears whole or not at all.
-        cfg (mmengine.Config, optional): the config of the model, folded or not, with which `load_folded(path)` needs no
-            model; for one of timm, its `model` is of the type `TimmModel` with the `name` of the architecture and its
-            arguments. Defaults to None: `load_folded` is to be given the model.
-        report (FusionReport, optional): what `fuse_norms` returned, for a note in the file.
-        meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
+        model (nn.Module): a model folded by `fuse_norms`.
+        path: path of the file, which is written atomically.
+        cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
+            model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
+            arguments. Defaults to None: `load_folded` needs the model.
+        report (FusionReport, optional): the result of `fuse_norms`, stored as a note.
+        meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Raises:
-        ValueError: nothing in `model` has been folded, or `cfg` has a value that is no plain data.
+        ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
     """
     state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
                   for name, value in model.state_dict().items()}
@@ -111,7 +111,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
     made = folded_made(model)
-    note = dict(what='A model whose norms mmunorm has folded into their neighbours.', made=made)
+    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made)
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in report.folded},
                     kept={fold.norm: fold.where for fold in report.kept})
@@ -126,28 +126,23 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         note['config'] = read_config_text(meta['cfg'])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = BytesIO()  # a full disk is an OSError then
+    content = BytesIO()  # so that a full disk raises an OSError
     torch.save(dict(meta=meta, state_dict=state_dict), content)
     with whole_file(path) as part:
         part.write_bytes(content.getbuffer())
 
 
 def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:
-    """The model of a folded checkpoint, in eval mode.
+    """Loads the model of a folded checkpoint, in eval mode.
 
-    Nothing of the file runs, unless this is called inside `restricted(trusted=True)` of
+    No code in the file is executed, unless this is called inside `restricted(trusted=True)` of
     `mmunorm.checkpoints.unpickling`.
 
     Args:
-        path: of a file that :func:`save_folded` has written.
-        model (nn.Module, optional): of the same architecture, as it was before folding; its norms may be any, such as
-            timm's LayerNorms. It is changed in place. Defaults to None: the config in the file builds the model, of
-            registered types alone.
-
-    Raises:
-        ValueError: the checkpoint is not one that :func:`save_folded` has written, has no config and there is no
-            `model`, or `model` is of another architecture.
-        PreflightError: it holds code.
+        path: path of a file written by :func:`save_folded`.
+        model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
+            LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
+            registered types only.
     """
     if model is not None:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
@@ -170,7 +165,7 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
 
 def _check_folded(checkpoint, path: str | os.PathLike) -> None:
     if not isinstance(checkpoint, dict) or 'mmunorm' not in checkpoint.get('meta', {}):
-        raise ValueError(f'{path}: is no folded checkpoint; mmunorm.save_folded writes one')
+        raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
 
 
 def _build(meta: dict, path: str | os.PathLike) -> nn.Module:
@@ -191,7 +186,7 @@ def _build(meta: dict, path: str | os.PathLike) -> nn.Module:
 def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]) -> dict:
     """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
-    Weights to start from are left out: the folded checkpoint has all. `made` is :func:`folded_made`'s.
+    Initial weights are left out, because the folded checkpoint has all weights. `made` is :func:`folded_made`'s.
     """
     from mmengine.config import ConfigDict
     cfg = ConfigDict(copy.deepcopy(model_cfg))
@@ -207,19 +202,19 @@ def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]
 
 
 def _plain_config(meta: dict, path: str | os.PathLike):
-    """The config in a folded checkpoint. Older files have the text alone."""
+    """The config in a folded checkpoint. Older files have only the text."""
     from mmengine.config import Config
 
     from .plain import is_known_scope, read_config_text
     try:
         cfg = Config(meta['mmunorm'].get('config') or read_config_text(meta['cfg']))
     except ValueError as error:
-        raise PreflightError(f'the checkpoint {path} has a config that is code, which is not run: {error}. If you '
-                             'trust who made the file, add --trust-checkpoint, or load it inside '
+        raise PreflightError(f'the config in the checkpoint {path} is code, which is not run: {error}. If you '
+                             'trust its author, add --trust-checkpoint, or load it inside '
                              '`mmunorm.checkpoints.unpickling.restricted(trusted=True)`.') from None
     scope = cfg.get('default_scope', 'mmengine')
     if not is_known_scope(scope):
-        raise ValueError(f'{path}: default_scope={scope!r} is no package of OpenMMLab; import it first if it is yours')
+        raise ValueError(f'{path}: default_scope={scope!r} is not an OpenMMLab package; import a custom one first')
     return cfg
 
 
@@ -227,9 +222,9 @@ if not lacks('mmengine'):
 
     @MODELS.register_module(name=TIMM_TYPE)
     def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-        """The model `timm.create_model(name, **kwargs)`, for a folded checkpoint to name it.
+        """Builds `timm.create_model(name, **kwargs)`, so that a folded checkpoint can describe it.
 
-        `norm_cfg` is the config of what `replace_norms` puts in place of its norms, if anything.
+        `norm_cfg` (dict, optional) is the config of the norms that `replace_norms` replaces its norms by.
         """
         import timm
         model = timm.create_model(name, **kwargs)
@@ -237,5 +232,5 @@ if not lacks('mmengine'):
 
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg) -> nn.Module:
-        """Builds the model of type `of` with the settings `cfg`, and takes its norms: see :func:`without_norms`."""
+        """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`."""
         return without_norms(MODELS.build(dict(type=of, **cfg)), folded, made)

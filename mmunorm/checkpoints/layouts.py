@@ -1,14 +1,15 @@
-"""Layouts of published checkpoints: the names of other projects become those of mmpretrain's models."""
+"""Layouts of published checkpoints: renames weights of other projects to the names of mmpretrain's models."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from ..utils import PreflightError
 
-# Where the weights that a project tests lie in its files, best first: DeiT, the official Swin and SLAB; timm and the
-# official T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights where there are any.
+# Keys of the weights that a project evaluates, by precedence: DeiT, the official Swin and SLAB; timm and the official
+# T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights if there are any.
 _WEIGHTS = ('model', 'state_dict_ema', 'state_dict')
 
 # Of one layer, whichever the model.
@@ -16,7 +17,7 @@ _PARTS = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'),
           ('.mlp.0.', '.ffn.layers.0.0.'), ('.mlp.2.', '.ffn.layers.1.'))
 _VIT_PARTS = (*_PARTS, ('.norm1.', '.ln1.'), ('.norm2.', '.ln2.'), ('patch_embed.proj.', 'patch_embed.projection.'))
 
-# The first fitting prefix is replaced, then each part.
+# Prefixes and parts, as `rename` takes them.
 _SWIN = ((('layers.', 'backbone.stages.'), ('norm.', 'backbone.norm{last}.'), ('head.fc.', 'head.fc.'),
           ('head.', 'head.fc.'), ('', 'backbone.')),
          (*_PARTS, ('.attn.', '.attn.w_msa.'), ('patch_embed.proj.', 'patch_embed.projection.')))
@@ -26,16 +27,27 @@ _T2T = ((('blocks.', 'backbone.encoder.'), ('head.', 'head.layers.head.'), ('', 
         (*_VIT_PARTS, *((f'{layer}.{part}', f'{layer}.attn.{part}') for layer in ('attention1', 'attention2')
                         for part in ('kqv.', 'proj.', 'w'))))
 
-# SLAB's norm. In a LinearNorm, LayerNorm (`norm1`) and counters are of training alone.
+# SLAB's norm. LayerNorm (`norm1`) and the counters in a LinearNorm are used only in training.
 _SLAB_NORM = re.compile(r'(.*?norm\d?)\.(?:norm2\.)?(?:bn\.(.*)|(alpha))')
 _SLAB_TRAINING = re.compile(r'.*norm\d?\.(norm1\.(weight|bias)|warm|iter|total_step)')
 
+_of_projects = []
+
+
+def published_layout(read: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor] | None]) -> Callable:
+    """Decorates a function that returns the weights of a published file under a model's own names.
+
+    It returns None for files and models that it does not know. The projects' layouts come before those of this module.
+    """
+    _of_projects.append(read)
+    return read
+
 
 def in_one_layout(content):
-    """What a checkpoint file holds, with the weights that a project tests as its `state_dict`, and no others.
+    """The content of a checkpoint file, with only the weights that the project evaluates as its `state_dict`.
 
-    So every reader takes the same ones, mmengine's Runner and `init_cfg` among them. A file that is nothing but weights
-    stays so, and what is no checkpoint stays as it is.
+    So all readers load the same weights, including mmengine's Runner and `init_cfg`. Files that contain only weights,
+    or no checkpoint, are unchanged.
     """
     if not isinstance(content, dict):
         return content
@@ -47,9 +59,9 @@ def in_one_layout(content):
 
 
 def find_weights(content: dict) -> dict[str, Tensor]:
-    """The weights in a checkpoint's content, without the copies of mmcv's EMAHook and what wraps a model.
+    """The weights in a checkpoint's content, without the copies of mmcv's EMAHook and without wrapper prefixes.
 
-    That is the `module.` of DataParallel and the `_orig_mod.` of torch.compile.
+    The prefixes are `module.` of DataParallel and `_orig_mod.` of torch.compile.
     """
     weights = next((content[key] for key in _WEIGHTS if _is_weights(content.get(key))), content)
     if not _is_weights(weights):
@@ -67,46 +79,48 @@ def _is_weights(value) -> bool:
 
 
 def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | None:
-    """The weights of a checkpoint of another project under the names of mmpretrain's classifier.
+    """The weights of a checkpoint of another project under the names of mmpretrain's classifier or a project's model.
 
     These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
-    RepBN: `alpha` is its `eta`. See docs/published_checkpoints.md.
+    RepBN: `alpha` is its `eta`; and those of :func:`published_layout`. See docs/published_checkpoints.md.
 
     Args:
-        content (dict): of the file.
-        model (nn.Module): that is to get them. They come with its indices of positions in a window, which timm's
-            files lack.
+        content (dict): content of the file.
+        model (nn.Module): the model to load into. Its relative position indices are added, which timm's files lack.
 
     Returns:
         dict[str, Tensor] | None: None if the names are of no such project.
 
     Raises:
-        PreflightError: SLAB's model is none of ours, or `model` has other norms.
+        PreflightError: SLAB's model is not supported, or `model` has other norms.
     """
     weights = find_weights(content)
+    for read in _of_projects:
+        if named := read(weights, model):
+            return named
     is_slab = any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights)
     if is_slab:
         weights = _from_slab(weights)
     if 'tokens_to_token.project.weight' in weights:
-        return _rename(weights, *_T2T)
+        return rename(weights, *_T2T)
     if 'patch_embed.proj.weight' not in weights:
         return None
-    own = model.state_dict()  # not earlier: with FSDP it would wait for the other processes
+    own = model.state_dict()  # not earlier: FSDP would wait for the other processes
     if 'patch_embed.proj.weight' in own:  # mmpretrain's TimmClassifier has timm's names itself
         return None
     if is_slab and not any(name.endswith('.eta') for name in own):
-        raise PreflightError("the checkpoint is one of SLAB's, whose norms are RepBN: add --norm RepBN.")
+        raise PreflightError("the checkpoint is from SLAB, whose norms are RepBN: add --norm RepBN.")
     if 'layers.0.blocks.0.norm1.weight' not in weights:
-        return _rename(weights, *_VIT)
+        return rename(weights, *_VIT)
     indices = {name: value for name, value in own.items() if name.endswith('relative_position_index')}
     return {**_from_swin(weights), **indices}
 
 
 def _from_slab(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With norms of RepBN's names; https://github.com/xinghaochen/SLAB, classification/models/prepbn.py."""
+    """Renames norms to RepBN's names; see https://github.com/xinghaochen/SLAB, classification/models/prepbn.py."""
     if 'patch_embed.proj.weight' not in weights or any('.attn.dwc.' in name for name in weights):
-        raise PreflightError("SLAB's PVT, CSWin and models with linear attention (slab_*.pth) are not supported: its "
-                             'Swin and DeiT with PRepBN are.')
+        raise PreflightError("SLAB's PVT, CSWin and models with linear attention (slab_*.pth) are not supported, only "
+                             'its Swin and DeiT with PRepBN.')
     named = {}
     for name, value in weights.items():
         if not _SLAB_TRAINING.fullmatch(name):
@@ -116,23 +130,24 @@ def _from_slab(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """From the official Swin or timm's: a patch merging of mmpretrain has its inputs in another order."""
+    """From the official Swin or timm: mmpretrain's patch merging has another order of input channels."""
     last = max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
-    if f'layers.{last}.downsample.norm.weight' in weights:  # timm has a merging before its stage, not after it
+    if f'layers.{last}.downsample.norm.weight' in weights:  # timm's merging is before the stage, not after it
         weights = {re.sub(r'^layers\.(\d+)\.downsample', lambda m: f'layers.{int(m[1]) - 1}.downsample', name): value
                    for name, value in weights.items()}
     weights = {name: _merged(value) if '.downsample.' in name and value.numel() > 1 else value
                for name, value in weights.items() if not name.endswith('.attn_mask')}
     prefixes, parts = _SWIN
-    return _rename(weights, [(old, new.format(last=last)) for old, new in prefixes], parts)
+    return rename(weights, [(old, new.format(last=last)) for old, new in prefixes], parts)
 
 
 def _merged(value: Tensor) -> Tensor:
-    """`(..., 4 C)` with the four tokens of a merging one after the other, to one channel after the other."""
+    """Reorders the `(..., 4 C)` inputs of a merging from token-major to channel-major."""
     return value.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :].transpose(-1, -2).flatten(-2)
 
 
-def _rename(weights: dict[str, Tensor], prefixes, parts) -> dict[str, Tensor]:
+def rename(weights: dict[str, Tensor], prefixes, parts) -> dict[str, Tensor]:
+    """Weights whose first fitting prefix is replaced, then each part: pairs of old and new."""
     def renamed(name: str) -> str:
         old, new = next((old, new) for old, new in prefixes if name.startswith(old))
         name = new + name.removeprefix(old)

@@ -1,4 +1,4 @@
-"""Checkpoint files: reading them, and loading them whole."""
+"""Reads checkpoint files and loads them strictly."""
 from __future__ import annotations
 
 import os
@@ -16,7 +16,7 @@ from .unpickling import restricted
 
 
 def check_checkpoint(path: str, folder: bool = False) -> None:
-    """Raises a PreflightError if a local checkpoint is no file; `folder` lets it be a folder."""
+    """Raises a PreflightError if a local checkpoint is not a file, or with `folder` not a file or folder."""
     if '://' in path or os.path.isfile(path):
         return
     if not os.path.isdir(path):
@@ -26,7 +26,7 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
     names = os.listdir(path)
     if '.metadata' in names:
         raise PreflightError(
-            f'{path} is a folder of torch.distributed.checkpoint, and a file is needed here: make one with '
+            f'{path} is a folder of torch.distributed.checkpoint, but a file is needed; convert it with '
             f'`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
     if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
         raise PreflightError(
@@ -34,15 +34,15 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
             "wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole files with "
             "state_dict_cfg='full'.")
     latest = max(Path(path).glob('*.pth'), key=os.path.getmtime, default=None)
-    advice = f'name a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
+    advice = f'choose a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
     raise PreflightError(f'{path} is a folder: {advice}.')
 
 
 def read_checkpoint(path: str) -> dict:
-    """A checkpoint, on the CPU.
+    """Reads a checkpoint on the CPU.
 
     Raises:
-        PreflightError: it does not exist, or is none.
+        PreflightError: the file does not exist or is not a checkpoint.
     """
     check_checkpoint(path)
     try:
@@ -50,10 +50,10 @@ def read_checkpoint(path: str) -> dict:
             content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
     except PreflightError:
         raise
-    except Exception as error:  # whatever unpickling a file that is no checkpoint raises
+    except Exception as error:  # unpickling another file may raise anything
         raise PreflightError(f'cannot read the checkpoint {path}: {error_text(error)}') from error
     if not isinstance(content, dict) or not isinstance(content.get('state_dict', content), dict):
-        raise PreflightError(f'{path} is no checkpoint: it holds a {type(content).__name__} without a '
+        raise PreflightError(f'{path} is not a checkpoint: it contains a {type(content).__name__} without a '
                              '`state_dict`.')
     return content
 
@@ -61,11 +61,10 @@ def read_checkpoint(path: str) -> dict:
 def load_weights(model: nn.Module, checkpoint: str) -> dict:
     """Loads all weights and statistics of a model; returns the checkpoint's `meta`.
 
-    Names of other projects become mmpretrain's: :mod:`.layouts`.
+    Names of other projects are renamed to mmpretrain's, see :mod:`.layouts`.
 
     Raises:
-        PreflightError: the checkpoint cannot be read, has values that are not finite, or lacks something that the
-            model has, or has more.
+        PreflightError: the checkpoint cannot be read, has non-finite values, or has missing or unexpected keys.
     """
     content = read_checkpoint(checkpoint)
     weights = in_mmpretrain_names(content, model) or find_weights(content)
@@ -87,7 +86,7 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        # Other buffers may be infinite, as the mask of an attention.
+        # Other buffers, such as attention masks, may be infinite.
         if (isinstance(value, nn.Parameter) or name.endswith(('running_mean', 'running_var'))) and (
                 not value.isfinite().all()):
             kind = 'NaN' if value.isnan().any() else 'infinite values'
@@ -96,21 +95,21 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
 
 
 def _odd_prefixes(names: set[str], own: set[str]) -> list[str]:
-    """What a checkpoint's names have before the model's own ones, such as "'teacher.'"; none if that is not it."""
+    """Prefixes of a checkpoint's names before the model's names, such as "'teacher.'"; empty without a match."""
     longest = max(own, key=len)
     prefixes = {name.removesuffix(longest) for name in names if name.endswith(f'.{longest}')}
     found = [prefix for prefix in prefixes if names.issuperset(prefix + name for name in own)]
     tops, own_tops = ({name.partition('.')[0] for name in each} for each in (names, own))
-    if not found and len(tops) == 1 and not tops & own_tops:  # of another project's model
+    if not found and len(tops) == 1 and not tops & own_tops:  # a model of another project
         found = [f'{tops.pop()}.']
     return sorted(map(repr, found))
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
-    """Checks that a checkpoint has given offline norms their statistics along with their scale.
+    """Checks that a checkpoint contains the statistics of the model's offline norms.
 
     Raises:
-        PreflightError: it has not, as one of a model with LayerNorm.
+        PreflightError: it does not, such as one of a model with LayerNorm.
     """
     lacking = [name for name, norm in model.named_modules() if isinstance(norm, OfflineNorm) and norm.lacks_statistics]
     if lacking:
@@ -118,5 +117,5 @@ def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
         more = f' and {len(lacking) - 1} others' if len(lacking) > 1 else ''
         raise PreflightError(
             f'{checkpoint or "the checkpoint"} has the scale but not the statistics of {lacking[0]}{more}: it is of a '
-            f'model with another norm, such as LayerNorm, and {kind} cannot go on from there. Name a checkpoint of a '
+            f'model with another norm, such as LayerNorm. Use a checkpoint of a '
             f'model with {kind}, or run this one with its own norm (--norm LN).')

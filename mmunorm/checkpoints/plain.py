@@ -1,4 +1,4 @@
-"""Configs out of files that others made: read as plain data, and built of registered types that run no text."""
+"""Configs from untrusted files: parsed as plain data, and built only from safe registered types."""
 from __future__ import annotations
 
 import ast
@@ -14,18 +14,18 @@ from mmengine.registry import registry
 
 from ..utils import PreflightError
 
-# Registered types there evaluate text that they are given, or read other files and models.
+# Registered types in these modules evaluate text, or read other files and models.
 _REFUSED = ('mmdet.models.task_modules.tracking', 'mmdet.models.mot', 'mmdet.models.language_models',
             'mmpretrain.models.multimodal', 'mmpretrain.models.retrievers',
             'mmpretrain.models.classifiers.hugging_face', 'mmpretrain.models.utils.huggingface')
 
 
 def read_config_text(text: str) -> dict:
-    """The settings in the text of a config that stands alone, as mmengine writes it, without running it.
+    """Parses the text of a self-contained config, as mmengine writes it, without executing it.
 
     Raises:
-        ValueError: the text has something else than `NAME = VALUE`, where a value is made of numbers, strings, lists,
-            tuples, sets and dicts; the message says on which line.
+        ValueError: a line is not `NAME = VALUE` with a literal of numbers, strings, lists, tuples, sets and dicts; the
+            message has the line number.
     """
     settings, line = {}, 0
     try:
@@ -39,12 +39,12 @@ def read_config_text(text: str) -> dict:
             settings[name.id] = ast.literal_eval(_WithoutDictCalls().visit(statement.value))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         line = getattr(error, 'lineno', line)
-        raise ValueError(f'line {line} of the config is not `NAME = VALUE` with a value of plain data') from None
+        raise ValueError(f'line {line} of the config is not `NAME = VALUE` with a literal value') from None
     return settings
 
 
 class _WithoutDictCalls(ast.NodeTransformer):
-    """`dict(a=1)` and `dict({'a': 1})` become `{'a': 1}`. Other calls stay, and literal_eval refuses them."""
+    """Turns `dict(a=1)` and `dict({'a': 1})` into `{'a': 1}`. literal_eval rejects other calls."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -60,14 +60,14 @@ class _WithoutDictCalls(ast.NodeTransformer):
 
 @contextmanager
 def registered_types_only() -> Iterator[None]:
-    """Inside, mmengine builds a config of registered types alone, and none that runs what it is given.
+    """A context in which mmengine builds configs only from registered types that do not execute their arguments.
 
-    Elsewhere it imports what a `type` names that no registry has, and calls it: `type='os.system'` runs a command.
-    It also imports `NAME.registry` for each scope that a config names. Some registered types evaluate a string or run
-    the config file of a teacher.
+    Without it, mmengine imports and calls any `type` that is not registered: `type='os.system'` runs a command. It
+    also imports `NAME.registry` for each scope in a config. Some registered types evaluate a string or execute the
+    config file of a teacher.
 
     Raises:
-        PreflightError: a type or a config file is asked for that could run code.
+        PreflightError: a type or a config file could execute code.
     """
     get = registry.Registry.get
 

@@ -1,4 +1,4 @@
-"""Shared by the command-line tools."""
+"""Code shared by the command-line tools."""
 from ..registry import MISSING, what_is_missing
 
 if MISSING:

@@ -1,4 +1,4 @@
-"""COCO annotation files: what mmdet would take silently or fail at late, and what is filled in."""
+"""Checks COCO annotation files for errors that mmdet ignores or raises late, and fills in missing keys."""
 from __future__ import annotations
 
 import json
@@ -22,13 +22,13 @@ _SAMPLE = 20  # image files whose size is compared with the annotated one
 
 @dataclass(frozen=True)
 class Use:
-    """What a data set or metric asks of an annotation file.
+    """What a data set or metric requires of an annotation file.
 
     Attributes:
-        classes (tuple[str, ...]): of the config; empty if they are not known.
-        folder (str, optional): of the images; None for a metric.
+        classes (tuple[str, ...]): the classes of the config; empty if unknown.
+        folder (str, optional): the folder of the images; None for a metric.
         masks (bool): whether each object needs a `segmentation`.
-        objects (bool): whether it is of no use without objects.
+        objects (bool): whether the file must have objects.
     """
     classes: tuple[str, ...] = ()
     folder: str | None = None
@@ -37,10 +37,10 @@ class Use:
 
 
 def check_annotations(path: str, uses: Sequence[Use]) -> list[str]:
-    """Reads a COCO file whole and checks it for all that use it; returns warnings.
+    """Reads a COCO file and checks it for all of its uses; returns warnings.
 
     Raises:
-        PreflightError: mmdet could not use the file, or would do so wrongly. The message names the first such entry.
+        PreflightError: mmdet cannot use the file, or would use it wrongly. The message names the first wrong entry.
     """
     try:
         content = _read(path)
@@ -65,10 +65,10 @@ def check_annotations(path: str, uses: Sequence[Use]) -> list[str]:
 
 @contextmanager
 def completed_annotations() -> Iterator[None]:
-    """Inside, an annotation file that is read gets the keys without which pycocotools or mmdet fails.
+    """A context in which annotation files that are read get missing keys that pycocotools or mmdet require.
 
-    A missing `iscrowd` is 0, and `area` that of the box. If an `id` is missing, occurs twice, or is not positive, which
-    the evaluation takes for "no match", all are numbered anew; nothing refers to them.
+    A missing `iscrowd` is 0, a missing `area` that of the box. If an `id` is missing, occurs twice, or is not positive,
+    which the evaluation would treat as "no match", all annotations are renumbered; nothing refers to them.
     """
     index = COCO.createIndex
 
@@ -77,7 +77,7 @@ def completed_annotations() -> Iterator[None]:
         ids = {each.get('id') for each in annotations}
         renumber = len(ids) < len(annotations) or not all(isinstance(each, int) and each > 0 for each in ids)
         for number, each in enumerate(annotations, 1):
-            if 'bbox' in each:  # not those of a panoptic file
+            if 'bbox' in each:  # absent in panoptic files
                 each.setdefault('iscrowd', 0)
                 each.setdefault('area', each['bbox'][2] * each['bbox'][3])
                 if renumber:
@@ -89,14 +89,14 @@ def completed_annotations() -> Iterator[None]:
 
 
 class _Problem(Exception):
-    """Why a file cannot be used."""
+    """A file cannot be used; the message is the reason."""
 
 
 def _read(path: str) -> dict:
     with open(path, 'rb') as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1024))
-        if not file.read().rstrip().endswith(b'}'):  # at once, also where reading it takes half a minute
+        if not file.read().rstrip().endswith(b'}'):  # fails fast: parsing may take half a minute
             raise _Problem('it is cut off, or is no JSON object')
         file.seek(0)
         try:
@@ -111,7 +111,7 @@ def _read(path: str) -> dict:
 
 
 def _check_categories(categories: list[dict], classes: tuple[str, ...]) -> None:
-    """mmdet numbers its labels by the file's categories, leaving out those that are no class of the config."""
+    """mmdet numbers labels by the order of the file's categories, without those that are not classes of the config."""
     for category in categories:
         if missing := [key for key in ('id', 'name') if key not in category]:
             raise _Problem(f'the category {category} has no {missing[0]}')
@@ -156,7 +156,7 @@ def _check_images(images: list[dict]) -> None:
 
 
 def _check_objects(content: dict, masks: bool) -> list[dict]:
-    """Checks each object; returns those that mmdet leaves out."""
+    """Checks each object; returns those that mmdet ignores."""
     images = {image['id']: image for image in content['images']}
     categories = {category['id'] for category in content['categories']}
     left_out = []
@@ -200,10 +200,10 @@ def _check_sizes(images: list[dict], folder: str) -> None:
         try:
             with Image.open(path) as opened:
                 size, orientation = opened.size, opened.getexif().get(_EXIF_ORIENTATION, 1)
-        except OSError:  # a missing or damaged image is named when it is loaded
+        except OSError:  # loading reports missing or damaged images
             continue
         annotated = image['width'], image['height']
-        if orientation <= 4 and size != annotated:  # from 5 on, the image is turned when it is loaded
+        if orientation <= 4 and size != annotated:  # from 5 on, loading rotates the image
             raise _Problem(f'{path} has {size[0]} x {size[1]} pixels, and is annotated with width {annotated[0]} and '
                            f'height {annotated[1]}')
 

@@ -1,4 +1,4 @@
-"""The arguments that several tools share, the config that they give, and errors of one line."""
+"""Arguments shared by the tools, the config that they define, and one-line errors."""
 from __future__ import annotations
 
 import argparse
@@ -7,21 +7,20 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.runner import Runner
 
 from ..checkpoints.unpickling import restricted
-from ..config.presets import HELP, apply_norm, keep_means
+from ..config.presets import HELP, apply_norm, keep_means, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..utils import (
@@ -35,16 +34,17 @@ from ..utils import (
     quiet_console,
 )
 from .annotations import completed_annotations
+from .options import READ, warn_of_unread
 from .preflight import check_norms
 
 
 def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
-    An OSError, such as that of a full disk, counts as a RunError. With `--verbose`, the traceback stands before the
-    line. Ctrl+C ends with status 130, as a shell has it.
+    An OSError, such as a full disk, is treated as a RunError. With `--verbose`, the traceback is printed before the
+    line. Ctrl+C exits with status 130, as in a shell.
 
-    Denormal numbers are zero meanwhile. At the end of a distributed run, it closes the process group in order.
+    Denormal numbers are flushed to zero. At the end of a distributed run, the process group is closed.
     """
 
     @functools.wraps(main)
@@ -68,7 +68,7 @@ def command(main):
                     stack.enter_context(quiet_console())
                 result = main(argv)
         except (PreflightError, RunError, OSError) as error:
-            # What only one process of a distributed run has seen, only that one can say.
+            # Only the process of a distributed run that raised the error can report it.
             if is_first_process() or isinstance(error, (LocalError, OSError)):
                 if verbose:
                     traceback.print_exc()
@@ -88,7 +88,7 @@ def command(main):
 
 
 def _is_given(flag: str, argv: Sequence[str]) -> bool:
-    """Whether an argument is this flag, or as much of it as argparse takes for it."""
+    """Whether an argument is this flag, or an abbreviation that argparse accepts."""
     return any(len(argument) > 3 and flag.startswith(argument) for argument in argv)
 
 
@@ -122,10 +122,10 @@ def share(text: str) -> float:
 
 
 def device(text: str) -> str:
-    """An argument that names a device that torch can use here, for argparse's `type`."""
+    """An argument that names an available torch device, for argparse's `type`."""
     try:
         torch.empty(0, device=text)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
         reason = f'torch sees {torch.cuda.device_count()} GPUs' if text.startswith('cuda') else one_line(error)
         raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {reason}') from None
     return text
@@ -137,30 +137,31 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
 
 
 class _Options(DictAction):
-    """mmengine's action for KEY=VALUE pairs; brackets that do not match are an error of the argument."""
+    """mmengine's action for KEY=VALUE pairs; what it cannot read is an error of the argument."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         try:
             super().__call__(parser, namespace, values, option_string)
-        except AssertionError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
+        except (AssertionError, RecursionError) as error:
+            raise argparse.ArgumentError(self, f'{values}: {error}') from None
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> None:
     """Adds `--cfg-options`, as the stock OpenMMLab tools have it, and `--norm`."""
     if norm:
         parser.add_argument('--norm', metavar='NORM',
-                            help='replace every norm of the backbone; the names of the work directory and of the '
+                            help='replace every norm of the backbone (of a stock one every LayerNorm and RMSNorm); '
+                            'the names of the work directory and of the '
                             f'backbone weights follow. NORM is one of {HELP}')
     parser.add_argument('--cfg-options', nargs='+', action=_Options, type=_key_and_value, metavar='KEY=VALUE',
                         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
                         'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
                         'without any')
     parser.add_argument('--trust-checkpoint', action='store_true',
-                        help='load checkpoints that hold more than weights and plain data, which may run code')
+                        help='load checkpoints with other objects than weights and plain data, which may run code')
     parser.add_argument('--verbose', action='store_true',
-                        help='show all that libraries log, such as the environment and the config, and the traceback '
-                        'of an error')
+                        help='show all log messages of libraries, such as the environment and the config, and the '
+                        'traceback of an error')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,14 +178,17 @@ def _key_and_value(text: str) -> str:
     """An argument that mmengine's DictAction can split, for argparse's `type`."""
     if text.find('=') < 1:
         raise argparse.ArgumentTypeError(f'takes KEY=VALUE pairs, got {text!r}')
+    if re.search(r'[=[(,]\s*(dict\(|\{)', text):
+        raise argparse.ArgumentTypeError(f'takes no dict as a value; set its keys one by one, such as '
+                                         f'param_scheduler.0.end=30, or write it into the config; got {text!r}')
     return text
 
 
 def load_config(path: str, options: dict | None = None, norm: str | None = None) -> Config:
-    """Reads a config, gives it the norm of `--norm`, and merges `--cfg-options`, which override the norm.
+    """Reads a config, applies `--norm`, then merges `--cfg-options`, which override the norm.
 
-    The option `pretrained` also sets the weights that the backbone starts from. With a norm, `work_dir` is set if
-    the config has none.
+    The option `pretrained` also sets the initial weights of the backbone. With a norm, `work_dir` is set if the config
+    has none.
 
     Raises:
         PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
@@ -193,15 +197,15 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         raise PreflightError(f'there is no config file {path} (working directory {os.getcwd()}).')
     try:
         cfg = Config.fromfile(path)
-        parts = list(cfg.values())  # imports what a config of Python objects names
-    except Exception as error:  # a config is code: anything may be raised
+        parts = list(cfg.values())  # imports the modules of a pure Python config
+    except Exception as error:  # a config is code and may raise anything
         raise PreflightError(f'cannot read the config {path}: {error_text(error)}') from error
     for _, part in walk(parts):
-        # mmengine gives this scope to all that a `_base_` of `mmunorm::` names, and mmunorm has no registries.
+        # mmengine sets this scope for configs from a `_base_` of `mmunorm::`, and mmunorm has no registries.
         if isinstance(part, dict) and part.get('_scope_') == 'mmunorm':
             del part['_scope_']
     if 'pretrained' in cfg and pretrained_path(cfg) is not None:
-        # If a config sets the variable anew, the init_cfg that it inherits still has the old value.
+        # If a config overrides the variable, the init_cfg that it inherits still has the old value.
         set_pretrained(cfg, cfg.pretrained)
     _merge(cfg, path, options)
     if not isinstance(cfg.get('model'), dict):
@@ -212,15 +216,17 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
             cfg.work_dir = work_dir
         _merge(cfg, path, options)  # may name other weights to start from
         keep_means(cfg, options)
+    use_map_forms(cfg)
     check_norms(cfg)
+    warn_of_unread(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *signature(Runner).parameters}:
-        if similar := get_close_matches(key, cfg, cutoff=0.8):  # a new key is right where a config may have it
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *READ}:
+        if similar := get_close_matches(key, cfg, cutoff=0.8):  # new keys are allowed
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
         cfg.merge_from_dict(options)
@@ -257,29 +263,29 @@ def set_dataloader_defaults(cfg: Config) -> None:
 
 
 def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
-    """The folder of an option such as `--out`; makes it if it is missing.
+    """The folder of an option such as `--out`, created if it is missing.
 
     Raises:
-        PreflightError: the path is a file or lies under one, or nothing can be written there.
+        PreflightError: the path is a file or inside a file, or is not writable.
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PreflightError(f'{option} {path}: it must be a folder that can be written ({error.strerror}).') from error
+        raise PreflightError(f'{option} {path}: must be a writable folder ({error.strerror}).') from error
     if not os.access(folder, os.W_OK):
-        raise PreflightError(f'{option} {path}: nothing can be written into this folder.')
+        raise PreflightError(f'{option} {path}: the folder is not writable.')
     return folder
 
 
 def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:
-    """Checks that an option such as `--out` names a file that can be written; makes its folder if it is missing.
+    """Checks that an option such as `--out` names a writable file; creates its folder if it is missing.
 
     Raises:
-        PreflightError: the path is a folder or one of the `inputs`, or nothing can be written there.
+        PreflightError: the path is a folder or one of the `inputs`, or is not writable.
     """
     out_folder(Path(path).parent, option)
     if os.path.isdir(path):
-        raise PreflightError(f'{option} {path}: it must be a file, and is a folder.')
+        raise PreflightError(f'{option} {path}: must be a file, but is a folder.')
     if os.path.realpath(path) in map(os.path.realpath, inputs):
-        raise PreflightError(f'{option} {path} would overwrite what it is made of: name another file.')
+        raise PreflightError(f'{option} {path} would overwrite an input of this command; choose another file.')

@@ -48,7 +48,7 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
     """A copy of the recipe `base` with another norm; `name` is for the error.
 
     Raises:
-        PreflightError: the norm is wrong, or a run of so many steps is too short for it.
+        PreflightError: the norm is invalid, or `steps` are too few for it.
     """
     cfg = Config(base.to_dict())
     set_norm(cfg, norm_cfg)
@@ -62,7 +62,7 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
 
 
 def seeded(recipe: Config, run: ComparedRun, args: argparse.Namespace) -> Config:
-    """The config of a run: the recipe with its seed, and a hook that stops it when it has diverged.
+    """The config of a run: the recipe with its seed, and a hook that stops a diverged run.
 
     Raises:
         PreflightError: `--fail-factor` or `--fail-patience` is wrong.
@@ -76,7 +76,7 @@ def seeded(recipe: Config, run: ComparedRun, args: argparse.Namespace) -> Config
 
 
 def checked_hook(options: str, **cfg) -> dict:
-    """The config of a hook. Raises a PreflightError if the hook cannot be built from it, before any run starts."""
+    """The config of a hook. Raises a PreflightError before any run starts if the hook config is invalid."""
     try:
         HOOKS.build(cfg)
     except (TypeError, ValueError) as error:
@@ -106,9 +106,9 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
 
 def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namespace,
                     write: Callable[[dict[ComparedRun, str]], list[Path]]) -> None:
-    """Trains the runs that have not finished, in the order of `configs`, and prints the results of all.
+    """Trains the unfinished runs in the order of `configs`, and prints all results.
 
-    `write` writes the results so far, given what went wrong by run, and returns the files, the table first.
+    `write` takes the errors by run, writes the results so far, and returns the files, the table first.
 
     Raises:
         RunError: the user interrupted the training, or a run crashed.
@@ -121,10 +121,10 @@ def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namesp
     try:
         errors = train_all(pending, args.jobs, write, args.trust_checkpoint)
     except KeyboardInterrupt:
-        raise RunError('interrupted; the same command goes on.') from None
+        raise RunError('interrupted; run the same command to continue.') from None
     written = write(errors)
     print(written[0].read_text())
     print(f'written: {", ".join(map(str, written))}')
     if errors:
-        raise RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; the same '
-                       'command tries them again.')
+        raise RunError(f'{len(errors)} of {len(configs)} runs are not finished, see above; run the '
+                       'same command to retry them.')

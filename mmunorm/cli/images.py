@@ -1,4 +1,4 @@
-"""Images on the command line: finding, reading and drawing them."""
+"""Finds, reads and draws images for the command-line tools."""
 from __future__ import annotations
 
 import os
@@ -19,7 +19,7 @@ LETTERS = 0.7  # the size of labels in an image with a short side of 512 pixels
 
 @dataclass(frozen=True)
 class Object:
-    """What a label says about an image: of a detector, one of its objects; of a classifier, the image's class."""
+    """A label of an image: a detected object, or the class of the whole image."""
     label: int
     text: str
     box: Sequence[float] | None = None  # x1 y1 x2 y2 in the image's pixels; None for the class of the whole image
@@ -27,7 +27,7 @@ class Object:
 
 
 def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
-    """What an exported model sees in an image, uint8 BGR; a detector's objects have at least so high a score."""
+    """The predictions of an exported model for an image, uint8 BGR; objects with at least the score `score_thr`."""
     def text(label: int, score: float) -> str:
         return f'{runner.classes[label] if label < len(runner.classes) else label} {score:.2f}'
 
@@ -41,10 +41,10 @@ def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
 
 
 def draw_objects(image: np.ndarray, objects: Sequence[Object]) -> np.ndarray:
-    """The image, enlarged until letters can be read, with objects; the first one is on top."""
+    """The image with its objects drawn, enlarged so that labels are readable; the first object is on top."""
     scale = drawing_scale(*image.shape[:2])
     large = mmcv.imrescale(image, scale)
-    if any(each.box is None for each in objects):  # the class stands below the image
+    if any(each.box is None for each in objects):  # the class is written below the image
         large = cv2.copyMakeBorder(large, 0, 32, 0, 0, cv2.BORDER_CONSTANT)
     for each in reversed(objects):
         if each.box is None:
@@ -67,20 +67,20 @@ def _write(image: np.ndarray, text: str, x: int, y: int, colour: Sequence[int]) 
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
-    """The images at `source` with the paths that their drawings get under `out_dir`.
+    """The images at `source` with the paths of their drawings under `out_dir`.
 
     Raises:
-        PreflightError: there are none, or a drawing would overwrite its image.
+        PreflightError: there are no images, or a drawing would overwrite its image.
     """
     source, out_dir = Path(source), Path(out_dir)
     root = source if source.is_dir() else source.parent
-    # Not Path.resolve, which raises an error on a link that leads to itself.
+    # Not Path.resolve, which raises an error on a circular link.
     drawn = Path(os.path.realpath(out_dir))
     if drawn == Path(os.path.realpath(root)):
         raise PreflightError(f'--out-dir {out_dir} is where the images are: they would be overwritten.')
     if source.is_dir():
         found = (path for path in source.rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
-        # An output folder inside the input folder holds the drawings of an earlier run.
+        # An output folder inside the input folder contains drawings of an earlier run.
         images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
     else:
         images = [source] if source.is_file() else []
@@ -91,7 +91,7 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
 
 def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], object],
               out_dir: str) -> None:
-    """Draws the images of :func:`find_images`, and says at the end which ones were skipped and why.
+    """Draws the images of :func:`find_images`, and prints which ones were skipped and why.
 
     `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR; `out_dir` is for the message.
 
@@ -119,7 +119,7 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
 
 
 def drawing_scale(height: int, width: int) -> float:
-    """The factor that enlarges an image before drawing: to a short side of 512, and a long one of 2048 at most.
+    """The factor to enlarge an image before drawing: to a short side of 512, and a long side of at most 2048.
 
     The visualizers' lines and letters have a fixed size.
     """
@@ -130,5 +130,5 @@ def read_image(path: Path) -> np.ndarray | None:
     """The image as a uint8 BGR array, or None if it cannot be read."""
     try:
         return mmcv.imread(str(path))
-    except (cv2.error, OSError):  # an empty file, or a link to nowhere
+    except (cv2.error, OSError):  # an empty file, or a broken link
         return None

@@ -13,7 +13,6 @@ from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
-from ..checkpoints.layouts import find_weights
 from ..checkpoints.loading import check_checkpoint, read_checkpoint
 from ..config.pretrained import pretrained_path
 from ..config.walk import walk
@@ -88,12 +87,11 @@ def check_norms(cfg: Config) -> None:
 def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the parts of the model start from, where they are local files.
 
-    Whether a backbone's fits, :func:`mmunorm.config.starting.fit_pretrained` finds out.
+    Whether one fits, :func:`mmunorm.config.starting.fit_pretrained` finds out.
 
     Raises:
-        PreflightError: a checkpoint cannot be read, has no weights of that part, or does not exist. Then the message
-            says how to start without, and how to make it if the config that does so lies beside `config_path`, or in a
-            folder beside its own.
+        PreflightError: a checkpoint cannot be read, or does not exist. Then the message says how to start without, and
+            how to make it if the config that does so lies beside `config_path`, or in a folder beside its own.
     """
     for part in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
         without, option = f'model.{part}.init_cfg', f'model.{part}.init_cfg.checkpoint'
@@ -103,13 +101,7 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
         if path is None or '://' in path:
             continue
         if os.path.isfile(path):
-            weights = find_weights(read_checkpoint(path))  # mmengine would fail in the middle of building the model
-            prefix = cfg.model[part].init_cfg.get('prefix')
-            if part == 'enhancer' and prefix and not any(name.startswith(prefix) for name in weights):
-                raise PreflightError(
-                    f'the {part} cannot start from {path}: no name in it begins with {prefix!r}, the first is '
-                    f'{next(iter(weights), None)!r}. `--cfg-options model.{part}.init_cfg.prefix=PREFIX` says what '
-                    f"comes before the {part}'s own names, or None.")
+            read_checkpoint(path)  # mmengine would fail in the middle of building the model
             continue
         if os.path.isdir(path):
             check_checkpoint(path)  # its error says what to do about a folder

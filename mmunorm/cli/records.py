@@ -1,4 +1,4 @@
-"""Shared by the tools in tools/analysis: records as arguments, and the names of their files."""
+"""Arguments for norm records, and file names of their outputs, for the tools in tools/analysis."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +20,7 @@ def read_records(sources: Sequence[str]) -> tuple[list[NormRecord], list[str]]:
     """Reads records; returns them and the names of their runs.
 
     Raises:
-        RecordError: a record is missing or holds no step, or two of them are the same.
+        RecordError: a record is missing or empty, or two of them are the same.
     """
     records = [find_record(source) for source in sources]
     refuse_twice([record.path for record in records])
@@ -28,5 +28,5 @@ def read_records(sources: Sequence[str]) -> tuple[list[NormRecord], list[str]]:
 
 
 def suffixes(records: Sequence[NormRecord]) -> list[str]:
-    """A suffix for the files of each run: nothing for a single run, else `_1`, `_2`, ..."""
+    """A suffix for the files of each run: '' for a single run, else `_1`, `_2`, ..."""
     return [''] if len(records) == 1 else [f'_{i}' for i in range(1, len(records) + 1)]

@@ -80,12 +80,12 @@ class Outcome:
                 if row := self.measured(model, name):
                     shown = f'{row["label"]}: {self.file.name}' if model and name == self.row else row['label']
                     rows.append((rows[model][0], shown, row['metrics'], row, rows[model][4]))
-        digits = {key: same_digits([row[2][key] for row in rows]) for key in keys}
+        digits = {key: same_digits([row[2][key] for row in rows if key in row[2]]) for key in keys}
         speeds = [row[3]['throughput']['median'] for row in rows if row[3]]
         sizes = [row[3]['size'] / 1e6 for row in rows if row[3]]
         cells = [['', '', *map(short, keys), 'images/s', 'speed', 'MB', 'norms']]
         for model, form, values, row, norms in rows:
-            cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' for key in keys)])
+            cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' if key in values else '' for key in keys)])
             cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
                           faster(row['to_baseline']) if 'to_baseline' in row else '',
                           f'{row["size"] / 1e6:.{same_digits(sizes)}f}'] if row else [''] * 3

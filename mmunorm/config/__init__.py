@@ -1,1 +1,1 @@
-"""Configs: their models, the norms that they can be given by name, and the weights that they start from."""
+"""Configs: building their models, norm presets, and initial weights."""

@@ -1,4 +1,4 @@
-"""A config's model."""
+"""Builds and loads the model of a config."""
 from __future__ import annotations
 
 import copy
@@ -15,13 +15,13 @@ from ..utils import PreflightError, error_text
 
 @contextmanager
 def clear_build_errors():
-    """Turns errors of what is built of a config, such as "no such type" or a wrong argument, into a PreflightError."""
+    """Turns errors of building a config, such as an unknown type or a wrong argument, into a PreflightError."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, KeyError) and 'registry' not in str(error):
             raise
-        message = f'cannot build what the config describes: {error_text(error)} (--verbose shows where)'
+        message = f'cannot build the config: {error_text(error)} (--verbose shows where)'
         raise PreflightError(message) from error
 
 
@@ -29,10 +29,10 @@ def build_model(cfg: Config) -> nn.Module:
     """The model of a config, on the CPU, with uninitialized weights.
 
     Raises:
-        PreflightError: it names a type that is not registered, or wrong arguments.
+        PreflightError: a type is not registered, or an argument is wrong.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    model = copy.deepcopy(cfg.model)  # what is built of it adds keys
+    model = copy.deepcopy(cfg.model)  # building adds keys
     if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
         model.setdefault('data_preprocessor', copy.deepcopy(cfg.data_preprocessor))
     with clear_build_errors():
@@ -40,10 +40,10 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def load_model(cfg: Config, checkpoint: str) -> nn.Module:
-    """The model of a config with trained weights, in eval mode; without norms if the checkpoint is a folded one.
+    """The model of a config with trained weights, in eval mode; folded if the checkpoint is folded.
 
     Raises:
-        PreflightError: the checkpoint cannot be read, or is of another model.
+        PreflightError: the checkpoint cannot be read, or belongs to another model.
     """
     match_folded(cfg, checkpoint)
     model = build_model(cfg)
@@ -52,7 +52,7 @@ def load_model(cfg: Config, checkpoint: str) -> nn.Module:
 
 
 def match_folded(cfg: Config, checkpoint: str) -> None:
-    """Makes `cfg` one of a model without norms, in place, if the checkpoint is a folded one.
+    """Changes `cfg` in place to the config of the folded model if the checkpoint is folded.
 
     Raises:
         PreflightError: the checkpoint does not exist, or cannot be read.

@@ -5,14 +5,16 @@ import ast
 import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
+from torch import nn
 
 from ..checkpoints.loading import read_checkpoint
+from ..norms import replace_norms
 from ..utils import PreflightError
 from .pretrained import pretrained_path
 
@@ -32,6 +34,7 @@ NORMS = {
     'Derf': dict(type='Derf'),
     'NoNorm': dict(type='NoNorm'),
 }
+REPLACED_TYPE = 'ReplacedNorms'
 HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'
 
 
@@ -83,9 +86,10 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
     that `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+    A stock backbone becomes one of type `ReplacedNorms`, because many give `norm_cfg` to some of their norms alone.
 
     Raises:
-        PreflightError: neither takes a `norm_cfg`, there is no such type, the steps of the run are not known, or the
+        PreflightError: there is no backbone, there is no such type, the steps of the run are not known, or the
             model is a `ConvertedModel`.
     """
     if 'converted' in cfg.model:
@@ -93,7 +97,7 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
                              f'{cfg.model.norm_cfg.type}: for another norm, convert the model with LayerNorm to that.')
     parts = _parts(cfg)
     if not parts:
-        raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone.norm_cfg to put a norm into.')
+        raise PreflightError(f'{cfg.filename or "the config"} has no model.backbone to put a norm into.')
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
@@ -101,16 +105,53 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
         norm_cfg = {**norm_cfg, 'steps': max(1, count_steps(cfg) // 2)}
     accepted = inspect.signature(cls).parameters
     for part in parts:
-        base = cfg.model[part].norm_cfg
+        base = cfg.model[part].get('norm_cfg') or dict(type='LN')
         inherited = base if base['type'] == norm_cfg['type'] else {
             key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
-        cfg.model[part] = replace_norm_cfgs(cfg.model[part], {**inherited, **norm_cfg})
+        if _hands_norms_on(cfg, part):
+            cfg.model[part] = replace_norm_cfgs(cfg.model[part], {**inherited, **norm_cfg})
+        elif cfg.model[part].type == REPLACED_TYPE or norm_cfg['type'] != 'LN':
+            of = cfg.model[part].get('of', cfg.model[part].type)
+            cfg.model[part].update(type=REPLACED_TYPE, of=of, norm_cfg={**inherited, **norm_cfg})
+        elif not base['type'].startswith('LN'):
+            del cfg.model[part]['norm_cfg']
+
+
+@MODELS.register_module(name=REPLACED_TYPE)
+def replaced_norms(of: str, norm_cfg: dict, **cfg) -> nn.Module:
+    """Builds a backbone of type `of` with the settings `cfg`, and puts norms of `norm_cfg` in place of its own."""
+    backbone = MODELS.build(dict(type=of, **cfg))
+    return backbone if norm_cfg['type'] == 'LN' else replace_norms(backbone, norm_cfg)
+
+
+def use_map_forms(cfg: Config) -> None:
+    """Makes UN2d of UN, and so on, where the backbone has its norms over maps `(N, C, H, W)`, as ConvNeXt; in place."""
+    backbone = cfg.model.get('backbone') or {}
+    norm_cfg = backbone.get('norm_cfg')
+    if not isinstance(norm_cfg, dict) or f'{norm_cfg.get("type")}2d' not in MODELS:
+        return
+    own = inspect.signature(_class_of(cfg, backbone)).parameters.get('norm_cfg')
+    if own and isinstance(own.default, dict) and own.default['type'] == 'LN2d':
+        norm_cfg['type'] += '2d'
 
 
 def _parts(cfg: Config) -> list[str]:
     """The parts of a model that `--norm` gives a norm: the backbone, and what its class names in `norm_parts`."""
-    parts = ('backbone', *getattr(MODELS.get(cfg.model.type), 'norm_parts', ()))
-    return [part for part in parts if 'norm_cfg' in (cfg.model.get(part) or {})]
+    parts = ('backbone', *getattr(_class_of(cfg, cfg.model), 'norm_parts', ()))
+    return [part for part in parts if 'norm_cfg' in (cfg.model.get(part) or {})
+            or part in cfg.model and not _hands_norms_on(cfg, part)]
+
+
+def _hands_norms_on(cfg: Config, part: str) -> bool:
+    """Whether a part of the model gives `norm_cfg` to each of its norms; the stock ones often do not."""
+    package = _class_of(cfg, cfg.model[part]).__module__.partition('.')[0]
+    return cfg.model[part].get('type') != REPLACED_TYPE and package not in ('mmdet', 'mmpretrain')
+
+
+def _class_of(cfg: Config, part: dict) -> Callable:
+    kind = part.get('type')
+    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+        return (registry.get(kind) if isinstance(kind, str) else kind) or nn.Module
 
 
 def keep_means(cfg: Config, options: Mapping | None = None) -> None:
@@ -167,7 +208,7 @@ def apply_norm(cfg: Config, text: str) -> str:
     """
     name, norm_cfg = parse_preset(text)
     parts = _parts(cfg)
-    old = cfg.model[parts[0]].norm_cfg.type if parts else ''
+    old = (cfg.model[parts[0]].get('norm_cfg') or dict(type='LN'))['type'] if parts else ''
     set_norm(cfg, norm_cfg)
 
     for part in parts:

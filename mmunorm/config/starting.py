@@ -23,32 +23,37 @@ _RESIZED = ('relative_position_bias_table', 'pos_embed')
 
 
 def fit_pretrained(cfg: Config) -> None:
-    """Makes the checkpoint of the backbone's `init_cfg` one that its backbone can load, in place.
+    """Makes the checkpoints of the `init_cfg` of a backbone and an enhancer ones that these can load, in place.
 
-    A file in another layout is written once more, into the work directory, with the backbone's own names.
+    A file in another layout is written once more, into the work directory, with the part's own names.
 
     Raises:
-        PreflightError: no matrix of the backbone is in the file, under any names that are known here.
+        PreflightError: no matrix of the part is in its file, under any names that are known here.
     """
-    path, part = pretrained_path(cfg), cfg.model.get('backbone') or {}
+    for name in ('backbone', 'enhancer'):
+        _fit_part(cfg, name)
+
+
+def _fit_part(cfg: Config, name: str) -> None:
+    path, part = pretrained_path(cfg, name), cfg.model.get(name) or {}
     if path is None or '://' in path or 'type' not in part:
         return
     part = copy.deepcopy(part)
     part.pop('init_cfg')
     with clear_build_errors(), MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-        backbone = registry.build(part)
-    content, prefix = read_checkpoint(path), cfg.model.backbone.init_cfg.get('prefix') or ''
-    if type(backbone).__module__ == 'mmdet.models.backbones.swin':  # whose loader knows this prefix alone
+        built = registry.build(part)
+    content, prefix = read_checkpoint(path), cfg.model[name].init_cfg.get('prefix') or ''
+    if type(built).__module__ == 'mmdet.models.backbones.swin':  # whose loader knows this prefix alone
         prefix = 'backbone.'
-    model = nn.ModuleDict(dict(backbone=backbone))
-    weights = _choose(list(_candidates(content, model)), model, f'{part.type} cannot start from {path}')
-    as_it_is = _num_fitting(_without(find_weights(content), prefix), backbone)
-    if as_it_is == _num_fitting(weights, model) and not part.get('convert_weights'):
+    model = nn.ModuleDict(dict(backbone=built))
+    as_it_is = {f'backbone.{key}': value for key, value in _without(find_weights(content), prefix).items()}
+    weights = _choose([*_candidates(content, model), as_it_is], model, f'{part.type} cannot start from {path}')
+    if _num_fitting(as_it_is, model) == _num_fitting(weights, model) and not part.get('convert_weights'):
         return
-    cfg.model.backbone.init_cfg = dict(type='Pretrained', prefix='backbone.',
-                                       checkpoint=_write(cfg, 'pretrained', weights))
+    cfg.model[name].init_cfg = dict(type='Pretrained', prefix='backbone.',
+                                    checkpoint=_write(cfg, f'pretrained_{name}', weights))
     if 'convert_weights' in part:  # from the official names
-        cfg.model.backbone.convert_weights = False
+        cfg.model[name].convert_weights = False
 
 
 def fit_load_from(cfg: Config) -> None:

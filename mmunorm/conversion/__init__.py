@@ -1,4 +1,4 @@
-"""From a LayerNorm checkpoint to offline norms: calibration, configs and checkpoints."""
+"""Converts models with LayerNorm to offline norms: calibration, distillation, configs and checkpoints."""
 from ..registry import MISSING, explain_missing
 from .adaptation import AdaptReport, adapt
 from .agreement import Agreement, agreement

@@ -1,7 +1,7 @@
-"""Trains a converted model, without labels, to give what its teacher with LayerNorm gives: block by block, then whole.
+"""Distillation of a converted model from its teacher with LayerNorm, without labels: block by block, then end to end.
 
-Block by block, each part gets the teacher's input and learns the teacher's update, so that errors do not add up over
-depth and nothing diverges. End to end, the outputs of the whole model then approach the teacher's.
+Block by block, each part gets the teacher's input and learns the teacher's update, so that errors do not accumulate
+over depth and training does not diverge. End to end, the outputs of the model are then trained to match the teacher's.
 """
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens wher
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What :func:`adapt` reached on held-out images; `str()` gives a text."""
+    """The result of :func:`adapt` on held-out images; `str()` returns a text."""
     agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
     history: tuple[dict, ...]  # the checks: phase, step, loss, rate, tokens (the correlation over all of them)
-    notes: tuple[str, ...]  # what was done otherwise than asked for, such as all tokens where windows forbid sampling
+    notes: tuple[str, ...]  # deviations from the arguments, such as all tokens if windows do not allow sampling
 
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
@@ -59,7 +59,7 @@ class AdaptReport:
 
 
 def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Half of the images `(N, C, H, W)`, mirrored."""
+    """Mirrors each image `(N, C, H, W)` with a probability of 0.5."""
     flip = torch.rand(len(images), generator=generator).lt(0.5).to(images.device)
     return torch.where(flip[:, None, None, None], images.flip(-1), images)
 
@@ -69,44 +69,46 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
           tokens: int | None = 64, held_out: Sequence[Tensor] | None = None,
           augment: Callable[[Tensor, torch.Generator], Tensor] = mirrored, work_dir: str | os.PathLike | None = None,
           progress: bool = False) -> AdaptReport:
-    """Trains a converted model to give its teacher's outputs, in place; labels are not needed.
+    """Trains a converted model in place to reproduce its teacher's outputs, without labels.
 
-    First `block_steps` steps block by block: every part that has norms gets the teacher's input and learns the
-    teacher's update, the output minus the input where shapes agree. The loss is `log1p(|error|^2 / Var)` of each image,
-    mean over images and parts. Then `steps` steps end to end: this loss of the outputs (the model's and those of the
-    last norm), 1 - cosine of each of their tokens, and this loss of each part's output after a LayerNorm without
-    parameters. Norms are as in inference, so that the map that is learned is the one that folds; their statistics are
-    measured anew at the end. AdamW with betas of 0.9 and 0.98, no weight decay, norm of gradients up to 1; each phase
-    has an optimizer, a warm-up and a cosine of its own. bfloat16 where a CUDA device or a CPU has it.
+    First, `block_steps` steps block by block: every part with norms gets the teacher's input and learns the teacher's
+    update, the output minus the input if their shapes agree. The loss is `log1p(|error|^2 / Var)` of each image,
+    averaged over images and parts. Then, `steps` steps end to end. The loss has three terms: the same loss of the
+    outputs of the model and of its last norm, 1 - cosine of each of their tokens, and the same loss of each part's
+    output after a LayerNorm without parameters. Norms use their running statistics, so that training optimizes the map
+    that is folded; the statistics are measured again at the end. The optimizer is AdamW with betas of 0.9 and 0.98,
+    without weight decay, with gradients clipped to a norm of 1. Each phase has its own optimizer, warm-up and cosine
+    schedule. Autocast uses bfloat16 if the CUDA device or the CPU supports it.
 
-    A step whose loss or gradient is not finite is skipped. Up to 20 times a phase the loss is measured on held-out
-    images; where it has risen by half or is not finite, training goes back to the best weights at 0.3 of the rate. A
-    phase ends with the best weights, also after an exception, or with those before it if their correlations had a
-    higher sum.
+    Steps with a non-finite loss or gradient are skipped. The loss on held-out images is measured up to 20 times in each
+    phase. If it has risen by half or is not finite, training returns to the best weights with 0.3 times the learning
+    rate. A phase ends with the best weights, also after an exception, or with the weights before the phase if the sum
+    of their correlations was higher.
 
     Args:
-        model (nn.Module): converted by :func:`mmunorm.convert_norms`, of float32 or float64. Weights that do not
-            require gradients stay.
-        teacher (nn.Module): the model that it was converted from, with LayerNorm, on the same device.
-        images (Sequence): tensors `(C, H, W)` as the models take them after `augment`, one or thousands: a tensor
-            `(N, C, H, W)`, a list, or a data set, of whose tuples the first entry counts. Its attribute `paths`, if it
-            has one, names the images in the report. In a batch, smaller images get zeros below and right of them.
-        steps, block_steps (int): of training end to end, and block by block. Default to 1000 and a third of `steps`.
-        batch_size (int): images a step, at most all. Defaults to 64.
-        lr, block_lr (float): rates of the two phases. Default to 1e-4 and 2e-4.
-        tokens (int): in timm's `VisionTransformer`, a step sees so many random patch tokens of each image, with the
-            class token and other prefix tokens. None, and other models: all tokens. Defaults to 64.
-        held_out (Sequence): images as `images`, not augmented, floating. Defaults to the last eighth of `images`, at
-            most 256, which is then not trained on; of a single image, the image itself.
-        augment: of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to :func:`mirrored`.
-        work_dir (str): a folder. Each check writes `adapt.pt` to it, whose `state_dict` has the best weights so far;
-            the same call goes on from there after a kill. None: nothing is written.
+        model (nn.Module): a model converted by :func:`mmunorm.convert_norms`, in float32 or float64. Weights that do
+            not require gradients are not trained.
+        teacher (nn.Module): the model with LayerNorm that it was converted from, on the same device.
+        images (Sequence): images `(C, H, W)` that are valid inputs of the models after `augment`: a tensor
+            `(N, C, H, W)`, a list, or a data set. If its items are tuples, their first entry is used. If it has an
+            attribute `paths`, the report names images by it. In a batch, smaller images are padded with zeros.
+        steps, block_steps (int): training steps end to end and block by block. Default to 1000 and `steps / 3`.
+        batch_size (int): images per step, at most all. Defaults to 64.
+        lr, block_lr (float): learning rates end to end and block by block. Default to 1e-4 and 2e-4.
+        tokens (int): number of random patch tokens of each image that a step uses, besides the class token and other
+            prefix tokens, in timm's `VisionTransformer`. None and other models: all tokens. Defaults to 64.
+        held_out (Sequence): floating-point images like `images`, not augmented. Defaults to the last eighth of
+            `images`, at most 256, which are then not trained on; if there is only one image, to this image.
+        augment: a function of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to
+            :func:`mirrored`.
+        work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
+            the run is killed, the same call resumes from it. None: nothing is written.
         progress (bool): show a progress bar with the correlation on held-out images. Defaults to False.
 
     Raises:
-        ConversionError: a ValueError, before the model changes: no converted norms, a teacher of another architecture
-            or without LayerNorm, half precision, images that are none or that the model does not take, no steps, or a
-            `work_dir` with the state of another adaptation, such as of other images or another teacher.
+        ConversionError: a ValueError, raised before the model is changed: the model has no converted norms or half
+            precision, the teacher has another architecture or no LayerNorm, there are no images or the model cannot
+            run on them, there are no steps, or `work_dir` has the state of another run.
     """
     block_steps = steps // 3 if block_steps is None else block_steps
     if min(steps, block_steps) < 0 or not steps + block_steps:
@@ -127,7 +129,7 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         number = max(1, first)
     if tokens is not None and not any(f'{cls.__module__}.{cls.__qualname__}' == _VIT for cls in type(model).__mro__):
         tokens = None
-        notes.append(f'all tokens in each step: {type(model).__name__} has windows, or does not tell how to drop some')
+        notes.append(f'all tokens in each step: {type(model).__name__} has windows or no patch_drop')
 
     def measured() -> Agreement:
         reached = agreement(model, teacher, held_out)
@@ -154,32 +156,38 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
 
 
 class _Run:
-    """One adaptation, and what is kept of it between checks."""
+    """The state of one adaptation."""
 
     def __init__(self, model, teacher, images, number, held_out, augment, batch_size, tokens, progress):
         self.model, self.teacher, self.images, self.number = model, teacher, images, number
         self.augment, self.batch_size, self.tokens, self.progress = augment, batch_size, tokens, progress
         self.norms = layer_norms(teacher)
-        self.parts = _parts(teacher, set(self.norms.values()))
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
         few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
+        dims = {}
+
+        def see(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
+            dims[module] = [each.dim() for each in tensors_of(output)[:1]]
+
         try:
-            with torch.no_grad():
+            with torch.no_grad(), watched(teacher.modules(), see):
                 outputs = tensors_of(teacher(self.checked[:1]))
         except Exception as error:
             raise ConversionError(f'images: {type(teacher).__name__} does not take {tuple(self.checked[:1].shape)}: '
                                   f'{next(iter(str(error).splitlines()), type(error).__name__)}') from error
         if not outputs or not all(output.isfinite().all() for output in outputs):
             raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
+        without_channels = {module for module, first in dims.items() if first and first[0] < 2}
+        self.parts = _parts(teacher, set(self.norms.values()), without_channels)
         self.path, self.settings, self.saved = None, {}, {}
         self.reached, self.history, self.notes = {}, [], []
 
     def open(self, folder: Path, settings: dict) -> None:
-        """Goes on from what an earlier, killed run has written to a folder."""
+        """Resumes from the state of a killed run in a folder."""
         some = batch_of(self.images, _spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
         checksum = 0
         for tensor in (some, self.checked, *self.teacher.parameters(), *self.teacher.buffers()):
@@ -203,7 +211,7 @@ class _Run:
         torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
                         optimizer=optimizer.state_dict(), settings=self.settings, history=self.history,
                         notes=self.notes), f'{self.path}.new')
-        os.replace(f'{self.path}.new', self.path)  # a kill leaves the old file or the new one
+        os.replace(f'{self.path}.new', self.path)  # atomic
         _put_back(self.weights, now)
 
     def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
@@ -245,7 +253,7 @@ class _Run:
         return state['first']
 
     def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> None:
-        # Seeded by the step, so that a run that goes on sees what it would have seen.
+        # Seeded by the step, so that a resumed run uses the same random numbers.
         generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
         chosen = torch.randperm(self.number, generator=generator)[:self.batch_size].tolist()
         images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
@@ -282,7 +290,7 @@ class _Run:
 
 @torch.no_grad()
 def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
-    """Gives offline norms the statistics of what they read now; their maps stay."""
+    """Updates the statistics of offline norms to their current inputs, without changing their affine maps."""
     sums: dict[OfflineNorm, Tensor] = {}
 
     def add(norm: OfflineNorm, args: tuple, kwargs: dict, output: Tensor) -> None:
@@ -296,11 +304,11 @@ def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
 
 
 def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
-    """Raises a ConversionError unless the model is what conversion makes of the teacher, and can be trained."""
+    """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
     names = layer_norms(teacher)
     if not names:
-        raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; take a copy of the model that was '
-                              'made before convert_norms')
+        raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '
+                              'convert_norms')
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
             raise ConversionError(f'model: {name} is {weight.dtype}; train it in float32, bfloat16 is used inside')
@@ -308,7 +316,7 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
                      if not any(name.startswith(f'{norm}.') for norm in names)} for each in (model, teacher))
     for name in {**theirs, **mine}:
         if mine.get(name) != theirs.get(name):
-            raise ConversionError(f'teacher: of another architecture: {name} is {theirs.get(name, "missing")} in it '
+            raise ConversionError(f'teacher: has another architecture: {name} is {theirs.get(name, "missing")} in it '
                                   f'and {mine.get(name, "missing")} in the model')
     if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
@@ -316,26 +324,26 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
         raise ConversionError('model: none of its weights requires a gradient')
 
 
-def _parts(model: nn.Module, norms: set[nn.Module]) -> dict[str, int]:
+def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:
     """Names of the parts that learn by themselves, and the dimension of the channels of their outputs.
 
-    A part is the outermost module with norms that holds no list of further such modules: a block, a patch merging, a
-    patch embedding; and each norm outside of these.
+    A part is the outermost module with norms that holds no list of further such modules, and whose output has channels:
+    a block, a patch merging, a patch embedding; and each norm outside of these.
     """
     parts: dict[str, int] = {}
     for name, module in model.named_modules():
         lists = [each for each in module.modules() if isinstance(each, (nn.Sequential, nn.ModuleList))]
         inner = {child for each in lists for child in each if not norms.isdisjoint(child.modules())}
         own = norms.intersection(module.modules())
-        if own and (module in norms or name and inner <= norms and module not in lists) and not any(
-                name.startswith(f'{part}.') for part in parts):
+        is_part = name and inner <= norms and module not in (*lists, *without_channels)
+        if own and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
             parts[name] = 1 if any(map(is_channels_first, own)) else -1
     return parts
 
 
 @contextmanager
 def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: torch.Generator) -> Iterator[None]:
-    """Inside, the blocks of both models see the prefix tokens and the same random patch tokens of each image."""
+    """A context in which both models use the prefix tokens and the same random patch tokens of each image."""
     if tokens is None:
         yield
         return
@@ -353,14 +361,14 @@ def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: 
 
 
 def _update(output, args: tuple, is_norm: bool) -> Tensor:
-    """What a part adds to its input; of a norm, and of a part that changes the shape, the output."""
+    """The output of a part minus its input; for a norm, or a part that changes the shape, the output."""
     output = tensors_of(output)[0].float()
     is_residual = not is_norm and args and isinstance(args[0], Tensor) and args[0].shape == output.shape
     return output - args[0].float() if is_residual else output
 
 
 def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
-    """`log1p` of the squared error of each image over the variance of `wanted`, `(N,)`."""
+    """`log1p(squared error / variance of wanted)` of each image, `(N,)`."""
     x, wanted = x.flatten(1), wanted.flatten(1)
     size = (wanted - wanted.mean(1, keepdim=True)).square().sum(1).clamp(min=TINY)
     return ((x - wanted).square().sum(1) / size).log1p()
@@ -375,7 +383,7 @@ def _mean(losses: Iterator[Tensor]) -> Tensor:
 
 
 def _spread(number: int, at_most: int) -> list[int]:
-    """Evenly spread indices of so many things."""
+    """Up to `at_most` evenly spaced indices below `number`."""
     return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
 
 
@@ -401,5 +409,5 @@ def _rate(lr: float, step: int, steps: int) -> float:
 def _has_bfloat16(device: torch.device) -> bool:
     if device.type == 'cuda':
         return torch.cuda.is_bf16_supported()
-    capabilities = getattr(torch.cpu, 'get_capabilities', dict)()  # before torch 2.11 nothing tells: float32
+    capabilities = getattr(torch.cpu, 'get_capabilities', dict)()  # unknown before torch 2.11: float32
     return device.type == 'cpu' and any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16', 'bf16'))

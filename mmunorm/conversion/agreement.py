@@ -1,4 +1,4 @@
-"""How near a converted model is to its teacher with LayerNorm, on images."""
+"""Agreement of a converted model with its teacher with LayerNorm, on images."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -19,17 +19,17 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """Correlations of a model's outputs with its teacher's, and the errors of its norms, by :func:`agreement`."""
+    """Correlations of a model's outputs with its teacher's, and errors of its norms; see :func:`agreement`."""
     tokens: float  # over all tokens of all images
-    pooled: float | None  # of one vector an image, less its mean over images: the class token; None: one image
-    percentile_10: float  # of the images' own correlations over all tokens
+    pooled: float | None  # of one vector per image, such as the class token, minus its mean; None: one image
+    percentile_10: float  # of the correlations of single images over all tokens
     worst: float
     worst_images: tuple[int | str, ...]  # up to five, the worst first
     norms: dict[str, float]  # by name, `E|y - y_teacher|^2 / Var(y_teacher)` of a norm's output
 
     @property
     def score(self) -> float:
-        """By which two states of a model are compared."""
+        """The score by which two states of a model are compared."""
         return self.tokens + (self.pooled or 0.)
 
     def __str__(self) -> str:
@@ -42,13 +42,13 @@ class Agreement:
 def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], batch_size: int = 16) -> Agreement:
     """Compares a model with its teacher, in the precision of the models.
 
-    "All tokens" are those of the last LayerNorm's output; "pooled" is the model's own output where that is one vector
-    `(N, C)` an image, such as the class token or logits, else the mean of these tokens.
+    "All tokens" are those of the last LayerNorm's output. "Pooled" is the model's output if that is one vector per
+    image, `(N, C)`, such as the class token or logits, else the mean of these tokens.
 
     Args:
-        model, teacher (nn.Module): of one architecture, in eval mode.
-        images (Sequence): floating tensors `(C, H, W)` as the models take them.
-        batch_size (int): images of a forward pass; all outputs of norms are kept meanwhile.
+        model, teacher (nn.Module): models of the same architecture, in eval mode.
+        images (Sequence): floating-point tensors `(C, H, W)`, valid inputs of the models.
+        batch_size (int): images per forward pass; the outputs of all norms are kept in memory.
     """
     device = next(model.parameters()).device
     names = layer_norms(teacher)
@@ -81,26 +81,26 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
 
 
 def _correlation(sums: Tensor) -> Tensor:
-    """Of sums n, x, y, x^2, y^2 and x y along the first dimension."""
+    """The correlation, given sums n, x, y, x^2, y^2 and x y along the first dimension."""
     n, x, y, x2, y2, xy = sums
     return (n * xy - x * y) / ((n * x2 - x.square()) * (n * y2 - y.square())).sqrt().clamp(min=TINY)
 
 
 def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
-    """All images, floating, so many at once."""
+    """Floating-point batches of all images."""
     for start in range(0, len(images), batch_size):
         stop = min(start + batch_size, len(images))
         yield floating(batch_of(images, range(start, stop), device, name), name)
 
 
 def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, name: str) -> Tensor:
-    """Some images `(N, C, H, W)` on a device, with zeros below and right of those that are smaller than others."""
+    """A batch of images `(N, C, H, W)` on a device; smaller images are padded with zeros at the bottom and right."""
     found = []
     for i in indices:
         image = each[0] if isinstance(each := images[i], (tuple, list)) else each
         if not isinstance(image, Tensor) or image.dim() != 3 or found and len(image) != len(found[0]):
             what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W), C as that of the others')
+            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W) with the C of the others')
         found.append(image.to(device))
     height, width = (max(image.shape[dim] for image in found) for dim in (1, 2))
     return torch.stack([F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in found])
@@ -108,5 +108,5 @@ def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, nam
 
 def floating(images: Tensor, name: str) -> Tensor:
     if not images.is_floating_point():
-        raise ConversionError(f'{name}: {images.dtype}; must be floating, normalized as the model takes it')
+        raise ConversionError(f'{name}: {images.dtype}; must be floating-point and normalized')
     return images

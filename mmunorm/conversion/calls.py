@@ -1,4 +1,4 @@
-"""What the modules of a model are called with and return."""
+"""Hooks and recordings of the calls of a model's modules."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def watched(modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict, object], object]) -> Iterator[None]:
-    """Inside, `hook` gets the module, the arguments and the output of each call."""
+    """A context in which `hook` is called with module, arguments and output at each call of the modules."""
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
     try:
         yield
@@ -20,9 +20,9 @@ def watched(modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict
 
 @contextmanager
 def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str, tuple, dict, object]]]:
-    """Inside, the list gets name, arguments, keyword arguments and output of each call of these modules.
+    """A context that records name, arguments, keyword arguments and output of each call of these modules in a list.
 
-    Arguments and outputs are copies: they may be changed in place afterwards.
+    Arguments and outputs are copied, because they may be changed in place later.
     """
     calls, modules = [], {model.get_submodule(name): name for name in names}
     with watched(modules, lambda module, *call: calls.append((modules[module], *map(_copied, call)))):
@@ -31,7 +31,7 @@ def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str,
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Inside, models are in eval mode; afterwards each of their modules is in its own mode."""
+    """A context in which models are in eval mode; it restores the mode of each module afterwards."""
     modes = {module: module.training for model in models for module in model.modules()}
     for model in models:
         model.eval()

@@ -1,4 +1,4 @@
-"""Configs and checkpoints around a conversion: public weights in, a config and a checkpoint of offline norms out."""
+"""Configs and checkpoints of converted models."""
 from __future__ import annotations
 
 import copy
@@ -26,12 +26,12 @@ CONVERTED_TYPE = 'ConvertedModel'
 
 @MODELS.register_module(name=CONVERTED_TYPE)
 def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) -> nn.Module:
-    """Builds a model of type `of` with norms of `norm_cfg` in the place of some of its LayerNorms.
+    """Builds a model of type `of` in which norms of `norm_cfg` replace some LayerNorms.
 
     Args:
-        of (str): the model's own type, such as 'ImageClassifier'; `cfg` has its other settings.
+        of (str): the model's type, such as 'ImageClassifier'; `cfg` are its other settings.
         norm_cfg (dict): config of the norms.
-        converted (Sequence[str]): full names of these LayerNorms. A name of none is a ValueError.
+        converted (Sequence[str]): full names of the LayerNorms to replace. An unknown name is a ValueError.
     """
     model = MODELS.build(dict(type=of, **cfg))
     norms = layer_norms(model)
@@ -43,10 +43,10 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
 
 
 def parse_goal(text: str) -> tuple[str, dict]:
-    """The name and the config of the norm that `--to` names; it keeps the means of the images, if it has some.
+    """The name and the config of the norm given by `--to`. It keeps the statistics of the conversion images.
 
     Raises:
-        PreflightError: there is no such norm, or no LayerNorm can be converted to it.
+        PreflightError: the norm is unknown, or a LayerNorm cannot be converted to it.
     """
     name, norm_cfg = parse_preset(text)
     norm_cfg = with_means_kept(norm_cfg)
@@ -60,30 +60,30 @@ def parse_goal(text: str) -> tuple[str, dict]:
 
 
 def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> None:
-    """Checks that :func:`save_converted` would overwrite nothing but what it has written itself.
+    """Checks that :func:`save_converted` would only overwrite its own files.
 
     Raises:
-        PreflightError: it would.
+        PreflightError: it would overwrite another file.
     """
     paths = [Path(folder, f'{name}.{suffix}') for suffix in ('pth', 'py')]
     if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
-        raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint that is converted: name another folder.')
+        raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint to convert; choose another folder.')
     for path in paths:
         if path.exists() and not path.with_suffix('.json').exists():
-            raise PreflightError(f'--out {folder}: {path} is not of a conversion: name another folder.')
+            raise PreflightError(f'--out {folder}: {path} is not from a conversion; choose another folder.')
 
 
 def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,
                      teacher: str) -> Config:
     """The config of a converted model; `cfg` is unchanged.
 
-    Where `norm_cfg` in the backbone says all, it is set there, and mmpretrain's Swin, which does not give it to each
-    of its norms, becomes ours. Else, for example if norms are kept, the model's type becomes `ConvertedModel`, which
-    lists the converted norms. Training a backbone is distillation from the model with LayerNorm.
+    If `norm_cfg` of the backbone can describe all norms, it is set there; mmpretrain's Swin, which does not pass it to
+    all of its norms, becomes `UNSwinTransformer`. Otherwise, for example if norms are kept, the model's type becomes
+    `ConvertedModel`, which lists the converted norms. Backbones are trained by distillation from the LayerNorm model.
 
     Args:
-        cfg (Config): of the model with LayerNorm; `teacher` (str) is its checkpoint.
-        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned for `norm_cfg`.
+        cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
+        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
     """
     new = copy.deepcopy(cfg)
     new.pop('pretrained', None)
@@ -95,7 +95,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
         layer_norm = dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
         new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
             type='DistillationHook', checkpoint=teacher, norm_cfg=layer_norm)]
-        new.model.backbone.init_cfg = None  # the checkpoint has all
+        new.model.backbone.init_cfg = None  # the checkpoint has all weights
         with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
             if registry.get(new.model.backbone.type) is SwinTransformer:
                 new.model.backbone.type = 'UNSwinTransformer'
@@ -112,9 +112,9 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 
 
 def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
-    """The config of a model with LayerNorm from that of a converted one, which is unchanged.
+    """The config of the model with LayerNorm, given the config of a converted one, which is unchanged.
 
-    `model_cfg` is of type `ConvertedModel`, or has a backbone that takes `norm_cfg`; else it is a PreflightError.
+    `model_cfg` is of type `ConvertedModel`, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
     if cfg.get('type') == CONVERTED_TYPE:
@@ -123,17 +123,17 @@ def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     elif isinstance(cfg.get('backbone'), dict):
         cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
     else:
-        raise PreflightError('the model has no backbone, whose norms could become LayerNorm.')
+        raise PreflightError('the model has no backbone with norms to replace by LayerNorm.')
     if isinstance(cfg.get('backbone'), dict):
         cfg.backbone.init_cfg = None
     return cfg
 
 
 def _is_same(cfg: Config, model: nn.Module) -> bool:
-    """Whether a config builds a model of these norms and weights."""
+    """Whether a config builds a model with these norms and weights."""
     try:
         built = build_model(cfg)
-    except TypeError:  # the backbone takes no norm_cfg
+    except TypeError:  # the backbone has no norm_cfg
         return False
 
     def parts(model: nn.Module) -> dict:
@@ -146,13 +146,13 @@ def _is_same(cfg: Config, model: nn.Module) -> bool:
 
 def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
                    meta: dict | None = None) -> list[Path]:
-    """Writes checkpoint, config, and the report as Markdown and JSON; each file appears whole or not at all.
+    """Writes checkpoint, config, and the report as Markdown and JSON, each file atomically.
 
     Args:
-        model (nn.Module): converted; `report` (ConversionReport) is what `convert_norms` returned.
-        cfg (Config): of :func:`converted_config`; in the file, it starts from the checkpoint.
-        folder: where to write; made if it is missing. `name` (str) is that of the files, without suffix.
-        meta (dict, optional): of the checkpoint that the weights come from, such as its `dataset_meta`.
+        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
+        cfg (Config): the result of :func:`converted_config`; the written config loads the checkpoint.
+        folder: output folder, created if missing. `name` (str) is the name of the files, without suffix.
+        meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Returns:
         The paths.

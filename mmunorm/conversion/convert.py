@@ -1,4 +1,4 @@
-"""The one verb: turn the LayerNorms of a trained model into offline norms, without training."""
+"""Converts the LayerNorms of a trained model to offline norms, without training."""
 from __future__ import annotations
 
 import copy
@@ -60,42 +60,41 @@ def convert_norms(model: nn.Module,
                   norm_cfg: dict = UN_CFG,
                   keep: Sequence[str] = (),
                   progress: bool = False) -> ConversionReport:
-    """Replaces every LayerNorm and RMSNorm of a trained model by an offline norm, as near to it as can be, in place.
+    """Replaces every LayerNorm and RMSNorm of a trained model by the nearest offline norm, in place.
 
-    An offline norm is one map `a * x + b` a channel. It takes the nearest to LayerNorm, by least squares over the
-    tokens of `batches`, with their statistics:
+    An offline norm is a map `a * x + b` for each channel. It is fitted to LayerNorm by least squares over the tokens
+    of `batches`:
 
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
-    Norms are converted one after the other, in the order in which they run, each on the inputs that come from the
-    converted layers before it. This takes the time of five to six forward passes over all batches: blocks' outputs are
-    kept meanwhile, up to 2 GiB. A last pass measures the errors; if they are not those of the fit, all norms are fitted
-    again in whole passes. A norm that runs several times is measured over all its runs. Only the norms' weights change.
+    Norms are converted one by one in the order in which they run, each on inputs from the converted layers before it.
+    This takes as long as five to six forward passes over all batches; up to 2 GiB of blocks' outputs are cached. A
+    last pass measures the errors; if they differ from those of the fit, all norms are fitted again in full passes. A
+    norm that runs several times is fitted over all its runs. Only the norms' weights change.
 
     Args:
-        model (nn.Module): trained, with LayerNorms or RMSNorms over the channels of `(..., C)` or `(N, C, H, W)`; of
-            mmpretrain, mmdet, timm or any other. RMSNorm has `mu = 0`, and its mean square for the variance.
-        batches (Iterable): some hundred training images, without augmentation, in batches. All are held in
-            memory. A tensor is one batch of all of them. In an Iterable, a batch is a tensor; a tuple or list, of
-            which the first entry goes into the model; or a Mapping, as the data loaders of OpenMMLab give it, and for
-            other models one of keyword arguments. Tensors are moved to the model's device.
-        norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` begins
+        model (nn.Module): a trained model of any library, with LayerNorms or RMSNorms over the channels of `(..., C)`
+            or `(N, C, H, W)`. For RMSNorm, `mu = 0` and the mean square replaces the variance.
+        batches (Iterable): a few hundred training images in batches, without augmentation. All are held in memory. A
+            tensor is a single batch. In an Iterable, a batch is a tensor; a tuple or list, whose first entry is the
+            input; or a Mapping, as from OpenMMLab's data loaders, or of keyword arguments for other models. Tensors
+            are moved to the model's device.
+        norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` starts
             at 0. Defaults to `dict(type='UN')`.
-        keep (Sequence[str]): regular expressions; a LayerNorm whose full name one of them matches stays.
+        keep (Sequence[str]): regular expressions; a LayerNorm whose full name matches one of them is kept.
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
-        ConversionReport: what each norm loses. A LayerNorm stays, and the report says why, if it did not run, if its
-            class is derived and computes something else (1 + gamma for gamma is known), or if it is called with more
-            than its input and a pad mask.
+        ConversionReport: the error of each norm. A LayerNorm is kept, with a reason in the report, if it did not run,
+            if it is a subclass with another formula (other than 1 + gamma for gamma), or if it is called with
+            arguments other than its input and a pad mask.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         KeyError: no norm of this type is registered.
-        ConversionError: a ValueError. `norm_cfg` is no offline norm, `model` has no LayerNorm that can be converted
-            or one that cannot be replaced, an entry of `keep` matches none, there is no batch, or activations are not
-            finite.
-            In each case, and after any other error, `model` is as before.
+        ConversionError: a ValueError: `norm_cfg` is not an offline norm, `model` has no LayerNorm that can be
+            converted or one that cannot be replaced, an entry of `keep` matches nothing, there are no batches, or
+            activations are not finite. After any error, `model` is unchanged.
     """
     check_norm_cfg(norm_cfg)
     names = layer_norms(model)
@@ -129,7 +128,7 @@ def _matching(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.M
 
 
 def goal_like(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
-    """The offline norm of a config that is to take the place of a LayerNorm of a model; a ConversionError if none can.
+    """Builds the offline norm that replaces a LayerNorm of a model. Raises a ConversionError if that is impossible.
     """
     kind = norm_cfg['type']
     goal = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
@@ -149,23 +148,23 @@ def goal_like(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
 
 @torch.no_grad()
 def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) -> ConversionReport:
-    """Fits offline norms to the LayerNorms whose scale and shift they were loaded with, in place.
+    """Fits offline norms in place to the LayerNorms whose weight and bias were loaded into them.
 
-    A checkpoint of a model with LayerNorm gives offline norms `weight` and `bias` and no statistics
-    (`lacks_statistics`). Each of these norms, and each that has got nothing at all, then gets the map nearest to
-    LayerNorm with this weight and bias, as :func:`convert_norms` finds it. The modules and their parameters stay the
-    same objects, so that an optimizer goes on with them. `eps` of LayerNorm is taken to be the norm's own.
+    Offline norms that load a LayerNorm checkpoint have its `weight` and `bias` and no statistics (`lacks_statistics`).
+    This function fits each of them, and each norm that loaded nothing, to LayerNorm with this weight and bias, like
+    :func:`convert_norms`. Modules and parameters stay the same objects, so an optimizer remains valid. LayerNorm's
+    `eps` is assumed to be that of the norm.
 
     Args:
-        model (nn.Module): with such norms.
+        model (nn.Module): a model with such norms.
         batches, progress: as for :func:`convert_norms`.
 
     Returns:
-        ConversionReport: as :func:`convert_norms` does. A norm that did not run keeps what it was loaded with.
+        ConversionReport: as of :func:`convert_norms`. A norm that did not run is unchanged.
 
     Raises:
-        ConversionError: a ValueError. No norm lacks statistics, one of them is no affine map, there is no batch, or
-            activations are not finite. Then, and after any other error, `model` is as before.
+        ConversionError: a ValueError: no norm lacks statistics, one of them is not an affine map, there are no
+            batches, or activations are not finite. After any error, `model` is unchanged.
     """
     norms = norms_to_fit(model)
     lacking = {norm: norm.lacks_statistics for norm in norms.values()}
@@ -290,7 +289,7 @@ def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]
 
 
 class _Seen:
-    """What one LayerNorm has read."""
+    """Statistics of the inputs of one LayerNorm."""
 
     def __init__(self, norm: nn.Module, name: str):
         self.norm, self.name = norm, name
@@ -361,7 +360,7 @@ class _Seen:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
     def spread(self) -> dict[str, float]:
-        """What the tokens' deviations tell, as a :class:`ConvertedNorm` has it."""
+        """Statistics of the tokens' deviations, for :class:`ConvertedNorm`."""
         mean, square = self.sigma / self.sums[0, 0]
         cv2 = max(0., (square / mean.square() - 1).item())
         return dict(cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), largest=(self.largest / mean).item())
@@ -425,11 +424,11 @@ def _run(model: nn.Module, batch) -> None:
 
 
 def _inputs(batch):
-    """What goes into the model: of a tuple or list the first entry."""
+    """The input of the model: the first entry of a tuple or list."""
     return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 def _num_samples(batch) -> int:
-    """Samples of a batch; 0 if it does not tell."""
+    """Number of samples in a batch; 0 if unknown."""
     inputs = _inputs(batch)
     return len(inputs.get('inputs', ()) if isinstance(inputs, Mapping) else inputs)

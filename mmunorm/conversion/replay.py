@@ -1,4 +1,4 @@
-"""Repeats forward passes that begin alike, without computing their beginning again."""
+"""Repeats forward passes with a common beginning without recomputing it."""
 from __future__ import annotations
 
 import weakref
@@ -11,19 +11,19 @@ from torch.overrides import TorchFunctionMode
 
 from .calls import tensors_of
 
-# Bytes that a Replay keeps at most.
+# The maximum cache size of a Replay, in bytes.
 MEMORY = 2 * 2**30
 
 
 class Replay(TorchFunctionMode):
-    """In a `with` block, parts of a model that finished in an earlier pass return the output of that pass.
+    """A context in which parts of a model that finished in an earlier pass return their cached outputs.
 
-    A part is a module that holds one of `norms`. Its output is kept if the part finishes before :meth:`freeze` is
-    called, and if no tensor left it in another way: no tensor that it was given, computed or returned is still in use
-    elsewhere (a list, an attribute, a hook's), and neither its inputs nor its buffers were changed in place. Numbers
-    that left it are not noticed. The output of a larger part replaces those of the parts inside. An output that
-    another module writes to in place is computed again, and so is one for which `memory` bytes have no room. Passes
-    must be repeatable: eval mode, no random numbers. `norms` will change between passes.
+    A part is a module that contains one of `norms`. Its output is cached if the part finishes before :meth:`freeze` is
+    called and has no side effects: none of its tensors is referenced elsewhere (by a list, an attribute or a hook),
+    and neither its inputs nor its buffers were changed in place. Python numbers are not tracked. The output of a
+    larger part replaces those of the parts in it. An output is recomputed if another module writes to it in place, or
+    if the cache exceeds `memory` bytes. Passes must be deterministic: eval mode, no random numbers. `norms` may change
+    between passes.
     """
 
     def __init__(self, model: nn.Module, norms: Collection[nn.Module], memory: int = MEMORY):
@@ -50,20 +50,20 @@ class Replay(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
-        # `contiguous` and the like may return what they were given.
+        # `contiguous` and similar functions may return their argument.
         self._made += [weakref.ref(tensor) for tensor in tensors_of(output) if not any(tensor is arg for arg in args)]
         return output
 
     def start(self, index: int) -> None:
-        """To be called before each pass; passes that are to begin alike have one index."""
+        """Must be called before each pass; passes with a common beginning have the same index."""
         self._now = self._kept.setdefault(index, {})
         self._keeps = True
-        # Calls that are under way: the path of each, and how often it has called each part.
+        # Calls in progress: the path of each, and how often it has called each part.
         self._frames: list[tuple[tuple, Counter]] = [((index, ), Counter())]
         self._made.clear()
 
     def freeze(self) -> None:
-        """From here on, nothing in this pass is kept: it will be different next time."""
+        """Stops caching in this pass, because the rest will differ in the next pass."""
         self._keeps = False
 
     def _call(self, name: str, module: nn.Module, forward: Callable, *args, **kwargs):
@@ -83,10 +83,10 @@ class Replay(TorchFunctionMode):
         self._frames.pop()
         if not self._keeps or path in self._changing:
             return output
-        # Only aliases go on, so that all tensors of the part are gone now unless something else holds them: a list or
-        # a dict that it returned, too, which its caller may change.
+        # Only aliases are passed on, so all tensors of the part are freed now unless something else references them,
+        # including a list or dict that it returned, which its caller may change.
         end, kept = len(self._made), _alias(output)
-        del self._made[end:]  # what is kept is in use here alone
+        del self._made[end:]  # cached tensors are referenced only here
         returned = _alias(output)
         del output
         left = [tensor for tensor in self._made[start:end] if tensor() is not None]
@@ -115,7 +115,7 @@ def _versions(value) -> list[int]:
 
 
 def _alias(value):
-    """A tensor or a tuple of some with new Tensor objects for the same memory; anything else as it is."""
+    """A tensor, or a tuple of tensors, as new Tensor objects with the same memory; other values unchanged."""
     if isinstance(value, Tensor):
         return value.detach()
     return tuple(map(_alias, value)) if type(value) is tuple else value

@@ -1,4 +1,4 @@
-"""What a conversion measured and did, as text, Markdown and plain data."""
+"""The report of a conversion, as text, Markdown and plain data."""
 from __future__ import annotations
 
 import re
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-# Up to which error a norm counts as converted without loss, and from which on it loses much.
+# The error up to which a norm counts as converted without loss, and the error above which it loses much.
 GOOD, MUCH = 0.01, 0.05
 COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error before refit', 'error after refit',
            'largest token', 'verdict')
@@ -14,19 +14,19 @@ COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error be
 
 @dataclass(frozen=True)
 class ConvertedNorm:
-    """One norm. Errors are shares of `E|LN(x) - beta|^2`; None: not measured."""
+    """One norm. Errors are relative to `E|LN(x) - beta|^2`; None: not measured."""
     norm: str  # full name of the layer
     cv: float | None = None  # coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma)
     least_scalar: float | None = None  # cv^2 / (1 + cv^2), the least error of one factor for all channels of x - mu
-    least_affine: float | None = None  # that of one scale and shift a channel; both on the inputs of the LN model
-    before: float | None = None  # of this scale and shift, on inputs from the converted layers before it
-    after: float | None = None  # of the one that was fitted on these inputs, which the norm now has
-    largest: float | None = None  # the largest deviation of a token over the mean one
+    least_affine: float | None = None  # the least error of a scale and shift per channel; both on the LN model's inputs
+    before: float | None = None  # the error of this scale and shift on inputs from the converted layers before it
+    after: float | None = None  # the error of the scale and shift refitted on these inputs, which the norm now has
+    largest: float | None = None  # the largest deviation of a token, relative to the mean deviation
     kept: str = ''  # why the layer is still LayerNorm, or ''
 
     @property
     def verdict(self) -> str:
-        """What the errors say, in a few words. To keep a norm helps where it loses much by itself."""
+        """A verdict of a few words. Keeping a norm helps if it loses much by itself."""
         if self.kept:
             return f'kept: {self.kept}'
         if self.after <= GOOD:
@@ -38,12 +38,12 @@ class ConvertedNorm:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What :func:`mmunorm.convert_norms` did; `str()` gives a table.
+    """The result of :func:`mmunorm.convert_norms`; `str()` returns a table.
 
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
-        samples: how many samples the statistics are of, as far as the batches tell; 0 if they do not.
-        others: norms of kinds that are not converted, and what looks like one, by name and class; not BatchNorm's.
+        samples: number of samples of the statistics; 0 if unknown.
+        others: name and class of norms of other types, and of modules that look like norms, except BatchNorm.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
@@ -51,23 +51,23 @@ class ConversionReport:
 
     @property
     def converted(self) -> tuple[ConvertedNorm, ...]:
-        """The norms that are now static."""
+        """The norms that were converted."""
         return tuple(norm for norm in self.norms if not norm.kept)
 
     @property
     def kept(self) -> tuple[ConvertedNorm, ...]:
-        """The norms that are still LayerNorm; `kept` of each tells why."""
+        """The norms that are still LayerNorm; their `kept` is the reason."""
         return tuple(norm for norm in self.norms if norm.kept)
 
     def summary(self) -> str:
-        """One line: how many norms, how many samples, and one of the `others`."""
+        """One line with the number of norms and samples, and one of the `others`."""
         of = f', statistics of {self.samples} samples' if self.samples else ''
         left = f', {len(self.kept)} stay' if self.kept else ''
         others = f', {len(self.others)} other norms stay, such as {self.others[0]}' if self.others else ''
         return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}{others}'
 
     def stages(self) -> list[str]:
-        """A line for each stage, the norms' names up to the first number: how many, and their largest error."""
+        """A line for each stage, by the norms' names up to the first number: number of norms and largest error."""
         stages = defaultdict(list)
         for norm in self.converted:
             stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)

@@ -5,7 +5,7 @@ For one channel x of a token and LayerNorm's normalized value `u = (x - mu) / si
 
     a = gamma * Cov(x, u) / Var(x)        b = beta + gamma * E[u] - a * E[x]
 
-All that this and the error of any other map take are the six sums of :func:`token_sums`, which can be added up over
+This map, and the error of any other map, are computed from the six sums of :func:`token_sums`, which can be added over
 calls, batches and processes.
 """
 from __future__ import annotations
@@ -20,13 +20,13 @@ NUM_SUMS = 6
 
 
 def tokens_of(norm: nn.Module, args: tuple, kwargs: dict) -> Tensor:
-    """The tokens that a norm was called with, without padding, `(n, C)` float64."""
+    """The input tokens of a norm without padding, `(n, C)` float64."""
     x, pad_mask = input_of(args, kwargs)
     return valid_tokens(x.movedim(channel_axis(norm, kwargs), -1), pad_mask)
 
 
 def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """The tokens of `x` `(..., C)` that are no padding, `(n, C)` float64."""
+    """The tokens of `x` `(..., C)` that are not padding, `(n, C)` float64."""
     tokens = x.detach().flatten(0, -2) if x.dim() > 1 else x.detach().unsqueeze(0)
     if pad_mask is not None:
         tokens = tokens[~pad_mask.flatten()]
@@ -36,7 +36,7 @@ def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:
 def deviations(tokens: Tensor, eps: float, centered: bool = True) -> tuple[Tensor, Tensor]:
     """LayerNorm's statistics of tokens `(n, C)`: the mean and `sqrt(variance + eps)` of each, `(n, 1)`.
 
-    RMSNorm's are those about a mean of 0: `centered` is False.
+    For RMSNorm the mean is 0: `centered` is False.
     """
     if not centered:
         square = tokens.square().mean(-1, keepdim=True)
@@ -46,7 +46,7 @@ def deviations(tokens: Tensor, eps: float, centered: bool = True) -> tuple[Tenso
 
 
 def token_sums(tokens: Tensor, eps: float, centered: bool = True) -> Tensor:
-    """The sums over tokens `(n, C)` that everything here is computed from: `(6, C)` in the dtype of `tokens`."""
+    """The six sums over tokens `(n, C)`: `(6, C)` in the dtype of `tokens`."""
     mean, sigma = deviations(tokens, eps, centered)
     u = (tokens - mean) / sigma
     count = torch.full_like(tokens[0] if len(tokens) else tokens.sum(0), len(tokens))
@@ -57,8 +57,8 @@ def token_sums(tokens: Tensor, eps: float, centered: bool = True) -> Tensor:
 def nearest_affine(sums: Tensor, gamma: Tensor, beta: Tensor, precision: float) -> tuple[Tensor, Tensor]:
     """The `a * x + b` nearest to LayerNorm with `gamma` and `beta` `(C,)`: two `(C,)` tensors.
 
-    `sums` `(6, C)` are of at least one token. A channel that does not vary more than the rounding of its values, the
-    `precision` of their dtype, gets a = 0: LN's mean output.
+    `sums` `(6, C)` are of at least one token. A channel whose variation is within the rounding error of its values,
+    given by the `precision` of their dtype, gets a = 0: the mean output of LN.
     """
     _, x, x2, u, _, xu = sums / sums[0]
     variance = x2 - x.square()
@@ -83,7 +83,7 @@ def mean_and_square(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_and_shift(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """LayerNorm's gamma and beta, `(C,)` float64 each; 1 and 0 where it has none."""
+    """LayerNorm's gamma and beta, `(C,)` float64 each; 1 and 0 if it has none."""
     like = norm.weight if norm.weight is not None else torch.ones(norm.normalized_shape)
     gamma = like.detach().double()
     beta = getattr(norm, 'bias', None)

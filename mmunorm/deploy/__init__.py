@@ -1,4 +1,4 @@
-"""Shipping: a trained model as one file for a runtime such as ONNX Runtime, and what runs that file."""
+"""Deployment: exports a trained model to a file for a runtime such as ONNX Runtime, and runs that file."""
 from ..registry import MISSING, explain_missing
 from .exportable import Exportable
 from .exported import Detections, ExportedModel

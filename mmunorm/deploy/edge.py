@@ -1,6 +1,6 @@
-"""A model's layers as chips take them: no more than four dimensions, constants in place of what a size decides.
+"""Layers for edge devices: at most four dimensions, and constants instead of values that depend on the input size.
 
-Each layer here computes what the stock one does. The normalization of pixels becomes part of the layer that reads them.
+Each layer computes the same as the stock one. The normalization of pixels is folded into the first layer.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ATTENTION = 'mmpretrain.models.utils.attention.MultiheadAttention'
 def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: bool = True) -> nn.Module:
     """A copy of the `graph` of an :class:`.Exportable` with the layers of this module, for inputs of one size.
 
-    The sample `inputs` run once, which makes the constants that their size decides. Without `performers`, a T2T-ViT's
-    tokens-to-token module keeps its own.
+    The sample `inputs` run once to compute the constants for their size. Without `performers`, the tokens-to-token
+    module of a T2T-ViT keeps its own.
     """
     graph = copy.deepcopy(graph)
     t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer))
@@ -38,7 +38,7 @@ def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: boo
 
 
 class EdgeAttention(nn.Module):
-    """mmpretrain's attention over all tokens, with three layers in place of one that is cut into five dimensions."""
+    """mmpretrain's global attention, with three linear layers instead of one whose output is split in 5 dimensions."""
 
     def __init__(self, stock: nn.Module):
         super().__init__()
@@ -46,7 +46,7 @@ class EdgeAttention(nn.Module):
         self.stock = stock
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, N, C)` to the same shape, or with other channels as the stock layer."""
+        """`(B, N, C)` to the same shape, or with the output channels of the stock layer."""
         stock = self.stock
         q, k, v = (layer(x).unflatten(-1, (stock.num_heads, -1)).transpose(1, 2)
                    for layer in (self.query, self.key, self.value))
@@ -56,9 +56,9 @@ class EdgeAttention(nn.Module):
 
 
 class EdgeUnfold(nn.Module):
-    """`nn.Unfold` as a convolution of each channel alone, with weights of zero and one: exact, and no gather.
+    """`nn.Unfold` as a depthwise convolution with weights of zero and one: exact, and without a gather.
 
-    The attributes are those of `nn.Unfold`, which patch mergings read.
+    It has the attributes of `nn.Unfold` that patch mergings use.
     """
 
     def __init__(self, stock: nn.Unfold):
@@ -77,15 +77,15 @@ class EdgeUnfold(nn.Module):
 
 
 def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> ClassifierGraph | DetectorGraph:
-    """A copy of a graph whose first layer takes pixels as they are, so that an integer file reads an image's bytes.
+    """A copy of a graph whose first layer takes raw pixels, so that the input of an integer file is an image's bytes.
 
-    For `y = (x - m) / s` and a convolution `W y + b` that pads nothing, the new one is `W / s` and
-    `b - sum(W m / s)`. A backbone that starts with something else (T2T-ViT unfolds its pixels), or reads what an
-    enhancer has made, gets a convolution of 1 x 1 for its normalization.
+    For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
+    If the backbone does not start with such a convolution (T2T-ViT unfolds its pixels), or follows an enhancer, a
+    convolution of 1 x 1 computes the normalization.
 
     Args:
-        graph: a graph with `pixels`, such as :func:`mmunorm.deploy.graphs.graph_of` returns; unchanged.
-        images (Tensor): a sample of its input, float32.
+        graph: a graph with `pixels`, as from :func:`mmunorm.deploy.graphs.graph_of`; unchanged.
+        images (Tensor): a sample input, float32.
     """
     if graph.pixels is None:
         return graph
@@ -99,12 +99,12 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
         first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         normalization = nn.Identity()
     graph.pixels.normalization = normalization
-    graph.pixels.mean = graph.pixels.std = None  # a file would keep them
+    graph.pixels.mean = graph.pixels.std = None  # else stored in the file
     return graph
 
 
 def as_convolution(pixels: Pixels) -> nn.Conv2d:
-    """The normalization, and the exchange of blue and red if there is one, as a convolution of 1 x 1."""
+    """The normalization, and the swap of blue and red if there is one, as a convolution of 1 x 1."""
     channels = len(pixels.mean)
     order = list(range(channels))[::-1 if pixels.flips else 1]
     layer = nn.Conv2d(channels, channels, 1).requires_grad_(False)
@@ -115,7 +115,7 @@ def as_convolution(pixels: Pixels) -> nn.Conv2d:
 
 @torch.no_grad()
 def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
-    """The convolution that reads the pixels and nothing else does, if it pads nothing."""
+    """The convolution that is the only consumer of the pixels, if it does not pad."""
     made, readers = [], []
 
     def look(module, args, out):

@@ -1,14 +1,14 @@
-"""Evens out the channels of a LiteRT file's residual streams before they become integers.
+"""Cross-layer equalization of the residual streams in a LiteRT file before quantization.
 
-In integers all channels of a tensor share one step. A channel with large values then leaves few levels to the others.
-After folding, only linear layers and convolutions read a stream, so each channel c may be divided by a factor
-`s_c > 0` in the layers that write it, and multiplied by it in those that read it: the function stays the same.
-LayerNorm reads all channels of a token together, so nothing can be moved past it.
+With per-tensor quantization, all channels of a tensor share one step size, so a channel with large values leaves few
+levels to the others. After folding, only linear layers and convolutions consume a stream. So each channel c can be
+divided by a factor `s_c > 0` in the layers that produce it and multiplied by it in its consumers, without changing the
+function. LayerNorm normalizes over all channels of a token, so factors cannot be moved past it.
 
     s_c = (max |x_c|)^0.75,    the largest value over all tensors of the stream and some training images.
 
-The power leaves some of the difference to the activations: the layers that read a stream have steps of their own, and
-their weights become as unequal as the stream becomes even.
+With an exponent below 1, part of the difference remains in the activations, because equalizing the stream makes the
+weights of its consumers less equal.
 """
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ import numpy as np
 
 from .tflite import changed, kind_of
 
-# They move, add or average values, or take the largest: channels stay what they are.
+# Operators that move, add or average values, or take their maximum, without mixing channels.
 _KEEP_CHANNELS = ('ADD', 'SUB', 'RESHAPE', 'TRANSPOSE', 'SLICE', 'STRIDED_SLICE', 'CONCATENATION', 'PAD', 'MEAN', 'SUM',
                   'AVERAGE_POOL_2D', 'MAX_POOL_2D', 'RELU', 'RESIZE_NEAREST_NEIGHBOR', 'RESIZE_BILINEAR',
                   'BROADCAST_TO')
-# The axes of a weight that stand for its outputs and its inputs. A depthwise convolution has several outputs in a row
-# for each input.
+# The output and input axes of a weight. A depthwise convolution has several consecutive outputs for each input.
 _LAYERS = {'FULLY_CONNECTED': (0, 1), 'CONV_2D': (0, 3), 'DEPTHWISE_CONV_2D': (3, 3)}
 _FLOAT = 0  # of the schema's TensorType
 POWER = 0.75
@@ -34,11 +33,11 @@ _RELU = 1  # of the schema's ActivationFunctionType; 0 is none
 
 
 def equalize(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> int:
-    """Evens out the streams of a file in floating point, in place.
+    """Equalizes the residual streams of a floating-point file, in place.
 
     Args:
-        path (Path): of the file.
-        data: for each signature, the inputs of some runs, by name. A signature without any stays as it is.
+        path (Path): path of the file.
+        data: for each signature, the inputs of some runs, by name. A signature without inputs is unchanged.
 
     Returns:
         int: the number of streams.
@@ -61,7 +60,7 @@ def _largest(path: Path, signature: str, index: int, data: dict, streams: Sequen
     largest = [np.full(stream.channels, 1e-6) for stream in streams]
     if not streams:
         return largest
-    # XNNPACK would keep the tensors inside its parts to itself.
+    # The intermediate tensors of XNNPACK's partitions would not be accessible.
     interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True,
                               experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
     interpreter.allocate_tensors()
@@ -76,7 +75,7 @@ def _largest(path: Path, signature: str, index: int, data: dict, streams: Sequen
 
 
 class _Graph:
-    """One signature of a file, and who writes and reads each of its tensors."""
+    """One signature of a file, with the producer and consumers of each tensor."""
 
     def __init__(self, model, graph):
         self.model, self.graph = model, graph
@@ -91,19 +90,19 @@ class _Graph:
         return [int(side) for side in self.graph.tensors[tensor].shape]
 
     def data(self, tensor: int, dtype=np.float32) -> np.ndarray | None:
-        """The values of a tensor that the file holds, in the shape of it; None for one that is computed."""
+        """The values of a constant tensor in its shape; None for a computed tensor."""
         data = self.model.buffers[self.graph.tensors[tensor].buffer].data
         return None if data is None or not len(data) else np.frombuffer(bytes(data), dtype).reshape(self.shape(tensor))
 
     def is_shared(self, tensor: int) -> bool:
-        """Whether other tensors have the same values in the file."""
+        """Whether other tensors share its buffer in the file."""
         return self._holders[self.graph.tensors[tensor].buffer] > 1
 
     def floats(self, tensors) -> list[int]:
         return [each for each in tensors if each >= 0 and self.graph.tensors[each].type == _FLOAT]
 
     def streams(self) -> list[_Stream]:
-        """What layers alone write and read."""
+        """The streams whose producers and consumers are all layers."""
         streams, seen = [], set()
         for operator in self.graph.operators:
             for tensor in operator.outputs if self.kind[id(operator)] in _LAYERS else ():
@@ -116,12 +115,12 @@ class _Graph:
 
 
 class _Stream:
-    """Tensors whose channels are the same.
+    """Tensors with the same channels.
 
     Attributes:
-        axes: of each, the axis that has the channels.
-        constants: those of them that the file holds.
-        channels: how many there are; an axis may have them several times in a row.
+        axes: the channel axis of each.
+        constants: the constant ones.
+        channels: number of channels; an axis may repeat them several times.
     """
 
     def __init__(self, graph: _Graph):
@@ -132,7 +131,7 @@ class _Stream:
         self.channels = 0
 
     def grow(self, tensor: int) -> bool:
-        """Follows a layer's output to all that has its channels; whether layers alone write and read these."""
+        """Adds all tensors with the channels of a layer's output. Returns whether only layers use them."""
         graph, found = self._graph, {tensor: len(self._graph.shape(tensor)) - 1}
         todo = [tensor]
         fits = True
@@ -161,7 +160,7 @@ class _Stream:
         return fits
 
     def _layer(self, operator, kind: str, tensor: int, axis: int) -> bool:
-        """Notes a layer that reads or writes a tensor; whether a factor of its channels can go into it."""
+        """Records a layer that consumes or produces a tensor. Returns whether channel factors can be folded into it."""
         graph, (x, *weights), (y, ) = self._graph, operator.inputs, operator.outputs
         if axis != len(graph.shape(tensor)) - 1 or tensor in weights:
             return False
@@ -175,7 +174,7 @@ class _Stream:
         return True
 
     def _others(self, operator, kind: str, tensor: int, axis: int) -> dict[int, int] | None:
-        """The other tensors of an operator with the axis of their channels; None where it mixes channels."""
+        """The other tensors of an operator with their channel axes; None if it mixes channels."""
         graph, y = self._graph, operator.outputs[0]
         if getattr(operator.builtinOptions, 'fusedActivationFunction', 0) > _RELU:
             return None
@@ -207,7 +206,7 @@ class _Stream:
         return others
 
     def scale(self, factors: np.ndarray) -> None:
-        """Divides channel c by `factors[c]` where it is written, and multiplies by it where it is read."""
+        """Divides channel c by `factors[c]` in its producers, and multiplies by it in its consumers."""
         for tensor, axis in self.constants.items():
             self._multiply(tensor, 1 / factors, axis)
         for kind, (weight, *biases) in self._writers:

@@ -1,4 +1,4 @@
-"""From a model of OpenMMLab to one graph, which each format writes as a file."""
+"""Prepares an OpenMMLab model for export as one graph."""
 from __future__ import annotations
 
 import math
@@ -15,22 +15,27 @@ from ..config.models import load_model
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
 from .exportable import Exportable
+from .features import features_of
 from .graphs import graph_of
 from .images import steps_of
 from .windows import side_multiple, with_windows
 
+PARTS = ('whole', 'backbone')  # what a file may have of a model
 
-def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None) -> tuple[nn.Module, dict]:
+
+def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
+                 parts: str = PARTS[0]) -> tuple[nn.Module, dict]:
     """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns for it.
 
     Raises:
-        PreflightError: as :func:`load_model` and :func:`describe_model`.
+        PreflightError: see :func:`load_model` and :func:`describe_model`.
     """
     model = load_model(cfg, checkpoint)
-    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape)
+    return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape, parts)
 
 
-def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None) -> dict:
+def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: tuple[int, int] | None = None,
+                   parts: str = PARTS[0]) -> dict:
     """What a file says about its model, for :class:`ExportedModel` to use it without the config.
 
     Args:
@@ -38,27 +43,29 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
             for a detector, a square that takes landscape and portrait images.
+        parts (str): of `PARTS`; 'backbone' is a detector's backbone and neck. Defaults to 'whole'.
 
     Raises:
-        PreflightError: the test pipeline has a step that a runtime cannot follow, or no size can be told from it.
+        PreflightError: the test pipeline has a step that cannot be exported, or does not define a size.
     """
     if cfg.get('test_dataloader') is None:
-        raise PreflightError(f'{cfg.filename} has no test_dataloader: its pipeline says how images are resized.')
+        raise PreflightError(f'{cfg.filename} has no test_dataloader, whose pipeline defines the resizing.')
     pipeline = cfg.test_dataloader.dataset.pipeline
     try:
         steps = steps_of(pipeline)
     except ValueError as error:
         raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
-    is_detector = hasattr(model, 'roi_head')
+    is_detector = hasattr(model, 'with_bbox')
     divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
     names = checkpoint_meta.get('dataset_meta') or {}
     classes = names.get('classes') or names.get('CLASSES')
     meta = dict(
-        made_by=f'mmunorm {__version__}', model=type(model).__name__, task='detector' if is_detector else 'classifier',
+        made_by=f'mmunorm {__version__}', model=type(model).__name__,
+        task='features' if parts == 'backbone' else 'detector' if is_detector else 'classifier',
         classes=[str(name) for name in classes or ()], steps=steps, divisor=divisor,
         bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline),
         shape=[1, 3, *(shape or _default_shape(steps, divisor))])
-    if is_detector and model.roi_head.with_mask:
+    if getattr(getattr(model, 'roi_head', None), 'with_mask', False) and parts != 'backbone':
         meta['mask_threshold'] = model.roi_head.test_cfg.mask_thr_binary
     return meta
 
@@ -70,41 +77,41 @@ def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
     if last.get('step') == 'within':
         side = -(-last['size'][0] // divisor) * divisor
         return side, side
-    raise PreflightError('--shape must be given: the test pipeline leaves images of any size.')
+    raise PreflightError('--shape must be given: the test pipeline does not define an image size.')
 
 
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
-    """Turns a model into one graph.
+    """Converts a model to one graph.
 
-    The model is taken as it is: fold it first with :func:`mmunorm.fuse_norms`, or leave its norms in to compare.
+    The model is not folded here; call :func:`mmunorm.fuse_norms` first, or keep the norms for a comparison.
 
     Args:
         model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
-        meta (dict): what :func:`describe_model` returns.
-        batch (int): images at once. Defaults to 1.
-        dynamic (bool): take any number of images, and of a Swin without a table of absolute positions also any
-            height and width that are multiples of its total stride. They are None in the `shape` of
-            `Exportable.meta`, and its `divisor` has the multiple. Defaults to False.
+        meta (dict): the result of :func:`describe_model`.
+        batch (int): batch size. Defaults to 1.
+        dynamic (bool): accept any batch size, and for a Swin without absolute position embeddings also any height and
+            width that are multiples of its total stride. They are None in the `shape` of `Exportable.meta`, and its
+            `divisor` is the multiple. Defaults to False.
 
     Raises:
-        PreflightError: the model has a part that cannot be exported, or refuses images of this size.
+        PreflightError: the model has a part that cannot be exported, or does not support this image size.
     """
-    stock = graph_of(model)
+    stock = features_of(model) if meta['task'] == 'features' else graph_of(model)
     multiple = side_multiple(model.backbone) if dynamic else None
     graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
     shape, open_shapes = meta['shape'], None
     if dynamic:
-        # What the graph is exported with must not look like what never changes: one image, or as high as wide.
+        # The sample must not suggest static relations, such as a batch size of 1, or equal height and width.
         shape = [2, *shape[1:]]
         meta['shape'] = [None, *shape[1:]]
         open_shapes = tuple({0: torch.export.Dim('batch')} for _ in graph.inputs)
     if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
-        raise PreflightError('--dynamic sorts a fixed number of boxes a level: model.test_cfg.rpn.nms_pre must be a '
+        raise PreflightError('--dynamic sorts a fixed number of boxes per level: model.test_cfg.rpn.nms_pre must be a '
                              f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
     if multiple:
         meta['divisor'] = math.lcm(meta['divisor'], multiple)
-        # Nor must a side be one multiple: torch.export takes 1 for fixed.
+        # Nor must a side be 1 times the multiple: torch.export treats 1 as static.
         height, width = (max(2, -(-side // meta['divisor'])) * meta['divisor'] for side in shape[2:])
         shape = [2, 3, height, width + meta['divisor']]
         meta['shape'] = [None, 3, None, None]
@@ -116,15 +123,15 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
             expected = graph(*inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
         height, width = shape[2:]
-        raise PreflightError(f'{meta["model"]} does not take images of {height} x {width}: {error_text(error)}; name '
-                             'another --shape.') from error
+        raise PreflightError(f'{meta["model"]} does not run on images of {height} x {width}: {error_text(error)}; '
+                             'choose another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
     return Exportable(graph, stock, meta, inputs, open_shapes, expected, len(list(norm_layers(model))))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
-    """A batch of blurred noise as a graph's inputs; for a detector, the last image leaves room for padding."""
+    """A batch of blurred noise as a graph's inputs; for a detector, the last image is padded."""
     batch, channels, height, width = shape
     generator = np.random.default_rng(0)
     blurred = [mmcv.imresize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),

@@ -1,4 +1,4 @@
-"""One graph of a model, which each format writes as a file."""
+"""A model as one graph, the input of all formats."""
 from __future__ import annotations
 
 import warnings
@@ -16,18 +16,18 @@ from ..utils import PreflightError
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """A model as one graph, which each format writes in its own way."""
-    graph: nn.Module  # with `inputs` and `outputs`, their names; its window attention is one that exporters take
+    """A model as one graph, to be written by a format."""
+    graph: nn.Module  # has the names `inputs` and `outputs`, and an exportable window attention
     stock: nn.Module  # the same graph with the model's own layers
-    meta: dict  # what the file will say about itself
-    inputs: tuple[torch.Tensor, ...]  # a sample, by :func:`sample_inputs`
-    open_shapes: tuple[dict, ...] | None  # for each input torch's `Dim` of the dimensions that are not fixed
-    expected: dict[str, np.ndarray]  # what torch makes of the sample, by name of output
-    norms: int  # their number in the model
+    meta: dict  # metadata of the file
+    inputs: tuple[torch.Tensor, ...]  # a sample, see :func:`sample_inputs`
+    open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
+    expected: dict[str, np.ndarray]  # torch's outputs for the sample, by name
+    norms: int  # number of norms in the model
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
-        """The graph as `torch.export` sees it; a PreflightError if torch cannot export it."""
+        """The result of `torch.export`. Raises a PreflightError if torch cannot export the graph."""
         with exporting():
             return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
                                        prefer_deferred_runtime_asserts_over_guards=True)
@@ -35,9 +35,9 @@ class Exportable:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Within it, an error of torch's exporters is a PreflightError."""
+    """A context that turns errors of torch's exporters into a PreflightError."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of torch about its own functions
+        warnings.simplefilter('ignore')  # torch warns about its own functions
         try:
             yield
         except (RuntimeError, ValueError) as error:

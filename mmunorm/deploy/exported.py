@@ -1,4 +1,4 @@
-"""Runs an exported model in its runtime; no model of torch is built."""
+"""Runs an exported model in its runtime, without building a torch model."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from .images import batch_of, paste, prepare
 
 @dataclass
 class Detections:
-    """The objects in one image, in its own pixels."""
+    """The objects in one image, in pixels of the original image."""
     boxes: np.ndarray  # `(n, 4)` float32, x1 y1 x2 y2
-    scores: np.ndarray  # `(n, )` float32, the best first
+    scores: np.ndarray  # `(n, )` float32, in descending order
     labels: np.ndarray  # `(n, )` int64, indices of `ExportedModel.classes`
     masks: np.ndarray | None = field(repr=False, default=None)  # `(n, height, width)` bool, if the model has some
 
@@ -25,16 +25,16 @@ class ExportedModel:
 
     Args:
         file: the path of an exported model, such as a `.onnx` or a `.xml` file, or an open :class:`Session`.
-        threads (int, optional): CPU threads; the runtime's choice by default. Of a path alone.
+        threads (int, optional): CPU threads, if `file` is a path. Defaults to the runtime's choice.
 
     Attributes:
-        meta (dict): what the file says about itself.
-        classes (list[str]): names.
-        is_detector (bool): else it is a classifier.
+        meta (dict): metadata of the file.
+        classes (list[str]): names of the classes.
+        is_detector (bool): whether it is a detector, else a classifier.
 
     Raises:
-        PreflightError: there is no such file, its runtime is not installed, or `tools/deploy/export.py` has not
-            made it.
+        PreflightError: the file does not exist, its runtime is not installed, or it was not written by
+            `tools/deploy/export.py`.
     """
 
     def __init__(self, file: str | Path | Session, threads: int | None = None):
@@ -51,9 +51,9 @@ class ExportedModel:
                 also `sizes` `(N, 2)` float32.
         """
         number, (batch, _, height, _) = len(arrays[0]), self.meta['shape']
-        batch = batch or number  # a static file takes so many at once
+        batch = batch or number  # the batch size of a static file
         if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
-            raise PreflightError(f'images must be as high and as wide as multiples of {self.meta["divisor"]}, got '
+            raise PreflightError(f'height and width of images must be multiples of {self.meta["divisor"]}, got '
                                  f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
         parts = []
         for start in range(0, number, batch):

@@ -1,4 +1,4 @@
-"""The models as a runtime sees them: from the pixels of a batch of images to plain arrays."""
+"""The graphs to export: from the pixels of a batch of images to plain arrays."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Normalizes images as a model's `data_preprocessor` does: mmpretrain's or mmdet's.
+    """Normalizes images like the `data_preprocessor` of a model of mmpretrain or mmdet.
 
-    One with a method `enhance(images, sizes)`, such as that of projects/low_light, enhances them first.
+    If the preprocessor has a method `enhance(images, sizes)`, as in projects/low_light, it is called first.
     """
 
     def __init__(self, preprocessor: nn.Module):
         super().__init__()
         self.enhancing = preprocessor if hasattr(preprocessor, 'enhance') else None
-        # One name in mmpretrain, the other in mmengine.
+        # The names in mmpretrain and mmengine differ.
         self.flips = bool(getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False)))
         normalizes = preprocessor._enable_normalize
         self.register_buffer('mean', preprocessor.mean.float() if normalizes else torch.zeros(3, 1, 1))
         self.register_buffer('std', preprocessor.std.float() if normalizes else torch.ones(3, 1, 1))
-        self.normalization: nn.Module | None = None  # in place of the arithmetic, see :func:`.edge.fold_pixels`
+        self.normalization: nn.Module | None = None  # replaces the arithmetic, see :func:`.edge.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are those of the images in them."""
+        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are the unpadded image sizes."""
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
@@ -35,9 +35,15 @@ class Pixels(nn.Module):
             images = images.flip(1)
         return (images - self.mean) / self.std
 
+    def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """The same for images of these sizes, with zeros beside each, as mmdet pads after the normalization."""
+        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+        return torch.where((rows & columns)[:, None], self(images, sizes), 0.)
+
 
 class ModelGraph(nn.Module):
-    """Any model of one tensor, from `images` to its tensors by name."""
+    """Any model of one input tensor, from `images` to its output tensors by name."""
     inputs = ('images', )
 
     def __init__(self, model: nn.Module, outputs: Sequence[str], pixels: Pixels | None = None):
@@ -45,24 +51,24 @@ class ModelGraph(nn.Module):
         self.model, self.outputs, self.pixels = model, tuple(outputs), pixels
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Of `(N, C, H, W)` as the model takes them, or with `pixels` of values from 0 to 255."""
+        """Takes the model's input `(N, C, H, W)`, or with `pixels` values from 0 to 255."""
         if self.pixels is not None:
             images = self.pixels(images)
         return tuple(named_outputs(self.model(images)).values())
 
 
 def named_outputs(out, name: str = '') -> dict[str, Tensor]:
-    """The tensors of what a model returns, by name.
+    """The output tensors of a model, by name.
 
     Raises:
-        PreflightError: there is something else in it.
+        PreflightError: an output is not a tensor.
     """
     if isinstance(out, Tensor):
         return {name or 'output': out}
     if out is None:
         return {}
     if not isinstance(out, (Mapping, tuple, list)):
-        raise PreflightError(f'the model returns {name or "a value"} of type {type(out).__name__}: export takes a '
+        raise PreflightError(f'the model returns {name or "a value"} of type {type(out).__name__}; it must return a '
                              'tensor, or a tuple or dict of tensors.')
     found = {}
     for key, each in out.items() if isinstance(out, Mapping) else enumerate(out):
@@ -72,7 +78,7 @@ def named_outputs(out, name: str = '') -> dict[str, Tensor]:
 
 
 class ClassifierGraph(nn.Module):
-    """A classifier of mmpretrain in eval mode, whole: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`."""
+    """A complete mmpretrain classifier in eval mode: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`."""
     inputs = ('images', )
     outputs = ('scores', )
 
@@ -82,19 +88,19 @@ class ClassifierGraph(nn.Module):
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
-        """Probabilities of the classes, of images with values from 0 to 255."""
+        """The class probabilities for images with values from 0 to 255."""
         return self.logits(images).softmax(1)
 
     def logits(self, images: Tensor) -> Tensor:
-        """What :meth:`forward` takes the softmax of."""
+        """The logits, before the softmax of :meth:`forward`."""
         return self.classifier.head(self.classifier.extract_feat(self.pixels(images)))
 
 
 class DetectorGraph(nn.Module):
-    """A Faster or Mask R-CNN of mmdet in eval mode, whole.
+    """A complete mmdet Faster or Mask R-CNN in eval mode.
 
-    Takes `images` `(N, 3, H, W)` float32, images with anything to their right and below, and `sizes` `(N, 2)`
-    float32, height and width of the images themselves. Returns what :class:`RCNN` returns.
+    Takes `images` `(N, 3, H, W)` float32, with any padding on the right and at the bottom, and `sizes` `(N, 2)`
+    float32, height and width of the images without padding. Returns the outputs of :class:`RCNN`.
     """
     inputs = ('images', 'sizes')
 
@@ -108,18 +114,14 @@ class DetectorGraph(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
-        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
-        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        # mmdet pads with zeros after the normalization.
-        x = torch.where((rows & columns)[:, None], self.pixels(images, sizes), 0.)
-        return self.rcnn(self.detector.extract_feat(x), sizes)
+        return self.rcnn(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
-    """The whole model as a graph to export, with the same parameters; it must be in eval mode.
+    """The complete model as a graph to export, with the same parameters; it must be in eval mode.
 
     Raises:
-        PreflightError: it is no classifier of mmpretrain and no Faster or Mask R-CNN of mmdet, or has a part that
+        PreflightError: it is neither an mmpretrain classifier nor an mmdet Faster or Mask R-CNN, or has a part that
             cannot be exported.
     """
     from mmpretrain.models import ImageClassifier
@@ -130,12 +132,13 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     if isinstance(model, ImageClassifier):
         head = model.head
         if not isinstance(head, ClsHead) or type(head)._get_predictions is not ClsHead._get_predictions:
-            raise PreflightError(f'{name} cannot be exported: its head is {type(head).__name__}, not one that gives '
-                                 'each class a probability, such as LinearClsHead.')
+            raise PreflightError(f'{name} cannot be exported: its head is {type(head).__name__}, not one with class '
+                                 'probabilities, such as LinearClsHead.')
         return ClassifierGraph(model)
     if not hasattr(model, 'with_bbox'):
-        raise PreflightError(f"{name} cannot be exported: the exporter knows mmpretrain's ImageClassifier, and "
+        raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
     if obstacle := rcnn_obstacle(model):
-        raise PreflightError(f'{name} cannot be exported: {obstacle}.')
+        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone, backbone and neck '
+                             'become a file, and the rest stays in torch.')
     return DetectorGraph(model)

@@ -1,4 +1,4 @@
-"""How images become the input of an exported model, and masks part of an image."""
+"""Preprocessing of images for an exported model, and pasting of masks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
 
 
 def steps_of(pipeline: Sequence[dict]) -> list[dict]:
-    """What a test pipeline of mmpretrain or mmdet does to an image's size, as plain data for :func:`prepare`.
+    """The resizing steps of a test pipeline of mmpretrain or mmdet, as plain data for :func:`prepare`.
 
     Raises:
-        ValueError: a transform changes images in a way that is not known here.
+        ValueError: a transform is not supported.
     """
     steps = []
     for transform in pipeline:
@@ -55,26 +55,26 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
             size = transform['crop_size']
             steps.append(dict(step='crop', size=[size, size] if isinstance(size, int) else [size[1], size[0]]))
         elif not (kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
-            raise ValueError(f'{kind} changes images in a way that an exported model does not know')
+            raise ValueError(f'{kind} is not supported by exported models')
     return steps
 
 
 def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-    """The inputs of a file that says `meta` about itself, for uint8 images `(3, h, w)` that its steps have prepared.
+    """The inputs of a file with the metadata `meta`, for preprocessed uint8 images `(3, h, w)`.
 
     Returns:
-        `images` `(N, 3, H, W)`, uint8 of a classifier; of a detector float32, and also `sizes` `(N, 2)` float32.
+        `images` `(N, 3, H, W)`, uint8 for a classifier; for a detector float32, and `sizes` `(N, 2)` float32.
 
     Raises:
-        PreflightError: an image does not fit into the file's input.
+        PreflightError: an image does not fit the file's input.
     """
     images = [np.asarray(image) for image in images]
     _, _, height, width = meta['shape']
-    if meta['task'] != 'detector':
+    if meta['task'] == 'classifier':
         for image in images:
             if height and image.shape[1:] != (height, width):
-                raise PreflightError(f'the config makes images of {image.shape[1]} x {image.shape[2]}, and the '
-                                     f'file takes {height} x {width}: export with another --shape.')
+                raise PreflightError(f'the config resizes images to {image.shape[1]} x {image.shape[2]}, but the '
+                                     f'file takes {height} x {width}; export with another --shape.')
         return (np.stack(images), )
     sizes = np.array([image.shape[1:] for image in images], np.float32)
     if not height:
@@ -89,18 +89,18 @@ def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]
 
 
 class Samples(Sequence):
-    """Batches of inputs of a file that says `meta` about itself, which the ranges of INT8 are taken from.
+    """Batches of inputs of a file with the metadata `meta`, for INT8 calibration.
 
-    `images` are uint8 `(3, h, w)`, such as the tensors of a data loader; each batch is floating point only when it is
-    asked for. Those that do not fill the last batch are left out.
+    `images` are uint8 `(3, h, w)`, such as the tensors of a data loader; batches are converted to floating point
+    lazily. An incomplete last batch is dropped.
 
     Raises:
-        PreflightError: there are fewer images than a batch.
+        PreflightError: there are fewer images than the batch size.
     """
 
     def __init__(self, images: Sequence[np.ndarray], meta: dict, batch: int):
         if len(images) < batch:
-            raise PreflightError(f'--int8 needs at least as many training images as a batch has, got {len(images)} '
+            raise PreflightError(f'--int8 needs at least as many training images as the batch size, got {len(images)} '
                                  f'for --batch {batch}.')
         self._images, self._meta, self._batch = images, meta, batch
 
@@ -113,10 +113,10 @@ class Samples(Sequence):
 
 
 def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
-    """Lays a mask into an image, as mmdet's `_do_paste_mask` does.
+    """Pastes a mask into an image, like mmdet's `_do_paste_mask`.
 
-    `mask` `(h, w)` float32 has probabilities in the area of `box`, x1 y1 x2 y2 in pixels. Returns `(height, width)`
-    bool: where the probability is at least `threshold`.
+    `mask` `(h, w)` float32 are probabilities in the area of `box`, x1 y1 x2 y2 in pixels. Returns `(height, width)`
+    bool, True where the probability is at least `threshold`.
     """
     x1, y1, x2, y2 = (float(side) for side in box)
     top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)
@@ -131,6 +131,6 @@ def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, thres
 
 
 def _weights(pixels: np.ndarray, start: float, end: float, bins: int) -> np.ndarray:
-    """How much of each bin between `start` and `end` a pixel gets, `(pixels, bins)`: linear, and zero beyond."""
+    """The linear interpolation weights of bins between `start` and `end`, `(pixels, bins)`; zero outside."""
     position = (pixels + 0.5 - start) / (end - start) * bins - 0.5
     return np.clip(1 - np.abs(position[:, None] - np.arange(bins)), 0, None).astype(np.float32)

@@ -1,9 +1,9 @@
-"""The graph of any torch model as chips take it: what :mod:`.edge` does to layers it knows, done to operators.
+"""Rewrites the operators of any torch model for edge devices; :mod:`.edge` rewrites known layers.
 
-- Query, key and value of one linear layer become three layers, each with a range of its own in INT8.
-- Attention is written out, and its scale becomes part of the layer that makes the queries.
-- Windows are made and undone with at most four dimensions.
-- What does not depend on the input is a constant: position biases, and which windows a shift has cut.
+- A linear layer for query, key and value becomes three layers, each with its own range in INT8.
+- Attention is decomposed, and its scale is folded into the layer of the queries.
+- Window partition and reverse use at most four dimensions.
+- Values that do not depend on the input are constants: position biases and attention masks.
 """
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
-# They return their first argument's values in another shape.
+# Operators that return their first argument in another shape.
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
           aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
-# They return their first argument.
+# Operators that return their first argument.
 _COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.contiguous.default,
            aten.dropout.default, aten._to_copy.default}
 
 
 @torch.no_grad()
 def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The graph of a program whose shapes are fixed, rewritten; it computes the same."""
+    """Rewrites the graph of a program with static shapes, without changing the function."""
     module = program.run_decompositions({}).module()
     for node in module.graph.nodes:
         if isinstance(value := node.meta.get('val'), Tensor):
@@ -35,7 +35,7 @@ def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
         for node in list(module.graph.nodes):
             if node.op == 'call_function' and (new := rewrite(node)) is not None:
                 node.replace_all_uses_with(new)
-                module.graph.erase_node(node)  # attention counts as random, and would stay
+                module.graph.erase_node(node)  # attention counts as random and would be kept
         module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
@@ -43,7 +43,7 @@ def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
 
 
 class _Rewriter:
-    """Each method returns the node that takes the place of a node, or None."""
+    """Each method returns the replacement of a node, or None."""
 
     def __init__(self, module: fx.GraphModule):
         self.module, self.graph = module, module.graph
@@ -63,7 +63,7 @@ class _Rewriter:
         return node
 
     def value(self, node) -> Tensor | None:
-        """The tensor of a constant."""
+        """The tensor of a constant node."""
         if not isinstance(node, fx.Node) or node.op != 'get_attr':
             return None
         value = self.module
@@ -83,7 +83,7 @@ class _Rewriter:
         return None
 
     def simplify(self, node: fx.Node) -> fx.Node | None:
-        """Every change of shape is a view, every change of order a permutation; what does nothing goes."""
+        """Canonicalizes reshapes to views and transposes to permutations; removes no-ops."""
         value, first = node.meta.get('val'), node.args[0] if node.args else None
         if not isinstance(value, Tensor) or not isinstance(first, fx.Node):
             return None
@@ -105,7 +105,7 @@ class _Rewriter:
         return None
 
     def write_out(self, node: fx.Node) -> fx.Node | None:
-        """Attention as products and a softmax, and a roll as slices: ExecuTorch quantizes the indices of its own."""
+        """Decomposes attention, and rolls into slices because ExecuTorch quantizes the indices of its own rolls."""
         if node.target is aten.roll.default:
             x, shifts, dims = node.args
             for by, dim in zip(shifts, dims, strict=True):
@@ -136,7 +136,7 @@ class _Rewriter:
         return self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
 
     def source(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-        """What a node has its values from, through views and permutations, and these, the first one first."""
+        """The source of a node before views and permutations, and these, in order."""
         way = []
         while node.target in (aten.reshape.default, aten.permute.default, aten.select.int):
             way.insert(0, node)
@@ -144,7 +144,7 @@ class _Rewriter:
         return node, way
 
     def select(self, node: fx.Node) -> fx.Node | None:
-        """A part of what a linear layer makes, as a layer of its own."""
+        """Turns a slice of a linear layer's output into a separate layer."""
         if node.target is not aten.select.int:
             return None
         layer, way = self.source(node)
@@ -173,7 +173,7 @@ class _Rewriter:
         return self.emit(node, aten.reshape.default, self.emit(node, aten.permute.default, x, back), list(place.shape))
 
     def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
-        """A permutation, and a sum with a constant, in fewer dimensions."""
+        """Rewrites a permutation, or a sum with a constant, in fewer dimensions."""
         value = node.meta.get('val')
         if not isinstance(value, Tensor) or value.dim() <= 4:
             return None
@@ -202,7 +202,7 @@ class _Rewriter:
         return None
 
     def scale(self, node: fx.Node) -> fx.Node | None:
-        """A number that a linear layer's output is multiplied by, as part of its weights."""
+        """Folds a factor of a linear layer's output into its weights."""
         if node.target is not aten.mul.Tensor:
             return None
         factor = node.args[1]
@@ -219,7 +219,7 @@ class _Rewriter:
         return node.args[0] if way else self.graph.find_nodes(op='call_function', target=aten.linear.default)[-1]
 
     def shorten(self, node: fx.Node) -> fx.Node | None:
-        """One view in place of several."""
+        """Merges consecutive views."""
         if node.target is not aten.reshape.default:
             return None
         x = node.args[0]

@@ -1,4 +1,4 @@
-"""T2T-ViT's tokens-to-token module as chips take it."""
+"""T2T-ViT's tokens-to-token module for edge devices."""
 from __future__ import annotations
 
 import math
@@ -10,11 +10,11 @@ from .windows import is_exactly, thirds
 
 
 class EdgePerformer(nn.Module):
-    """The Performer in numbers that 8 bits can hold: `phi(q)` divided by `exp(-|q|^2 / 2)`, then by its sum.
+    """The Performer in a form suitable for 8 bits: `phi(q)` divided by `exp(-|q|^2 / 2)`, then by its sum.
 
-    With that, `phi(q)` is a softmax over `w q`, and the random directions are part of the layer that makes the queries.
-    The `eps` of the quotient becomes one feature more, of `N` keys without a value. Where queries are long it has
-    all the weight, and the attention is nothing, as that of the stock layer.
+    Then `phi(q)` is a softmax over `w q`, and the random directions are folded into the layer of the queries. The
+    `eps` of the quotient becomes an additional feature, of `N` keys with value 0. For long queries it has all the
+    weight, and the attention is 0, as in the stock layer.
     """
 
     def __init__(self, stock: nn.Module, eps: float = 1e-8):
@@ -23,7 +23,7 @@ class EdgePerformer(nn.Module):
         self.queries, self.keys = followed_by(self.query, stock.w), followed_by(self.key, stock.w)
         self.proj = stock.proj
         self.rest = math.log(eps * len(stock.w))
-        self.register_buffer('least', torch.tensor(1e-30), False)  # an integer file's is its step
+        self.register_buffer('least', torch.tensor(1e-30), False)  # in an integer file, one step
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, N, input_dims)` to `(B, N, embed_dims)`."""
@@ -38,7 +38,7 @@ class EdgePerformer(nn.Module):
 
 
 def is_folded_t2t(module: nn.Module) -> bool:
-    """Whether the soft splits of a tokens-to-token module are read by linear layers alone."""
+    """Whether the soft splits of a tokens-to-token module are consumed only by linear layers."""
     return is_exactly(module, 'mmunorm.backbones.t2t_vit.T2TModule') and all(
         is_performer(getattr(layer, 'attn', None)) and isinstance(layer.ln1, nn.Identity)
         for layer in (module.attention1, module.attention2))
@@ -50,7 +50,7 @@ def is_performer(module: nn.Module | None) -> bool:
 
 
 class EdgeT2T(nn.Module):
-    """A tokens-to-token module without norms: a soft split and a linear layer behind it are one convolution."""
+    """A tokens-to-token module without norms: a soft split and the linear layer after it are one convolution."""
 
     def __init__(self, stock: nn.Module):
         super().__init__()
@@ -68,7 +68,7 @@ class EdgeT2T(nn.Module):
         """`(N, in_channels, H, W)` to tokens `(N, L, embed_dims)`, and their map size `(h, w)`."""
         x = self.packing(x)
         for step in self.steps:
-            # flatten(2) and transpose(1, 2) in place of these make LiteRT's converter confuse the two dimensions.
+            # With flatten(2) and transpose(1, 2) instead, LiteRT's converter confuses the two dimensions.
             x = step(x).unflatten(1, step.attn.value.size_of(x)).permute(0, 3, 1, 2)
         return self.project(x), self.project.size_of(x)
 
@@ -76,7 +76,7 @@ class EdgeT2T(nn.Module):
 class SoftSplit(nn.Conv2d):
     """`nn.Unfold` and a linear layer, a map `(N, C, H, W)` to tokens `(N, L, out)`.
 
-    A split whose stride is over 3 takes what :class:`Packing` has made, and has a stride of 1.
+    A split with a stride over 3 takes the output of :class:`Packing`, and has a stride of 1.
     """
 
     def __init__(self, layer: nn.Linear, split: nn.Unfold):
@@ -101,9 +101,9 @@ class SoftSplit(nn.Conv2d):
 
 
 class Packing(nn.Module):
-    """Makes channels of the pixels of one stride of a soft split, for chips that take strides of up to 3.
+    """Space-to-depth with the stride of a soft split, for chips that support strides up to 3.
 
-    `(N, C, H, W)`, padded as the split does, to `(N, rows * columns * C, h, w)`.
+    `(N, C, H, W)`, padded like the split, to `(N, rows * columns * C, h, w)`.
     """
 
     def __init__(self, split: nn.Unfold):
@@ -117,13 +117,13 @@ class Packing(nn.Module):
             sides.append((number, padding, number * stride - side - padding))
         (height, top, bottom), (width, left, right) = sides
         x = nn.functional.pad(x, (left, right, top, bottom)).permute(0, 2, 3, 1)
-        # In four dimensions.
+        # With four dimensions.
         x = x.reshape(len(x) * height, self.stride[0], width, -1).transpose(1, 2)
         return x.reshape(-1, height, width, math.prod(x.shape[2:])).permute(0, 3, 1, 2)
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """A number for each of two sides."""
+    """An int as a pair."""
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
@@ -133,7 +133,7 @@ def split_of(split: nn.Unfold) -> tuple[tuple[int, int], ...]:
 
 
 def followed_by(layer: nn.Linear, matrix: Tensor) -> nn.Linear:
-    """A linear layer and a matrix `(out, in)` behind it as one layer."""
+    """A linear layer followed by a matrix `(out, in)`, as one layer."""
     both = nn.Linear(layer.in_features, len(matrix))
     both.weight.data, both.bias.data = matrix @ layer.weight.data, matrix @ layer.bias.data
     return both

@@ -1,8 +1,8 @@
-"""EXP in LiteRT's integer files, which a Performer needs.
+"""Quantization of EXP in LiteRT files, which a Performer needs.
 
-LiteRT computes EXP in INT8 and INT16, but AI Edge Quantizer 0.10 does not know the operator: it leaves it in floating
-point. So EXP has the name of another operator while the quantizer reads the file. `tests/deploy/test_quantizer_exp.py`
-fails once the quantizer knows EXP; then this file goes.
+LiteRT supports EXP in INT8 and INT16, but AI Edge Quantizer 0.10 does not know the operator and leaves it in floating
+point. So EXP is renamed to another operator while the quantizer runs. `tests/deploy/test_quantizer_exp.py` fails once
+the quantizer supports EXP; then remove this file.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tflite import changed, kind_of
 
 @contextmanager
 def exp_renamed(path: Path) -> Iterator[None]:
-    """Within it, the EXP of a file are an operator that the file has not got, and that has no settings either."""
+    """A context in which EXP in a file is renamed to an operator that neither the file nor the settings contain."""
     with changed(path) as file:
         used = {kind_of(file, operator) for graph in file.subgraphs for operator in graph.operators}
         other = next(name for name in ('SQRT', 'HARD_SWISH') if name not in used)

@@ -1,4 +1,4 @@
-"""Writes a model as a file for a runtime, runs that file once, and compares what it computes with torch."""
+"""Writes a model as a file for a runtime, runs the file once, and compares its outputs with torch."""
 from __future__ import annotations
 
 import tempfile
@@ -19,50 +19,50 @@ LEAST_IOU = 0.5
 
 @dataclass(frozen=True)
 class Differences:
-    """How far two sets of outputs are apart.
+    """The differences between two sets of outputs.
 
-    Of detectors, each detection is compared with its partner on the other side, at any place of the list:
-    of the same class, with an IoU of at least 0.5, each used once.
+    Each detection is compared with its match in the other set, in any order: a detection of the same class with an IoU
+    of at least 0.5, each matched once.
     """
-    # The largest absolute difference by kind: `scores`; of a detector also `boxes`, in pixels, and `masks`, in
-    # probability, each mask's mean. Empty if there are no partners.
+    # The largest absolute difference by kind: `scores`; for a detector also `boxes`, in pixels, and `masks`, the mean
+    # difference in probability of each mask. Empty without matches.
     largest: dict[str, float]
-    typical: dict[str, float]  # the median over partners of the same; of a classifier, over images
-    expected: int | None = None  # detections of torch; None for a classifier
-    found: int | None = None  # those of the file
-    partners: int | None = None  # how many of them have one
+    typical: dict[str, float]  # the median over matches; for a classifier, over images
+    expected: int | None = None  # number of torch's detections; None for a classifier
+    found: int | None = None  # number of the file's detections
+    partners: int | None = None  # number of matches
 
     def __str__(self) -> str:
         if self.expected == self.found == 0:
-            return 'unknown, because no object is found in noise: compare the metrics'
+            return 'unknown, because no object is detected in noise; compare the metrics'
         kinds = ', '.join(f'{kind} {value:.2g} (median {self.typical[kind]:.2g})'
                           for kind, value in self.largest.items())
         if self.expected is None:
             return f'largest difference of {kinds}'
-        counts = (f"{self.partners} of torch's {self.expected} detections have a partner among the file's {self.found} "
+        counts = (f"{self.partners} of torch's {self.expected} detections match one of the file's {self.found} "
                   f'(same class, IoU from {LEAST_IOU})')
-        return f'{counts}; largest difference of partners: {kinds}' if kinds else counts
+        return f'{counts}; largest difference of matches: {kinds}' if kinds else counts
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """A file that :func:`export_file` has written."""
+    """A file written by :func:`export_file`."""
     path: Path
     size: int  # bytes on the disk
-    norms: int  # number of norms left in the model
-    difference: Differences  # to torch, for images of noise
-    lines: list[str]  # what the format says about the file
+    norms: int  # number of norms in the model
+    difference: Differences  # from torch, on noise
+    lines: list[str]  # the format's report on the file
 
 
 @contextmanager
 def whole_files(path: Path) -> Iterator[Path]:
-    """Gives a path of this name in a new folder. At the end of the `with` block, all files there move beside `path`.
+    """A context with a temporary path of the same name. At its end, all files written next to it replace the real ones.
 
-    If the block fails, they are removed, and those of an earlier export stay.
+    If the block fails, they are removed, and the files of an earlier export are kept.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         yield Path(folder, path.name)
-        for made in sorted(Path(folder).iterdir()):  # .bin before .xml: one without the other is of no use
+        for made in sorted(Path(folder).iterdir()):  # .bin before .xml, which needs it
             made.replace(path.parent / made.name)
 
 
@@ -70,12 +70,12 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
                 samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> ExportReport:
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
 
-    `model` is what :func:`prepare_export` returns, `chosen` what :func:`find_format` returns, and the suffix of `path`
-    is the format's. The other arguments, and the errors, are those of :meth:`Format.export`; `samples` are such as
-    :class:`Samples`.
+    `model` is the result of :func:`prepare_export`, `chosen` of :func:`find_format`, and `path` has the suffix of the
+    format. See :meth:`Format.export` for the other arguments and the errors; `samples` are like :class:`Samples`.
     """
     path = Path(path)
     with whole_files(path) as part:
+        chosen.check_model(model)
         chosen.export(model, part, half, int8, samples, **options)
         opened = ExportedModel(chosen.open_new(part))
         found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
@@ -84,10 +84,11 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
-    """Compares the outputs of a file with torch's, for the same images; both by name, see :mod:`.graphs`."""
+    """Compares the outputs of a file with torch's for the same images; both by name, see :mod:`.graphs`."""
     if 'dets' not in expected:
+        scale = {name: np.abs(each).max() if name.startswith('map') else 1 for name, each in expected.items()}
         return Differences(*_largest_and_typical({
-            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1)
+            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1) / scale[name]
             for name, each in expected.items()}))
     apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):

@@ -1,4 +1,4 @@
-"""LiteRT files as objects of their schema."""
+"""Reads and writes LiteRT files as objects of their schema."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def changed(path: Path) -> Iterator:
-    """Gives a file as an object of LiteRT's schema, and writes it at the end of the `with` block."""
+    """A context with the file as an object of LiteRT's schema, which is written back at its end."""
     from ai_edge_litert.tools import flatbuffer_utils
     file = flatbuffer_utils.read_model(path)
     yield file

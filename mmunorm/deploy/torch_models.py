@@ -56,7 +56,12 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         if calibration is None:
             raise PreflightError(f'int8={kind!r} takes its ranges from images: give them as calibration.')
         samples = _samples(_images_of(calibration, 'calibration', example.shape), exportable.meta)
-    return export_file(exportable, chosen, path, int8=kind, samples=samples)
+    try:
+        return export_file(exportable, chosen, path, int8=kind, samples=samples)
+    except PreflightError:
+        raise
+    except Exception as error:  # the converters and runtimes have no class of errors in common
+        raise PreflightError(f'{chosen.runtime} does not take {type(model).__name__}: {error_text(error)}') from error
 
 
 @torch.no_grad()
@@ -107,7 +112,7 @@ class Comparison:
     """How far a file is from its model, by the name of the output."""
     largest: dict[str, float]  # absolute difference
     median: dict[str, float]
-    snr: dict[str, float]  # signal to noise, dB
+    snr: dict[str, float]  # SNR in dB
 
     def __str__(self) -> str:
         return '; '.join(f'{name}: largest difference {self.largest[name]:.2g}, median {self.median[name]:.2g}, SNR '

@@ -1,8 +1,8 @@
-"""The shifted window attention of mmdet's and mmpretrain's Swins, rewritten for exporters.
+"""The shifted window attention of mmdet's and mmpretrain's Swins, rewritten for export.
 
-What the stock code computes in each call, and writes into in place, follows from the size of the map here: the
-position bias, which windows a shift has cut, and the padding, with the token that a folded norm needs
-(`mmunorm/fusion/padding.py`): an exporter that pads with zeros is wrong on a folded model, and nothing says so.
+The stock code computes the position bias, the attention mask and the padding in each call, with in-place writes. Here
+they follow from the size of the map. The padding uses the token of a folded norm (`mmunorm/fusion/padding.py`):
+padding a folded model with zeros would be silently wrong.
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HOMES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
 
 
 class StaticWindowMSA(nn.Module):
-    """A shifted window attention, stock or with the padding of a folded norm, for maps whose size is known.
+    """A shifted window attention, stock or with the padding of a folded norm, for maps of static size.
 
-    Nothing in it has more than four dimensions. Query, key and value have each a layer, and in INT8 a range, of their
-    own. With `keeps_cut`, a run makes a constant of which windows a shift has cut.
+    Tensors have at most four dimensions. Query, key and value have separate layers, and in INT8 separate ranges. With
+    `keeps_cut`, a run stores the attention mask as a constant.
     """
 
     def __init__(self, stock: nn.Module):
@@ -33,7 +33,7 @@ class StaticWindowMSA(nn.Module):
         self.proj, self.num_heads = stock.w_msa.proj, stock.w_msa.num_heads
         self.keeps_cut, self.cut = False, None
         self.window_size, self.shift_size = stock.window_size, stock.shift_size
-        # mmdet's class has no such argument, and pads always.
+        # mmdet's class has no such argument and always pads.
         self.pad_small_map = getattr(stock, 'pad_small_map', True)
         tokens = self.window_size**2
         table = stock.w_msa.relative_position_bias_table.detach()
@@ -45,7 +45,7 @@ class StaticWindowMSA(nn.Module):
         self.register_buffer('is_marker', is_marker if marker >= 0 else None)
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
-        """As the stock method: `query` is `(B, H * W, C)`.
+        """Like the stock method: `query` is `(B, H * W, C)`.
 
         Raises:
             ValueError: the map is smaller than a window, and `pad_small_map` is not set.
@@ -74,14 +74,14 @@ class StaticWindowMSA(nn.Module):
         return self.cut
 
     def _roll(self, x: Tensor, shift: int) -> Tensor:
-        # ExecuTorch makes a gather of torch's own, and quantizes its indices.
+        # ExecuTorch turns torch.roll into a gather and quantizes its indices.
         for side in (1, 2):
             by = -shift % x.shape[side]
             x = torch.cat([x.narrow(side, by, x.shape[side] - by), x.narrow(side, 0, by)], side)
         return x
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Fills a map `(B, H, W, C)` up at bottom and right to whole windows."""
+        """Pads a map `(B, H, W, C)` at the bottom and right to whole windows."""
         if self.is_marker is not None:
             x = torch.where(self.is_marker, 0., x)
         down, right = -x.shape[1] % self.window_size, -x.shape[2] % self.window_size
@@ -108,7 +108,7 @@ class StaticWindowMSA(nn.Module):
             scores = scores + self.bias
         elif self.keeps_cut:
             scores = scores + self.bias + cut
-        elif isinstance(batch, int) and batch == 1:  # no more dimensions than the runtimes' attention kernels know
+        elif isinstance(batch, int) and batch == 1:  # the attention kernels of runtimes support no more dimensions
             scores = scores + (self.bias + cut[:, None])
         else:
             scores = scores.unflatten(0, (batch, -1)) + (self.bias + cut[:, None])
@@ -119,14 +119,14 @@ class StaticWindowMSA(nn.Module):
 
 
 class DynamicWindowMSA(StaticWindowMSA):
-    """The same for maps whose size is known only when the graph runs.
+    """The same for maps of dynamic size.
 
-    One gather along each side pads and shifts, so that nothing in the graph depends on whether there is something to
-    pad. A map smaller than a window is padded to one, where the stock attention may refuse it.
+    One gather along each side pads and shifts, so the graph does not depend on whether padding is needed. A map
+    smaller than a window is padded to one; the stock attention may reject it.
     """
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
-        """As the stock method: `query` is `(B, H * W, C)`."""
+        """Like the stock method: `query` is `(B, H * W, C)`."""
         height, width = hw_shape
         window, shift = self.window_size, self.shift_size
         rows, columns = (height + window - 1) // window, (width + window - 1) // window
@@ -134,7 +134,7 @@ class DynamicWindowMSA(StaticWindowMSA):
         cut = cut_windows(rows, columns, window, shift) if shift else None
         stays = None
         if shift and not self.pad_small_map:
-            # Nothing is shifted where a side of the map is no longer than a window.
+            # A side of at most the window size is not shifted.
             stays = (torch.arange(height) < window).all() | (torch.arange(width) < window).all()
             cut = torch.where(stays, 0., cut)
 
@@ -153,19 +153,19 @@ class DynamicWindowMSA(StaticWindowMSA):
 
 
 def _rolled(place: Tensor, by: int, stays: Tensor | None) -> Tensor:
-    """The places `(n, )` after `roll(-by)`, or as they are where `stays`, a bool, is True."""
+    """The indices `(n, )` after `roll(-by)`, or unchanged if the bool `stays` is True."""
     rolled = torch.cat([place[by:], place[:by]]) if by else place
     return rolled if stays is None else torch.where(stays, place, rolled)
 
 
 def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
-    """Ten times `ShiftWindowMSA.get_attn_mask`: -1000 between tokens of one window that a shift has brought together.
+    """Ten times `ShiftWindowMSA.get_attn_mask`: -1000 between tokens of a window that are not adjacent in the map.
 
-    After a softmax, -100 leaves 4e-44, which float32 has as a denormal number: CPUs take much longer to multiply it.
-    -1000 leaves 0. Returns `(rows * columns, window**2, window**2)`. In the graph it stays a comparison of two short
-    vectors, which runtimes compute once; written out, a detector's masks have as many bytes as its weights.
+    The softmax of -100 is 4e-44, a denormal number in float32, which slows down CPUs; that of -1000 is 0. Returns
+    `(rows * columns, window**2, window**2)`. In the graph it is a comparison of two short vectors, which runtimes
+    compute once; as constants, a detector's masks would be as large as its weights.
     """
-    # Counted from the end: the last window is one region for itself, and what was shifted into it another.
+    # Counted from the end: the last window is one region, and the tokens that were shifted into it another.
     down, right = (torch.arange(number * window).flip(0) for number in (rows, columns))
     down, right = ((place < window).long() + (place < shift) for place in (down, right))
     region = (3 * down[:, None] + right).reshape(rows, window, columns, window)
@@ -174,19 +174,19 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
 
 
 def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
-    """A copy of a model with a :class:`StaticWindowMSA` in place of each shifted window attention.
+    """A copy of a model in which :class:`StaticWindowMSA` replaces each shifted window attention.
 
-    A `dynamic` one has a :class:`DynamicWindowMSA`, for images of any size whose sides are multiples of
-    :func:`side_multiple`. Its paddings go: such images need none.
+    With `dynamic`, :class:`DynamicWindowMSA`, for images whose sides are any multiples of :func:`side_multiple`. The
+    padding layers are removed, because such images need none.
     """
     model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA if dynamic else StaticWindowMSA)
     return replace_modules(model, _is_padding, lambda padding: nn.Identity()) if dynamic else model
 
 
 def side_multiple(backbone: nn.Module) -> int | None:
-    """What height and width must be multiples of so that a Swin pads no map before its windows.
+    """The number that height and width must be multiples of so that a Swin needs no padding.
 
-    None for a backbone whose height and width cannot be left open.
+    None for a backbone that does not support dynamic height and width.
     """
     paddings = [module for module in backbone.modules() if _is_padding(module)]
     is_open = (paddings and not getattr(backbone, 'use_abs_pos_embed', False)
@@ -208,12 +208,12 @@ def is_window_attention(module: nn.Module) -> bool:
 
 
 def is_exactly(module: nn.Module, name: str) -> bool:
-    """Whether this is the class of a module, whose package need not be installed."""
+    """Whether a module is exactly of the class `name`, whose package need not be installed."""
     return f'{type(module).__module__}.{type(module).__qualname__}' == name
 
 
 def thirds(layer: nn.Linear) -> list[nn.Linear]:
-    """Three linear layers that make a third each of what a layer makes."""
+    """Three linear layers for the three thirds of a layer's outputs."""
     parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None, dtype=layer.weight.dtype)
              for _ in range(3)]
     for name, parameter in layer.named_parameters():

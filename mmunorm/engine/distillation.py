@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from mmdet.models import BaseDetector
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -117,9 +116,8 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
 
 
 def can_adapt(model: nn.Module) -> bool:
-    """Whether :func:`adapt_backbone` supports a model: a detector or classifier whose backbone is not frozen."""
-    return isinstance(model, (BaseDetector, ImageClassifier)) and any(
-        weight.requires_grad for weight in model.backbone.parameters())
+    """Whether :func:`adapt_backbone` supports a model: one that has a backbone that is not frozen."""
+    return hasattr(model, 'backbone') and any(weight.requires_grad for weight in model.backbone.parameters())
 
 
 class _Inputs(Sequence):

@@ -1,4 +1,4 @@
-"""Folding: offline norms go into the linear layers beside them, and a deployed model has none left."""
+"""Folds offline norms into the adjacent linear layers, so that a deployed model has no norms."""
 from .fuse import fuse_norms
 from .report import FusionReport, NotExactError, NotFoldedError
 from .rewrite import FoldedNorm

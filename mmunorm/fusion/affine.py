@@ -1,4 +1,4 @@
-"""What a norm computes at inference: a scale and a shift for each channel, or why it has none."""
+"""The affine map that a norm computes at inference: a scale and a shift for each channel."""
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ def has_act(norm: nn.Module) -> bool:
 
 
 def is_frozen(norm: nn.Module) -> bool:
-    """Whether `norm` is a BatchNorm of buffers alone, as torchvision's and those of transformers' DETR family are."""
+    """Whether `norm` is a frozen BatchNorm, which has only buffers, as in torchvision and transformers' DETR family."""
     return type(norm).__name__.endswith('FrozenBatchNorm2d') and {
         'weight', 'bias', 'running_mean', 'running_var'} <= dict(norm.named_buffers(recurse=False)).keys()
 
 
 def affine_of(norm: nn.Module) -> Affine:
-    """Scale and shift of an offline norm at inference, `(C,)` float64: ours, torch's BatchNorm or a frozen one.
+    """Scale and shift of an offline norm at inference, `(C,)` float64: mmunorm's, torch's BatchNorm or a frozen one.
 
     The scale of a norm that mixes channels is a matrix `(C, C)`.
     """
@@ -39,7 +39,7 @@ def affine_of(norm: nn.Module) -> Affine:
 
 
 def class_obstacle(norm: nn.Module) -> str:
-    """Why no norm of this class can be folded into anything, half a sentence, or ''."""
+    """Why no norm of this class can be folded, as half a sentence, or ''."""
     kind = type(norm).__name__
     if getattr(norm, 'fold_obstacle', ''):
         return f'{kind} {norm.fold_obstacle}'
@@ -47,8 +47,8 @@ def class_obstacle(norm: nn.Module) -> str:
         return ''
     if not isinstance(norm, _BatchNorm):
         is_online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
-        why = 'computes its statistics at inference' if is_online else 'has no affine() to fold'
+        why = 'computes its statistics at inference' if is_online else 'has no affine()'
         return f'{kind} {why}{"; convert_norms replaces it" if isinstance(norm, nn.LayerNorm) else ""}'
     if type(norm).forward not in _BATCH_NORM and not has_act(norm):
-        return f'{kind} is no plain BatchNorm: it has a forward of its own'
-    return '' if norm.running_var is not None else 'keeps no running statistics'
+        return f'{kind} overrides the forward of BatchNorm'
+    return '' if norm.running_var is not None else 'has no running statistics'

@@ -1,4 +1,4 @@
-"""Step 4 of folding: rewrites the layers beside the norms of a plan, and removes the norms."""
+"""Step 4 of folding: rewrites the layers adjacent to the norms of a plan, and removes the norms."""
 from __future__ import annotations
 
 import torch
@@ -14,7 +14,7 @@ from .streams import factor, fold_stream, leave_residual
 
 @torch.no_grad()
 def apply(plan: FoldPlan, model: nn.Module) -> None:
-    """Folds all that a plan folds, in place; `model` is the plan's or a copy of it."""
+    """Applies a plan in place to its model, or to a copy of it."""
     with_plain_weights(model)
     folds = [fold for fold in plan.folds if not fold.obstacle]
     carried = {}
@@ -26,9 +26,9 @@ def apply(plan: FoldPlan, model: nn.Module) -> None:
 
 
 def _fold_factors(model: nn.Module, plan: FoldPlan) -> None:
-    """Takes b of each connection, such as LayerScale's, into the last layer of F, wherever the sum reads that layer.
+    """Folds the factor b of each connection, such as LayerScale's, into the last layer of F if the sum consumes it.
 
-    Where a norm between the two has stayed, so does b.
+    If a norm between the layer and the sum was kept, b is kept too.
     """
     for residual, last, between in plan.factors:
         layer, b = model.get_submodule(last), plan.modules[residual].scales()[1]

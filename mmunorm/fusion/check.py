@@ -1,4 +1,4 @@
-"""Step 2 of folding: checks what forbids it. Every reason is half a sentence, and '' says that there is none."""
+"""Step 2 of folding: checks why a norm cannot fold. Each reason is half a sentence; '' means that there is none."""
 from __future__ import annotations
 
 from torch import nn
@@ -19,7 +19,7 @@ if not lacks('mmengine', 'mmcv'):
 
 
 def check(plan: FoldPlan) -> None:
-    """Writes into each fold why its norm must stay, where no reason is found yet."""
+    """Sets the obstacle of each fold whose norm must be kept, unless it is already set."""
     for fold in plan.folds:
         fold.obstacle = fold.obstacle or _obstacle(fold, plan)
     by_norm = {fold.norm: fold for fold in plan.folds}
@@ -36,32 +36,32 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> str:
         layer = plan.modules[site.layer]
         weight = getattr(layer, site.weight)
         if isinstance(weight, nn.Parameter) and type(weight) is not nn.Parameter:
-            return f'its neighbour {site.layer} has a weight of {type(weight).__name__}, which is no plain tensor'
+            return f'its neighbour {site.layer} has a weight of type {type(weight).__name__}, not a plain tensor'
         if scale.dim() > 1 and (site.after or site.channels != tuple(range(len(shift)))
                                 or weight.shape[1] != len(shift)):
-            return f'it mixes channels, which its neighbour {site.layer} cannot take up'
+            return f'it mixes channels, which cannot be folded into its neighbour {site.layer}'
         if site.layer not in fold.untied and (shared := plan.owners.others(site.layer, layer)):
             return f'its neighbour {site.layer} is shared with {shared}'
         if adapter := _adapter(site.layer, plan):
-            return (f'its neighbour {site.layer} is part of {adapter}, whose merge() would lose what the layer takes '
-                    'up; merge it first (peft: merge_and_unload())')
+            return (f'its neighbour {site.layer} is part of {adapter}, whose merge() would undo the fold; '
+                    'merge it first (peft: merge_and_unload())')
     if scale.dim() > 1 and (fold.pads or fold.stream is not None):
-        return 'it mixes channels, and what it reads is padded with zeros, or carried in a stream'
-    if fold.pads and fold.stream is None:  # a stream checks itself whether it can be carried
+        return 'it mixes channels, and its input is padded with zeros or is part of a residual stream'
+    if fold.pads and fold.stream is None:  # `range_obstacle` checks streams
         dtype = plan.modules[fold.sites[0].layer].weight.dtype
         if not zero_token(scale, shift).fits(dtype):
-            return f'{str(dtype).removeprefix("torch.")} cannot hold the token that stands for zero padding after it'
+            return f'{str(dtype).removeprefix("torch.")} cannot represent the padding token that replaces zeros'
     return ''
 
 
 def _stream_obstacle(plan: FoldPlan, stream: Stream, by_norm: dict[str, Fold]) -> str:
-    """Why all norms of a stream have to stay: one of them has to, or the stream cannot be carried to its end."""
+    """Why all norms of a stream must be kept, or '': one of them must be, or the factors cannot be carried on."""
     norms = [*(station.norm for station in stream.stations), *stream.ends]
     if not by_norm.keys() >= set(norms):
-        return 'norms of the stream it stands in are folded already'
+        return 'norms of its residual stream are folded already'
     for norm in norms:
         if obstacle := by_norm[norm].obstacle:
-            return f'the stream it stands in cannot be carried past {norm}: {obstacle}'
+            return f'its residual stream cannot be folded past {norm}: {obstacle}'
     for station in stream.stations:
         layer = plan.modules[station.last]
         if obstacle := layer_obstacle(layer):
@@ -74,7 +74,7 @@ def _stream_obstacle(plan: FoldPlan, stream: Stream, by_norm: dict[str, Fold]) -
 
 
 def _adapter(layer: str, plan: FoldPlan) -> str:
-    """The class of the adapter around a layer that is merged later, such as LoRA of peft; '' if there is none."""
+    """The class of the adapter around a layer that can be merged later, such as peft's LoRA; '' without one."""
     parts = layer.split('.')
     kinds = [type(plan.modules['.'.join(parts[:i])]) for i in range(len(parts))]
     return next((kind.__name__ for kind in kinds if callable(getattr(kind, 'merge', None))
@@ -82,7 +82,7 @@ def _adapter(layer: str, plan: FoldPlan) -> str:
 
 
 def layer_obstacle(layer: nn.Module) -> str:
-    """Why `layer` cannot take up a factor of its output."""
+    """Why a factor of its output cannot be folded into `layer`, or ''."""
     if not is_layer(layer):
         return f'is a {type(layer).__name__}, not a linear layer or convolution'
     if parametrize.is_parametrized(layer) and not is_removable(layer):

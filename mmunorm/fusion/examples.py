@@ -1,4 +1,4 @@
-"""Runs of a model on examples: what goes in, other sizes of it, and a copy of the model that may be changed."""
+"""Runs of a model on examples: the inputs, other sizes of them, and a copy of the model."""
 from __future__ import annotations
 
 import copy
@@ -17,11 +17,11 @@ from .rules import Example
 class Run:
     """One call of a model."""
     example: Tensor | tuple | dict | Callable
-    is_required: bool = True  # whether the model has to take it
-    is_enough: bool = False  # whether no other is needed once the model has taken it
+    is_required: bool = True  # whether it must succeed
+    is_enough: bool = False  # whether no other run is needed after it succeeds
 
     def __call__(self, model: nn.Module, dtype: torch.dtype | None = None):
-        """What the model returns, for tensors of `dtype` in place of their own."""
+        """Returns the outputs of the model on the example, cast to `dtype`."""
         if callable(self.example):
             return self.example(model)
         example = _cast(self.example, dtype)  # a copy: the model may write to it
@@ -31,7 +31,7 @@ class Run:
 
 
 def runs_of(example) -> list[Run]:
-    """The runs that an example of :func:`mmunorm.fuse_norms` asks for; a TypeError if it is of another kind."""
+    """The runs for an example of :func:`mmunorm.fuse_norms`. Raises a TypeError if it is of another type."""
     if isinstance(example, Example):
         return [Run(call, is_required=False, is_enough=True) for call in example.runs]
     examples = example if isinstance(example, list) else [example]
@@ -41,13 +41,13 @@ def runs_of(example) -> list[Run]:
     for one in examples:
         if not isinstance(one, (Tensor, tuple, dict)) and (not callable(one) or isinstance(one, (nn.Module, type))):
             raise TypeError('example: must be a tensor, a tuple of arguments, a dict of keyword arguments, a function '
-                            f'that runs the model it is given, or a list of such, got {type(one).__name__}')
+                            f'that takes the model and runs it, or a list of these, got {type(one).__name__}')
         runs += [Run(one), *(Run(other, is_required=False) for other in _other_sizes(one))]
     return runs
 
 
 def _other_sizes(example) -> Iterator[Tensor]:
-    """Images and sequences of other sizes: what pads by nothing at one size may pad at another."""
+    """Images and sequences of other sizes: a model that needs no padding at one size may pad at another."""
     if not isinstance(example, Tensor) or not example.is_floating_point() or not example.numel():
         return
     if example.dim() == 4:
@@ -61,7 +61,7 @@ def _other_sizes(example) -> Iterator[Tensor]:
 
 
 def _cast(value, dtype: torch.dtype | None):
-    """A copy with all tensors of floating-point numbers in another dtype, None for their own."""
+    """A copy with all floating-point tensors cast to `dtype`, None for their own."""
     if isinstance(value, Tensor):
         return value.detach().to(dtype if value.is_floating_point() else None, copy=True)
     if isinstance(value, dict):
@@ -70,13 +70,13 @@ def _cast(value, dtype: torch.dtype | None):
 
 
 def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy of a model in eval mode, of `dtype` or its own. A RuntimeError if it holds what cannot be copied."""
-    # Tensors that were computed, such as a pruned weight, come without the graph that computed them.
+    """A copy of a model in eval mode, of `dtype` or its own. Raises a RuntimeError if it cannot be copied."""
+    # Computed tensors, such as a pruned weight, are copied without their graph.
     memo = {id(tensor): tensor.detach().clone() for module in model.modules() for tensor in _computed(vars(module))}
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
-        raise RuntimeError(f'model: an example runs on a copy of it, and it cannot be copied: '
+        raise RuntimeError(f'model: folding runs a copy of it, and it cannot be copied: '
                            f'{type(error).__name__}: {error}') from error
     # A copy of a torch.fx module is in training mode.
     twin.eval()  # mmpretrain's backbones return None
@@ -93,13 +93,13 @@ def _computed(value, depth: int = 3) -> Iterator[Tensor]:
 
 
 def is_removable(layer: nn.Module) -> bool:
-    """Whether a layer's only parametrizations are factors of its weight, which can go into the weight itself."""
+    """Whether a layer's only parametrizations are factors of its weight, which can be merged into the weight."""
     return parametrize.is_parametrized(layer) and list(layer.parametrizations) == ['weight'] and all(
         getattr(part, 'is_factor', False) for part in layer.parametrizations.weight)
 
 
 def with_plain_weights(model: nn.Module) -> nn.Module:
-    """Takes such factors into the weights, in place; returns the model."""
+    """Merges such factors into the weights, in place; returns the model."""
     for layer in list(filter(is_removable, model.modules())):
         # The class is that of its copies, too, and loses its property.
         layer.__class__ = type(type(layer).__name__, type(layer).__bases__, dict(vars(type(layer))))

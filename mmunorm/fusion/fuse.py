@@ -1,4 +1,4 @@
-"""Folds every norm of a model that can be, and says where each went: find, check, verify, apply."""
+"""Folds the norms of a model in four steps: find, check, verify, apply."""
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
@@ -22,38 +22,39 @@ _LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
     """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
-    Offline norms are mmunorm's and all others with `affine()`, torch's BatchNorm and frozen ones. A run of the model
-    shows what reads each norm. Then a folded copy has to compute what the model computes. What cannot be folded exactly
-    is left as it is. Folding a folded model changes nothing. Linear layers in the NTK parametrization become plain
-    ones, and the factors of residual schemes go into the layers beside them.
+    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. The
+    model is traced on an example to find the consumers of each norm. Before the model is changed, a folded copy is
+    verified to compute the same outputs. Norms that cannot be folded exactly are kept. Folding a folded model changes
+    nothing. Linear layers in the NTK parametrization become plain linear layers, and the factors of residual schemes
+    are folded into the adjacent layers.
 
-    What is read out of the middle of a folded model, such as a classifier's features before its head, lacks
-    the norm that has gone into the next layer.
+    Intermediate features of a folded model, such as a classifier's features before its head, are not normalized if
+    their norm was folded into the next layer.
 
     Args:
-        model (nn.Module): in eval mode; whole, if its last norms are to go into its head or neck.
-        strict (bool): make it an error if any norm stays. Defaults to False.
-        example: what goes into the model: a tensor, a tuple of arguments, a dict of keyword arguments, a function that
-            runs the model it is given and returns what is to be compared, or a list of such. Copies of the model run
-            on each, and on a tensor of images `(N, C, H, W)` or tokens `(N, L, C)` also in other sizes if it takes
-            these. What is folded is right for the ways that they take through the model: give one for each. Defaults
-            to None: whole models of mmdet, mmpretrain, timm and mmunorm know how to run. Norms of others stay.
+        model (nn.Module): a model in eval mode. Pass the whole model to fold its last norms into its head or neck.
+        strict (bool): raise an error if any norm cannot be folded. Defaults to False.
+        example: an input of the model: a tensor, a tuple of arguments, a dict of keyword arguments, a function that
+            takes the model, runs it and returns the outputs to compare, or a list of these. Copies of the model run on
+            each of them; tensors of images `(N, C, H, W)` or tokens `(N, L, C)` are also tried in other sizes. Folding
+            is verified only for the code paths that the examples take: pass one example for each. Defaults to None,
+            which works for whole models of mmdet, mmpretrain, timm and mmunorm. Norms of other models are kept.
 
     Returns:
-        FusionReport: each norm, where it went, or why it stays, and the largest difference on the example.
+        FusionReport: where each norm was folded or why it was kept, and the largest difference on the example.
 
     Raises:
         ValueError: `model` or a part of it is in training mode.
-        TypeError: `model` is no module, or `example` is of another kind.
+        TypeError: `model` is not a module, or `example` is of another type.
         RuntimeError: the model does not run on `example`, or cannot be copied.
         NameError: a fold rule names a class that does not exist.
-        NotFoldedError: `strict` is set and a norm stays; lists all of them. `model` is unchanged.
-        NotExactError: the folded copy computes something else on `example`; names the norms. `model` is unchanged.
+        NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
+        NotExactError: the outputs of the folded copy differ on `example`; lists the norms. `model` is unchanged.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f'model: must be a nn.Module, got {type(model).__name__}; eval() of some models returns None')
+        raise TypeError(f'model: must be an nn.Module, got {type(model).__name__}; eval() of some models returns None')
     for name, module in model.named_modules():
-        # Without torch.compile's wrapper: in 2.4 its own flag stays, whatever `eval()` says.
+        # Not torch.compile's wrapper: in torch 2.4, `eval()` does not change its flag.
         if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
@@ -70,9 +71,9 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
 
 
 def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
-    """Step 1: finds where each norm goes; returns the runs that the model takes, and their type, None for its own."""
+    """Step 1: finds the target of each norm. Returns the runs that succeed, and their dtype or None."""
     runs, kind = [] if example is None else runs_of(example), type(plan.model).__name__
-    why = f'no example= says how to run {kind}, and no fold rule does; such as torch.randn(1, 3, 224, 224)'
+    why = f'no fold rule can run {kind}: pass example=, such as torch.randn(1, 3, 224, 224)'
     size = sum(parameter.numel() for parameter in plan.model.parameters())
     for dtype in (torch.float64, None) if runs and (plan.affines or plan.factors) else ():
         if dtype is not None and size > _LARGEST_MODEL:
@@ -83,8 +84,8 @@ def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
                 places = Places(plan, traced)
                 plan.folds = [places.fold(name) for name in plan.norms]
                 return taken, dtype
-            why = f'{kind} does not run on the example of its fold rule ({error}); give fuse_norms another example='
-    plan.factors.clear()  # nothing would show that they are right
+            why = f'{kind} does not run on the example of its fold rule ({error}); pass another example= to fuse_norms'
+    plan.factors.clear()  # they could not be verified
     plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
                   for name, norm in plan.norms.items()]
     return [], None

@@ -1,4 +1,4 @@
-"""What folding knows of a model: looked up once, found out and checked in one direction, then applied."""
+"""The plan of a model's folding: filled by the steps find and check, then applied."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -13,7 +13,10 @@ from .rules import Example, Factor, Fills, Pad, Station, Stream, Unties, facts, 
 
 
 class FoldPlan:
-    """The modules of a model, its norms with what each computes, rules and folds: by name, to be applied to copies."""
+    """The modules of a model, its norms with their affine parts, fold rules and folds, all by name.
+
+    The plan of a model also applies to its copies.
+    """
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -29,14 +32,14 @@ class FoldPlan:
         self.untied: set[str] = set()
         for name, module in model.named_modules():
             self._note_facts(name, module)
-        # Of each norm in a stream: that, and the sublayer that reads it, None for the last one.
+        # For each norm in a stream: the stream, and the sublayer that consumes the norm, None after the last one.
         self.stations: dict[str, tuple[Stream, Station | None]] = {
             station.norm: (stream, reader) for stream in self.streams
             for station, reader in zip(stream.stations, (*stream.stations[1:], None), strict=True)}
         self.folds: list[Fold] = []
 
     def _look_at(self, name: str, norm: nn.Module) -> str:
-        """Notes what a norm computes; why it cannot be folded into anything, or ''."""
+        """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""
         if obstacle := class_obstacle(norm) or call_obstacle(norm):
             return obstacle
         if shared := self.owners.others(name, norm):
@@ -63,7 +66,7 @@ class FoldPlan:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in wrappers that call it and nothing else: of torch.compile, for several processes, of averages."""
+    """The model without wrappers that only call it: torch.compile's, DDP's, averaged models."""
     while True:
         parts = [name for name, _ in model.named_children()]
         if '_orig_mod' in parts:
@@ -75,14 +78,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def call_obstacle(module: nn.Module) -> str:
-    """Why calling `module` may do more than its class says."""
+    """Why calling `module` may do more than the forward of its class, or ''."""
     if module._forward_hooks or module._forward_pre_hooks:
         return 'has forward hooks'
     return 'has another forward than its class' if 'forward' in vars(module) else ''
 
 
 class Owners:
-    """Who else holds a module, or the memory of its parameters."""
+    """Finds modules that are shared, or whose parameters share memory."""
 
     def __init__(self, model: nn.Module):
         self._names = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Where each norm of a model goes, or why it stays."""
+"""The report of a folding: the target of each norm, or why it was kept."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from .rules import Pad, Stream
 
 @dataclass(frozen=True)
 class Site:
-    """A layer that takes a norm up: one that reads the norm, or with `after` one whose output the norm reads."""
+    """A layer that a norm is folded into: a consumer of the norm, or with `after` a layer before it."""
     layer: str  # full name of the module that holds the weight
     after: bool = False
     weight: str = 'weight'  # its name in that module
-    rows: tuple[int, int] | None = None  # the first of its rows that are the layer's, and the end; None for all
-    # For each channel that the layer reads (`after`: gives), the norm's channel there, or -1; None for the same ones.
+    rows: tuple[int, int] | None = None  # the rows of the weight that are the layer's, [first, end); None for all
+    # For each input channel of the layer (`after`: output channel), the norm's channel, or -1; None for the identity.
     channels: tuple[int, ...] | None = None
-    # For each channel that the layer gives, the vector that holds its bias and the place in there; empty for the bias
-    # of the module, which is made if there is none.
+    # For each output channel of the layer, the vector that holds its bias and the index in it; empty for the bias of
+    # the module, which is created if there is none.
     bias: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -28,19 +28,19 @@ class Site:
 
 @dataclass
 class Fold:
-    """One norm: where it goes, or why it stays. Every name is the full one."""
+    """One norm: the layers it is folded into, or why it is kept. All names are full names."""
     norm: str
     kind: str  # class of the norm
     sites: list[Site] = field(default_factory=list)
     pads: list[tuple[str, Pad]] = field(default_factory=list)  # modules that pad its output with zeros
-    stream: Stream | None = None  # that it stands in
+    stream: Stream | None = None  # the residual stream that it is part of
     untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
     obstacle: str = ''
     beyond_float16: bool = False  # whether its padding token is too large for float16
 
     @property
     def where(self) -> str:
-        """Where the norm went, or why it stays."""
+        """Where the norm was folded, or why it was kept."""
         if self.obstacle:
             return self.obstacle
         if not self.sites:
@@ -53,13 +53,13 @@ class Fold:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What :func:`mmunorm.fuse_norms` did; `str()` gives a table.
+    """The result of :func:`mmunorm.fuse_norms`; `str()` returns a table.
 
     Attributes:
-        folded: the norms that are gone; `norm` is a name, `where` tells where it went.
-        kept: the norms that are left; `where` tells why.
-        difference: the largest between the model's outputs and those of its folded copy, over the largest value of an
-            output. None where nothing was folded or could be compared.
+        folded: the norms that were folded; `norm` is the name, `where` the layers.
+        kept: the norms that were kept; `where` is the reason.
+        difference: the largest difference between the outputs of the model and of its folded copy, divided by the
+            largest value of an output. None if nothing was folded or nothing could be compared.
     """
     folded: tuple[Fold, ...]
     kept: tuple[Fold, ...]
@@ -81,7 +81,7 @@ class FusionReport:
 
 
 def by_reason(kept: Iterable[Fold]) -> list[tuple[str, str, str]]:
-    """A row of name, class and reason for each norm; one alone for those that stay for the same reason."""
+    """Rows of name, class and reason; norms of the same class kept for the same reason share a row."""
     groups: dict[tuple[str, str], list[str]] = {}
     for fold in kept:
         groups.setdefault((fold.kind, fold.where), []).append(fold.norm)
@@ -90,13 +90,13 @@ def by_reason(kept: Iterable[Fold]) -> list[tuple[str, str, str]]:
 
 
 class NotFoldedError(ValueError):
-    """Norms cannot be folded, and all had to be."""
+    """Norms cannot be folded, and `strict` is set."""
 
 
 class NotExactError(RuntimeError):
-    """The folded copy of a model computes something else than the model."""
+    """The folded copy of a model does not compute the same as the model."""
 
 
 def streams_of(folds: Iterable[Fold]) -> list[Stream]:
-    """The streams that norms stand in, in order."""
+    """The residual streams of the norms, in order."""
     return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))

@@ -1,4 +1,4 @@
-"""Part of step 4 of folding: rewrites the layers beside a norm (Algorithm 1), in float64, and removes the norm."""
+"""Part of step 4 of folding: rewrites the layers adjacent to a norm (Algorithm 1), in float64, and removes the norm."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from .rules import join
 
 
 class FoldedNorm(nn.Identity):
-    """Stands where a norm stood that has been folded away.
+    """Replaces a norm that has been folded.
 
-    Its buffer `folded` marks a folded checkpoint: neither a folded nor an unfolded one loads into the other kind of
-    model unseen. Its `weight` and `bias` are empty: models ask a norm's for dtype and device.
+    Its buffer `folded` marks folded checkpoints, so that loading one into an unfolded model, or the reverse, is an
+    error. Its `weight` and `bias` are empty; models read the dtype and device of a norm from them.
 
     Args:
-        made: the tensors that came into the model's state when the norm was folded. Defaults to none.
-        like: a tensor of the dtype and device that the norm had. Defaults to None, for torch's defaults.
+        made: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
+        like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
     """
 
     def __init__(self, made: Sequence[str] = (), like: Tensor | None = None):
@@ -36,24 +36,24 @@ class FoldedNorm(nn.Identity):
         return self.weight
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
-        """Returns `x`; the other arguments are taken because the norms take them."""
+        """Returns `x`; accepts the other arguments of norms."""
         return x
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if prefix + 'weight' in state_dict:
             raise RuntimeError(
-                f'{prefix}weight: the model is folded, this checkpoint is not. Load it into the model that '
-                'its own config builds, then fold that with mmunorm.fuse_norms(model).')
+                f'{prefix}weight: the model is folded, but this checkpoint is not. Load it into the '
+                'unfolded model of its config, then call mmunorm.fuse_norms(model).')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 Norm.refused_state['folded'] = (
-    'this checkpoint is of a folded model, and this one has norms. Fold it first with '
-    "mmunorm.fuse_norms(model.eval()), or let mmunorm.load_folded build the model of this checkpoint.")
+    'this checkpoint is of a folded model, but this model has norms. First call '
+    "mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.")
 
 
 class FoldedNormAct(FoldedNorm):
-    """Stands where a norm of timm stood that has an activation in it: that is left."""
+    """Replaces a folded norm of timm that includes an activation, which is kept."""
 
     def __init__(self, made: Sequence[str], norm: nn.Module):
         super().__init__(made, norm.running_var)
@@ -65,7 +65,7 @@ class FoldedNormAct(FoldedNorm):
 
 @torch.no_grad()
 def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
-    """Folds one norm of this scale and shift, `(C,)` float64: the layers of its sites, their padding, its place."""
+    """Folds one norm with this scale and shift, `(C,)` float64: rewrites its layers and their padding, removes it."""
     untied = [name for name in (f'{layer}.weight' for layer in fold.untied) if add_to_state(model, name)]
     fill = zero_token(scale, shift) if fold.pads else None
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
@@ -77,7 +77,7 @@ def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
 
 
 def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
-    """Puts a :class:`FoldedNorm` where the norm `name` stands."""
+    """Replaces the norm `name` by a :class:`FoldedNorm`."""
     norm = model.get_submodule(name)
     like = next((tensor for tensor in (*norm.parameters(), *norm.buffers()) if tensor.is_floating_point()), None)
     folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made, like)
@@ -86,7 +86,7 @@ def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
 
 
 def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts `module` in the place of the part `name`, in eval mode and on its device."""
+    """Replaces the submodule `name` by `module`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
     put(model, {name: module.eval().to(device)})
@@ -94,14 +94,14 @@ def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
 
 @torch.no_grad()
 def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> list[str]:
-    """Lets a layer take up `scale * x + shift`, `(C,)` float64, in place.
+    """Folds `scale * x + shift`, `(C,)` float64, into a layer, in place.
 
-    Before the layer `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. After it
-    `W' = diag(scale) W`, `b' = scale * b + shift`. With a `fill`, the column of its marker undoes the shifts that the
-    rest of the token does not.
+    A norm before the layer: `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. A norm after it:
+    `W' = diag(scale) W`, `b' = scale * b + shift`. With a `fill`, the column of its marker cancels the shifts that
+    remain in padded tokens.
 
     Returns:
-        The tensors that a checkpoint of the unfolded model has not: new biases, and buffers that were not saved.
+        Names of the tensors that an unfolded checkpoint lacks: new biases, and buffers that were not persistent.
     """
     weight = getattr(model.get_submodule(site.layer), site.weight)[site.part]
     scale, shift = scale.to(weight.device), shift.to(weight.device)
@@ -135,7 +135,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
 
 
 def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
-    """The vectors that hold a layer's bias: by full name the layer's rows and their places in the vector."""
+    """The vectors that hold a layer's bias: by full name, the layer's rows and their indices in the vector."""
     if site.bias:
         vectors = {}
         for row, (name, place) in enumerate(site.bias):
@@ -144,13 +144,13 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
             places.append(place)
         return vectors
     vectors = {join(site.layer, site.weight.replace('weight', 'bias')): (slice(None), site.part)}
-    if site.weight == 'in_proj_weight':  # torch's MultiheadAttention takes both of its biases or none
+    if site.weight == 'in_proj_weight':  # torch's MultiheadAttention needs both of its biases or none
         vectors[join(site.layer, 'out_proj.bias')] = (slice(0, 0), slice(0, 0))
     return vectors
 
 
 def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
-    """`b' = scale * b + shift`, wherever the parts of b are kept."""
+    """`b' = scale * b + shift`, in each vector that holds parts of b."""
     for name, (rows, places) in vectors.items():
         vector = _get(model, name)
         vector[places] = (vector[places].double() * scale[rows] + shift[rows]).to(vector.dtype)
@@ -162,13 +162,13 @@ def _get(model: nn.Module, name: str) -> Tensor | None:
 
 
 def add_to_state(model: nn.Module, name: str) -> bool:
-    """Makes a bias, zero, where there is none, lets a buffer be saved, or gives a weight a copy; whether it did so."""
+    """Creates a missing bias, makes a buffer persistent, or copies a shared weight. Returns whether it did."""
     owner, _, tensor = name.rpartition('.')
     module = model.get_submodule(owner)
     if tensor in module._non_persistent_buffers_set:
         module._non_persistent_buffers_set.discard(tensor)
         return True
-    if tensor == 'weight':  # that another layer has, too
+    if tensor == 'weight':  # shared with another layer
         module.weight = nn.Parameter(module.weight.detach().clone(), requires_grad=module.weight.requires_grad)
         return True
     if getattr(module, tensor, None) is not None:

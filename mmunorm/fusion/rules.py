@@ -1,7 +1,7 @@
-"""What a fold rule says, and the one registry of them.
+"""Fold rules and their registry.
 
-Where a norm goes is found out by a run of the model. A rule says of a class what a run cannot show, by the names of its
-parts: how the model is run, how zero padding is filled, where norms stand in a residual stream.
+The target of a norm is found by tracing the model. A rule states for a class what a trace cannot show, by the names of
+submodules: how to run the model, how to fill zero padding, and which norms are part of a residual stream.
 """
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Pad = Callable[[nn.Module, Fill], None]
 
 
 class Example:
-    """Ways to run the whole model, for which :func:`mmunorm.fuse_norms` needs no example.
+    """How to run the whole model, so that :func:`mmunorm.fuse_norms` needs no example.
 
-    Each of `runs` is a function that runs the model that it is given and returns what is to be compared. The first
-    that runs counts: they may be images of sizes of which the model takes some.
+    Each of `runs` is a function that takes the model, runs it and returns the outputs to compare. The first that
+    succeeds is used, so they may try several image sizes.
     """
 
     def __init__(self, *runs: Callable[[nn.Module], object]):
@@ -30,7 +30,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Fills:
-    """The module pads its input with zeros; `pad(module, fill)` makes it put another token in their place.
+    """The module pads its input with zeros; `pad(module, fill)` makes it pad with another token.
 
     `fill` is a :class:`mmunorm.fusion.padding.Fill`.
     """
@@ -38,10 +38,10 @@ class Fills:
 
 
 class Station(NamedTuple):
-    """A sublayer F of a post-norm stream, `x' = norm(a x + b F(x))`, by the names of its parts.
+    """A sublayer F of a post-norm stream, `x' = norm(a x + b F(x))`, by the names of its submodules.
 
-    `residual` is the module that adds, with `scales() -> (a, b)` and `without_factors()`, what is left of it once they
-    are folded. `part` is F, and `last` the linear layer in it that gives its output.
+    `residual` is the module that adds. Its `scales()` returns (a, b), and `without_factors()` returns its replacement
+    after they are folded. `part` is F, and `last` its last linear layer.
     """
     residual: str
     part: str
@@ -55,10 +55,10 @@ class Station(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """The residual stream of post-norm layers, whose norms stand in it, after the sums.
+    """The residual stream of post-norm layers, whose norms are after the sums.
 
-    `stations` are its sublayers in order. `ends` are norms that read the stream at its end, over its channels or over
-    several copies of each in a row.
+    `stations` are its sublayers in order. `ends` are norms that consume the end of the stream, over its channels or
+    over several consecutive copies of each.
     """
     stations: tuple[Station, ...]
     ends: tuple[str, ...] = ()
@@ -71,9 +71,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Factor:
-    """Module `residual`, one of :class:`Station`, multiplies the output of layer `last` by b, which can go in there.
+    """Module `residual`, as in :class:`Station`, multiplies the output of layer `last` by b, which can fold into it.
 
-    So it is where the modules `between` the two do nothing, for example since the norms there are folded.
+    This holds if the modules `between` the two are identities, for example folded norms.
     """
     residual: str
     last: str
@@ -82,7 +82,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Unties:
-    """`layer` may share its weight with others, which stay as they are: it gets a copy when a norm goes into it."""
+    """`layer` may share its weight with other layers: it gets a copy if a norm is folded into it."""
     layer: str
 
 
@@ -93,10 +93,10 @@ _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
 
 
 def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forward', )) -> Callable[[Rule], Rule]:
-    """Registers a function as the fold rule of one or several classes of modules.
+    """Registers a function as the fold rule of one or more module classes.
 
-    The rule of a class serves its subclasses too, as long as they override none of `methods`; the rule of the nearest
-    class wins. An instance whose `methods` have been replaced has no rule. For a model of one's own::
+    The rule of a class also applies to subclasses that override none of `methods`; the rule of the nearest class wins.
+    It does not apply to an instance whose `methods` have been replaced. For a custom model::
 
         from mmunorm.fusion import Example, fold_rule
 
@@ -106,12 +106,12 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
     Args:
         *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that
-            a rule need not import the library it is for. The name of a package stands for all classes in it.
+            a rule need not import that library. The name of a package means all classes in it.
         methods: the methods that the rule describes. Defaults to `('forward', )`.
 
     Raises:
-        TypeError: one of `classes` is neither a class of modules nor a full name. A full name of no class is an
-            error of :func:`mmunorm.fuse_norms`, once the module that it names is imported.
+        TypeError: one of `classes` is neither a module class nor a full name. If a full name does not exist,
+            :func:`mmunorm.fuse_norms` raises a NameError once its module is imported.
     """
     for cls in classes:
         is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -126,7 +126,7 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
 
 
 def check_names() -> None:
-    """A NameError if a class that a rule names does not exist, where its module is imported."""
+    """Raises a NameError if the module of a rule's class is imported and the class does not exist."""
     for name, (rule, _) in _RULES.items():
         module, _, last = str(name).rpartition('.')
         if isinstance(name, str) and module in sys.modules and not hasattr(sys.modules[module], last):
@@ -135,13 +135,13 @@ def check_names() -> None:
 
 
 def facts(module: nn.Module) -> list[Fact]:
-    """What the rule for `module`'s class says about it; nothing where there is none."""
+    """The facts of the rule for `module`'s class; empty without a rule."""
     for cls in type(module).__mro__:
         package = cls.__module__.rpartition('.')[0]
         found = (_RULES.get(key) for key in (cls, f'{cls.__module__}.{cls.__qualname__}', package))
         rule, methods = next(filter(None, found), (None, ()))
         if rule is not None:
-            # A method of the instance alone hides that of its class.
+            # An instance attribute overrides the method of the class.
             is_as_described = all(getattr(type(module), method) is getattr(cls, method) and method not in vars(module)
                                   for method in methods)
             return list(rule(module)) if is_as_described else []

@@ -1,13 +1,13 @@
-"""Folding of norms that stand in the residual stream itself.
+"""Folding of post-norm residual streams, whose norms are after the sums.
 
-After a post-norm layer there is no linear layer that could take the norm up for all that reads the stream. So the
-stream is written as `x = P u + c`, with a diagonal P and a vector c that are carried along it, and u is what the
-folded model computes. A sublayer `x' = D (a x + b F(x)) + beta` with a norm of scale D and shift beta becomes
+The output of a post-norm layer is consumed by a sum, so its norm cannot be folded into a linear layer alone. The
+stream is therefore written as `x = P u + c`, with a diagonal P and a vector c that are carried along it; the folded
+model computes u. A sublayer `x' = D (a x + b F(x)) + beta` with a norm of scale D and shift beta becomes
 
     u' = u + (b / a) P^-1 F(P u + c),    P' = a D P,    c' = a D c + beta:
 
-P and c go into the first linear layer of F, `(b / a) P^-1` into its last, and the final P and c into what reads the
-stream. P shrinks geometrically with the depth, so all of this is computed in float64.
+P and c are folded into the first linear layer of F, `(b / a) P^-1` into its last, and the final P and c into the
+consumers of the stream. P shrinks geometrically with depth, so all of this is computed in float64.
 """
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .rules import Stream
 
 
 def fold_stream(model: nn.Module, plan: FoldPlan, stream: Stream) -> dict[str, Affine]:
-    """Folds a stream except its norms, in place.
+    """Folds a stream, except its norms, in place.
 
     Returns:
-        The scale and shift that each of its norms and ends is to be folded with instead of its own, by name.
+        By name, the scale and shift to fold each of its norms and ends with, instead of its own.
     """
     carried = _carry(plan, stream)
     folded = {station.norm: affine for station, affine in zip(stream.stations, carried[1:], strict=True)}
     p, c = carried[-1]
-    for end in stream.ends:  # each channel of the stream once or several times in a row
+    for end in stream.ends:  # which may repeat each channel of the stream several times in a row
         scale, shift = plan.affines[end]
         copies = scale.numel() // p.numel()
         folded[end] = scale * p.repeat_interleave(copies), scale * c.repeat_interleave(copies) + shift
@@ -43,7 +43,7 @@ def fold_stream(model: nn.Module, plan: FoldPlan, stream: Stream) -> dict[str, A
 
 
 def leave_residual(model: nn.Module, name: str) -> None:
-    """Puts what is left of a connection without its factors where the connection `name` stands."""
+    """Replaces the connection `name` by one without factors."""
     exchange(model, name, model.get_submodule(name).without_factors())
 
 
@@ -60,16 +60,16 @@ def _carry(plan: FoldPlan, stream: Stream) -> list[Affine]:
 
 
 def range_obstacle(plan: FoldPlan, stream: Stream) -> str:
-    """Why P and c cannot be carried in the type of the weights, or ''."""
+    """Why P and c cannot be carried in the dtype of the weights, or ''."""
     for station, (p, c) in zip(stream.stations, _carry(plan, stream)[1:], strict=True):
         if (plan.affines[station.norm][0] == 0).any():
-            return f'the scale of {station.norm} is 0 in some channel, where the stream cannot be told from it'
+            return f'the scale of {station.norm} is 0 in some channel, so its input cannot be recovered'
         dtype = plan.modules[station.last].weight.dtype
         limit, size = largest_value(dtype), p.abs()
         least, greatest, offset = size.min().item(), size.max().item(), (c.abs() / size).max().item()
         if not (1 / limit < least and max(greatest, offset) < limit):
             return (f'after {station.norm} the stream has scales of {least:.1e} to {greatest:.1e} and shifts '
-                    f'up to {offset:.1e} times them, which leaves the range of {str(dtype).removeprefix("torch.")}')
+                    f'up to {offset:.1e} times them, which exceeds the range of {str(dtype).removeprefix("torch.")}')
     return ''
 
 

@@ -1,4 +1,4 @@
-"""Step 3 of folding: a folded copy runs beside the model as it was, before that is changed."""
+"""Step 3 of folding: compares a folded copy with the model before the model is changed."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -15,9 +15,9 @@ from .graph.labels import tensors_in
 from .plan import FoldPlan
 from .report import Fold, NotExactError, streams_of
 
-# Of the largest value: in float64 only wrong algebra differs by more, in other types rounding does not reach it.
+# Relative to the largest value. Rounding errors are smaller, in every dtype; in float64 only wrong algebra is larger.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_SAMPLE = 2**18  # values that are compared of each output of a layer
+_SAMPLE = 2**18  # number of values compared in each output of a layer
 
 
 class _Outputs(NamedTuple):
@@ -26,16 +26,16 @@ class _Outputs(NamedTuple):
 
 
 def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
-    """The largest difference between a model and its folded copy, over the largest value of an output.
+    """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
-    Compared are the outputs of the model and of the layers that norms go into, on runs that it takes in `dtype`, None
-    for its own. None where the runs have returned no tensor, and no such layer has run.
+    Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
+    model's own. Returns None if the runs returned no tensor and no such layer ran.
 
     Raises:
-        NotExactError: they differ by more than rounding; names the norms.
+        NotExactError: they differ by more than rounding; the message lists the norms.
     """
     folds = [fold for fold in plan.folds if not fold.obstacle]
-    # The output of a layer stays what it was, except where something goes back into it: there that of the norm does.
+    # The output of a layer is unchanged, unless a norm is folded back into it: then that norm's output is compared.
     changed = {site.layer for fold in folds for site in fold.sites if site.after}
     changed |= {station.last for stream in streams_of(folds) for station in stream.stations}
     changed |= {last for _, last, _ in plan.factors}
@@ -57,14 +57,14 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
 @torch.no_grad()
 def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]],
          dtype: torch.dtype | None) -> list[_Outputs]:
-    """What each run of a model computes."""
+    """The outputs of each run of a model."""
     layers: dict[str, list[Tensor]] = {}
 
     def keep(name: str):
         return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, tensors_in(output)))
 
     for name in watched:
-        with suppress(RuntimeError):  # a scripted module takes no hooks
+        with suppress(RuntimeError):  # scripted modules do not support hooks
             model.get_submodule(name).register_forward_hook(keep(name))
     found = []
     for run in runs:
@@ -91,19 +91,19 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Map
             for difference in _differences(was, is_now, dtype):
                 differences.append(difference)
                 if difference > limit:
-                    raise _error(beside, f'computes something else on the example: {where} differs by '
+                    raise _error(beside, f'has different outputs on the example: {where} differs by '
                                  f'{difference:.1e} of its largest value')
     return max(differences, default=None)
 
 
 def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch.dtype | None) -> list[float]:
-    """The largest difference of each pair of outputs, over the largest value before; inf where they have no such."""
+    """The largest difference of each pair of outputs, relative to the largest value before; inf if not comparable."""
     if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
         return [float('inf')]
     found = []
     for a, b in zip(before, after, strict=True):
         if not a.is_floating_point():
-            if dtype is not None and not torch.equal(a, b):  # numbers of classes may change by rounding
+            if dtype is not None and not torch.equal(a, b):  # class indices may change by rounding
                 found.append(float('inf'))
             continue
         is_finite = a.isfinite()
@@ -117,6 +117,6 @@ def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch
 
 def _error(folds: Sequence[Fold], what: str) -> NotExactError:
     names = ', '.join(f'{fold.norm} ({fold.where})' for fold in folds)
-    return NotExactError(f'the folded copy {what}, after folding {names}. The model is unchanged. If a fold rule of '
-                         'yours says how these norms fold, it is wrong. If ties decide its output, as that of '
-                         'detections, give an example= that returns features. Else please report it.')
+    return NotExactError(f'the folded copy {what}, after folding {names}. The model is unchanged. If these norms '
+                         'have a custom fold rule, it is wrong. If the outputs depend on ties, as '
+                         'detections do, pass an example= that returns features. Otherwise please report a bug.')

@@ -1,7 +1,7 @@
-"""The compiled operators that R-CNN needs, for an mmcv that was installed without a compiler.
+"""The compiled operators of R-CNN, for an mmcv that was installed without a compiler.
 
 Without torch in its build environment, `pip install` gives a pure Python mmcv. `mmcv.ops` and most of mmdet then lack
-the module `mmcv._ext`. After :func:`install`, `mmcv_ext.py` beside this file serves as that module.
+the module `mmcv._ext`. After :func:`install`, `mmcv_ext.py` in this folder is used as that module.
 """
 import sys
 import warnings
@@ -12,7 +12,7 @@ __all__ = ['install']
 
 
 class _StandInFinder:
-    """Finds `mmcv._ext` where no other finder does: last on `sys.meta_path`, after a compiled one in mmcv's folder."""
+    """Finds `mmcv._ext` if no other finder does: it is last on `sys.meta_path`, after a compiled one of mmcv."""
 
     @staticmethod
     def find_spec(fullname, path=None, target=None):
@@ -22,18 +22,18 @@ class _StandInFinder:
 
 
 def install() -> None:
-    """Makes `mmcv.ops` importable when mmcv has no compiled operators; leaves a compiled mmcv as it is.
+    """Makes `mmcv.ops` importable if mmcv has no compiled operators; does not change a compiled mmcv.
 
-    Call it before mmdet is imported, whose modules keep a function that raises in place of each missing operator.
+    Call it before mmdet is imported, whose modules replace each missing operator by a function that raises.
 
     Warns:
-        UserWarning: models of mmdet were imported already, and `mmcv.ops` was not importable then.
+        UserWarning: models of mmdet were imported before, when `mmcv.ops` was not importable.
     """
     if _StandInFinder in sys.meta_path:
         return
     sys.meta_path.append(_StandInFinder)
     if 'mmcv.ops' not in sys.modules and any(m.startswith('mmdet.models.') for m in sys.modules):
         warnings.warn(
-            'mmdet.models was imported before mmunorm, when mmcv had no operators. Parts of it now have '
-            'functions that raise in their place. Restart Python and import mmunorm first.',
+            'mmdet.models was imported before mmunorm, when mmcv had no operators, so operators in its '
+            'modules raise errors. Restart Python and import mmunorm first.',
             stacklevel=2)

@@ -1,8 +1,8 @@
-"""What `mmcv._ext` is when mmcv has no compiled operators (see `mmunorm.ops.install`).
+"""The replacement of `mmcv._ext` if mmcv has no compiled operators (see `mmunorm.ops.install`).
 
-The functions keep the names, arguments and in-place outputs of the C++ ones in `mmcv/ops/csrc/pytorch`;
-torchvision's operators do the work. torchvision is imported on first use: the import takes as long as torch's
-own, and a classifier does not need it.
+The functions have the names, arguments and in-place outputs of the C++ ones in `mmcv/ops/csrc/pytorch`, and call
+torchvision's operators. torchvision is imported on first use, because its import takes as long as torch's, and
+classifiers do not need it.
 """
 import torch
 
@@ -28,14 +28,13 @@ def nms(boxes, scores, iou_threshold, offset):
 
     Args:
         boxes (Tensor): (N, 4), x1 y1 x2 y2, any real dtype.
-        scores (Tensor): (N,), any real dtype. Equal scores count in the order given.
+        scores (Tensor): (N,), any real dtype. Equal scores keep their order.
         iou_threshold (float): A box is dropped if its IoU with a kept one is strictly above this.
         offset (int): Added to every width and height, 0 or 1 (1: coordinates are pixel indices).
     """
     dtype = _at_least_float32(boxes, scores)
     if offset:
-        # Moving x2 and y2 by the offset gives the widened boxes and intersections. In float64 the
-        # shift itself loses no digits.
+        # Shifting x2 and y2 by the offset yields the widened boxes and intersections; in float64, exactly.
         dtype = torch.float64
         boxes = boxes.to(dtype)
         boxes = torch.cat([boxes[:, :2], boxes[:, 2:] + offset], dim=1)
@@ -58,8 +57,8 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
 
     Raises:
         NotImplementedError: `pool_mode` is 0, for maximum, and not 1.
-        ValueError: A box asks for pixels that are not there. The numbers in `rois` are checked on the CPU
-            only; on a GPU, the check would cost a synchronization in each call.
+        ValueError: A box is outside of the input. The numbers in `rois` are checked only on the CPU; on a GPU, the
+            check would need a synchronization in each call.
     """
     if pool_mode != 1:
         _refuse("roi_align with pool_mode='max'")
@@ -74,7 +73,7 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
 
 def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height,
                        aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
-    """Adds to `grad_input` the gradient of :func:`roi_align_forward`, whose arguments the others are."""
+    """Adds the gradient of :func:`roi_align_forward` to `grad_input`; the other arguments are those of the forward."""
     if pool_mode != 1:
         _refuse("roi_align with pool_mode='max'")
     if not grad_output.numel():
@@ -87,7 +86,7 @@ def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligne
 
 def get_compiler_version():
     """The line 'MMCV Compiler' of `collect_env`."""
-    return 'none (mmunorm.ops answers with torchvision)'
+    return 'none (mmunorm.ops uses torchvision)'
 
 
 def get_compiling_cuda_version():
@@ -96,8 +95,8 @@ def get_compiling_cuda_version():
 
 
 def __getattr__(name):
-    # When mmcv is imported, it only asks whether an operator is there. So an operator that is never called may be
-    # missing. A module's private names stay missing.
+    # On import, mmcv only checks whether an operator exists, so operators that are never called may be missing.
+    # Private names of a module are missing.
     if name.startswith('_'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
@@ -106,12 +105,12 @@ def __getattr__(name):
 
 def _refuse(name):
     raise NotImplementedError(
-        f"{name} is one of mmcv's compiled operators, and this mmcv was installed without them; mmunorm stands in for "
-        f"nms and roi_align (pool_mode='avg') only. {_HOW_TO_GET}")
+        f"{name} is one of mmcv's compiled operators, and this mmcv was installed without them; mmunorm replaces only "
+        f"nms and roi_align (pool_mode='avg'). {_HOW_TO_GET}")
 
 
 def _check_rois(input, rois, aligned):
-    """Refuses boxes that would make torchvision read outside of `input` and crash the process."""
+    """Rejects boxes that would make torchvision read outside of `input` and crash the process."""
     if not input.numel():
         raise ValueError(f'roi_align: input of shape {tuple(input.shape)} has no pixels to pool, but '
                          f'rois holds {rois.size(0)} boxes')

@@ -111,7 +111,7 @@ def test_a_damaged_file_another_version_and_what_is_missing_are_named(path, tmp_
     head = path / 'record.json'
     text = head.read_text()
     head.write_text(text.replace('"version": 3', '"version": 2'))
-    with pytest.raises(RecordError, match='version 2 .* reads version 3: move it away'):
+    with pytest.raises(RecordError, match='version 2 .* reads version 3: remove it'):
         NormRecord(path)
     head.write_text(text)
     with pytest.raises(RecordError, match='c.norm.*a.norm, b.norm'):

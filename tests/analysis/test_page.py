@@ -92,7 +92,7 @@ def test_folders_that_are_no_runs(tmp_path):
         with pytest.raises(RecordError, match=message):
             read_work_dirs(given)
     (tmp_path / 'cka.json').write_text('[1]')
-    for path, message in ((tmp_path / 'gone.json', 'there is no'), (tmp_path, 'is no cka.json')):
+    for path, message in ((tmp_path / 'gone.json', 'there is no'), (tmp_path, 'is not a cka.json')):
         with pytest.raises(RecordError, match=message):
             read_cka([path])
 

@@ -94,7 +94,7 @@ def test_the_image_says_what_it_shows(tmp_path, monkeypatch):
     finish(stressed[0], **top1(60.0))
     write(tmp_path, [*runs, *stressed])
     assert drawn[0].get_suptitle() == 'Norms compared: some_config.py'
-    band = 'A line is the mean of {} seeds, in a band from the least to the most.'
+    band = 'A line is the mean of {} seeds, with a band from minimum to maximum.'
     assert drawn[1].get_suptitle().splitlines()[1:] == [band.format(2)]
     assert drawn[2].get_suptitle().splitlines()[1:] == [
         band.format('up to 2'), 'Runs that diverged (FAIL) end where they were stopped.']

@@ -188,7 +188,7 @@ def test_markdown():
     text = markdown(result_of(name='UN folded', output_difference=dict(
         absolute=0.5, largest_output=10.0, relative=0.05)))
     lines = text.splitlines()
-    assert lines[0] == '# a model: what folding gains' and '- Weights: random.' in lines
+    assert lines[0] == '# a model: effect of folding' and '- Weights: random.' in lines
     assert '- Folded: 2 of 3 norms.' in lines and 'what stays' in lines
     unclear = markdown(result_of(seconds=[2.0, 1.0, 4.0]))  # 0.5, 2 and 1 times LN's speed
     assert '| no difference that this machine can show [0.750, 1.500] |' in unclear

@@ -45,6 +45,9 @@ def test_arguments_keep_their_stock_names(capsys):
 @pytest.mark.parametrize('add, arguments, said', [
     (add_config_arguments, ['--cfg-options', '=1'], "takes KEY=VALUE pairs, got '=1'"),
     (add_config_arguments, ['--cfg-options', 'a=[1,(2]'], 'Imbalanced brackets'),
+    (add_config_arguments, ['--cfg-options', 'a=[dict(b=1,c=2)]'], 'takes no dict as a value'),
+    (add_config_arguments, ['--cfg-options', 'a=[{"b":1}]'], 'takes no dict as a value'),
+    (add_config_arguments, ['--cfg-options', 'a=[f(b,c)]'], 'maximum recursion depth'),
     (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
     (add_device_argument, ['--device', 'cuda:77'], 'GPUs'),
     (lambda parser: parser.add_argument('--a', type=share), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
@@ -88,6 +91,24 @@ def test_options_are_merged_or_refused(tmp_path):
     with pytest.raises(PreflightError, match='pretrained=1: must be a checkpoint'):
         load_config(path, {'pretrained': 1})
     assert load_config(path, {'load_from': 'a.pth', 'mine.a': 2}).mine.a == 2  # keys that a config may have
+
+
+def test_keys_that_nothing_reads_are_named(tmp_path, capsys):
+    path = write(tmp_path, MODEL + """data_root = 'a/'
+optim_wrapper = dict(optimizer=dict(lr=1.))
+train_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
+val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
+""")
+    load_config(path, {'work_dir': 'a', 'optim_wrapper.optimizer.lr': 2, 'compile': True, 'pretrained': None})
+    assert capsys.readouterr().err == ''
+    for key, meant in (('lr', 'did you mean optim_wrapper.optimizer.lr?'), ('mine.a', 'the setting has no effect.'),
+                       ('optimizer.lr', 'did you mean optim_wrapper.optimizer.lr?'),
+                       ('data.samples_per_gpu', 'did you mean train_dataloader.batch_size or val_dataloader.batch_'),
+                       ('data.val.data_root', 'did you mean val_dataloader.dataset.data_root or train_dataloader.'),
+                       ('data_root', 'did you mean train_dataloader.dataset.data_root or val_dataloader.dataset.'),
+                       ('total_epochs', 'did you mean train_cfg.max_epochs?')):
+        load_config(path, {key: 3})
+        assert f'warning: --cfg-options {key}: nothing reads this key; {meant}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('folder', ['', 'a.py'])

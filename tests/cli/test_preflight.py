@@ -205,14 +205,6 @@ def test_pretrained(part, more, tmp_path):
         check_pretrained(cfg, 'configs/detector.py')
     torch.save({}, tmp_path / 'work_dirs/swin_un/epoch_3.pth')
     check_pretrained(cfg, 'configs/detector.py')
-    torch.save({f'model.{part}.a': torch.ones(1)}, tmp_path / 'work_dirs/swin_un/epoch_3.pth')
-    cfg.model[part].init_cfg.prefix = f'model.{part}.'
-    check_pretrained(cfg, 'configs/detector.py')
-    cfg.model[part].init_cfg.prefix = f'{part}.'
-    if part == 'enhancer':
-        with pytest.raises(PreflightError, match=r"begins with 'enhancer\.', the first is 'model\.enhancer\.a'.*"
-                                                 r'model\.enhancer\.init_cfg\.prefix=PREFIX'):
-            check_pretrained(cfg, 'configs/detector.py')
     cfg.model[part].init_cfg.checkpoint = 'work_dirs'
     with pytest.raises(PreflightError, match='work_dirs is a folder: a checkpoint is a file'):
         check_pretrained(cfg, 'configs/detector.py')

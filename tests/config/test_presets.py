@@ -53,8 +53,22 @@ def test_every_norm_gets_the_arguments_that_go_with_the_recipe(norm_cfg, complet
 def test_what_cannot_be_set(tmp_path):
     with pytest.raises(PreflightError, match="'GONE'"):
         set_norm(config(tmp_path), dict(type='GONE'))
-    with pytest.raises(PreflightError, match='no model.backbone.norm_cfg'):
+    with pytest.raises(PreflightError, match='no model.backbone to put'):
         set_norm(Config(dict(model=dict(type='DETR'))), dict(type='UN'))
+
+
+@pytest.mark.parametrize('scope', ['mmdet', None])
+def test_a_stock_backbone_over_maps_gets_the_form_for_maps(scope, tmp_path):
+    path = tmp_path / 'a.py'
+    path.write_text(f"""
+default_scope = {scope!r}
+model = dict(type='ImageClassifier', backbone=dict(type='mmpretrain.ConvNeXt', norm_cfg=dict(type='UN', window=2)))
+""")
+    assert load_config(str(path)).model.backbone.norm_cfg == dict(type='UN2d', window=2)
+    for norm, backbone in (('LN', dict(type='mmpretrain.ConvNeXt')), ('UN+', dict(
+            type='ReplacedNorms', of='mmpretrain.ConvNeXt',
+            norm_cfg=dict(type='UN', window=2, centered=True, eta=0.)))):
+        assert load_config(str(path), norm=norm).model.backbone == backbone
 
 
 @pytest.mark.parametrize(('name', 'norm', 'folder', 'weights'), [

@@ -71,7 +71,7 @@ def test_each_phase_comes_nearer_to_the_teacher(make):
 def test_parts_are_blocks_merging_and_the_norms_outside_of_them():
     model = swin()
     norms = set(layer_norms(model).values())
-    assert list(adaptation._parts(model, norms)) == ['patch_embed', 'layers.0.blocks.0', 'layers.1.downsample',
+    assert list(adaptation._parts(model, norms, set())) == ['patch_embed', 'layers.0.blocks.0', 'layers.1.downsample',
                                                      'layers.1.blocks.0', 'norm']
 
 
@@ -121,6 +121,30 @@ def test_images_of_several_sizes():
     convert_norms(model, images())
     report = adapt(model, teacher, given, 20, block_steps=0, **FAST)
     assert report.history[-1]['loss'] < report.history[0]['loss']
+
+
+class Gain(Pooled):
+    """A number of each image, which multiplies it."""
+
+    def forward(self, x):
+        return super().forward(x).mean((1, 2))
+
+
+class Scaled(torch.nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.gain = Gain()
+
+    def forward(self, x):
+        return x * self.gain(x)[:, None, None, None]
+
+
+def test_the_norms_of_a_part_without_channels_are_the_parts():
+    model, teacher = pair(Scaled)
+    report = adapt(model, teacher, images(), 20, block_steps=10, **FAST)
+    _, first, last = report.history  # of the blocks, and of the whole
+    assert last['loss'] < first['loss'] and list(report.norms) == ['gain.norm']
 
 
 def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monkeypatch):
@@ -194,7 +218,7 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
     (lambda a: a.update(images=[torch.zeros(3, 32, 32), torch.zeros(1, 32, 32)] * 8), r'\(1, 32, 32\); must be'),
     (lambda a: a.update(images=images() * torch.nan), 'not finite'),
-    (lambda a: a.update(teacher=swin()), 'of another architecture'),
+    (lambda a: a.update(teacher=swin()), 'has another architecture'),
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),
     (lambda a: a.update(model=copy.deepcopy(a['teacher'])), 'no norms to adapt; call convert_norms'),
     (lambda a: a['model'].half(), 'train it in float32'),

@@ -56,7 +56,7 @@ def test_those_without_a_partner_are_counted_and_not_compared():
     found = beside_torch(change)
     assert (found.expected, found.found, found.partners) == (80, 80, 77)
     assert max(found.largest.values()) == 0
-    assert "77 of torch's 80 detections have a partner among the file's 80" in str(found)
+    assert "77 of torch's 80 detections match one of the file's 80" in str(found)
 
 
 def test_a_partner_is_used_once():
@@ -70,7 +70,7 @@ def test_a_partner_is_used_once():
 
 def test_nothing_to_compare():
     empty = {name: np.zeros_like(array) for name, array in detections().items()}
-    assert 'no object is found in noise' in str(differences(empty, empty))
+    assert 'no object is detected in noise' in str(differences(empty, empty))
     lost = differences(empty, detections())
     assert (lost.expected, lost.found, lost.partners, lost.largest) == (80, 0, 0, {})
     assert "0 of torch's 80 detections" in str(lost)

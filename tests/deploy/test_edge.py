@@ -91,7 +91,7 @@ def test_integers_only(swin, full):
     assert signal_to_noise(swin, full.path) > 18 and not operators_of(full.path, in_float=True)
     _, detail = ExportedModel(full.path)._session.input_of('classify')
     assert detail['quantization'] == (1.0, -128)
-    assert [line.split(':')[0] for line in full.lines] == ['operators', "XNNPACK's parts on this CPU"]
+    assert [line.split(':')[0] for line in full.lines] == ['operators', 'XNNPACK partitions on this CPU']
     assert 'BATCH_MATMUL' not in full.lines[1]  # XNNPACK takes those whose second factor is symmetric
     # -1000 between windows would leave the scores a step of 4.
     assert len(steps_of_scores(full.path)) == 3 and max(steps_of_scores(full.path)) < 0.1
@@ -120,7 +120,7 @@ def test_int8(swin, exportable, tmp_path, kind, least):
 def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
     model = normalizing(models.swin_classifier(dict(type='LN')))
     subject = Subject('ln', model, meta_of(model), 2, tmp_path / 'ln', 1, list(blurred()))
-    refused = pytest.raises(PreflightError, match='no kernel in integers: .*SQUARED_DIFFERENCE')
+    refused = pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE')
     with refused:
         export(subject.exportable, tmp_path / 'm.tflite', 'full16')
     for _ in range(2):  # a benchmark asks once for each number of threads
@@ -151,11 +151,11 @@ def test_other_classifiers(tmp_path, make):
 def test_what_is_refused(exportable, tmp_path):
     _, dynamic = folded(models.deit_classifier, dynamic=True)
     for each, chosen, how, message in (
-            (exportable, LITERT, dict(int8='full', heads='float'), '--heads goes with --int8 and a detector'),
-            (dynamic, LITERT, {}, '--dynamic does not go with --format litert'),
-            (exportable, EXECUTORCH, dict(half=True), '--half does not go with --format executorch'),
-            (dynamic, EXECUTORCH, {}, '--dynamic does not go with --format executorch'),
-            (exportable, ETHOS_U, dict(half=True, int8='full'), '--half does not go with --format ethos-u')):
+            (exportable, LITERT, dict(int8='full', heads='float'), '--heads requires --int8 and a detector'),
+            (dynamic, LITERT, {}, '--dynamic is not supported by --format litert'),
+            (exportable, EXECUTORCH, dict(half=True), '--half is not supported by --format executorch'),
+            (dynamic, EXECUTORCH, {}, '--dynamic is not supported by --format executorch'),
+            (exportable, ETHOS_U, dict(half=True, int8='full'), '--half is not supported by --format ethos-u')):
         with pytest.raises(PreflightError, match=message):
             export_file(each, chosen, tmp_path / f'm{chosen.suffixes[0]}', **how)
 
@@ -235,7 +235,7 @@ def test_a_swin_for_an_ethos_u(swin, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert 0 < made.difference.largest['scores'] < 0.15  # of the integers that Vela read
     assert made.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in made.lines[0]
-    with pytest.raises(PreflightError, match='runs on an Ethos-U alone; .* --format litert --int8 full'):
+    with pytest.raises(PreflightError, match='runs only on an Ethos-U; .* --format litert --int8 full'):
         ExportedModel(made.path)
     # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.
     with pytest.raises(PreflightError, match='cannot compile this model for ethos-u65-256 .*Conv2D'):

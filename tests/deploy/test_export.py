@@ -109,9 +109,20 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_runtime_does_not_run(tmp_path, monkeypatch):
+    """ExecuTorch writes a Swin of transformers, and raises a RuntimeError when it runs."""
+    def fails(self, arrays):
+        raise RuntimeError('method->execute() failed')
+
+    monkeypatch.setattr('mmunorm.deploy.formats.onnx.OnnxSession.run', fails)
+    with pytest.raises(PreflightError, match='^ONNX Runtime does not take Two: RuntimeError: method->execute'):
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None)
-    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; get it with'):
+    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; install with'):
         export(Two(), IMAGES, tmp_path / 'm.onnx')
 
 
@@ -132,7 +143,7 @@ def test_integers_only(tmp_path, name):
 @pytest.mark.slow
 def test_no_kernel_in_integers(tmp_path):
     pytest.importorskip('litert_torch')
-    with pytest.raises(PreflightError, match='no kernel in integers: .*SQUARED_DIFFERENCE'):
+    with pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE'):
         export(made('timm ViT'), IMAGES[:1], tmp_path / 'm.tflite', 'full16', IMAGES)
     assert not list(tmp_path.iterdir())
 

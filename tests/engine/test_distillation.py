@@ -119,7 +119,7 @@ def test_what_is_refused(classifier):
     for path, settings, student, message in (
             ('gone.pth', cfg, model, 'there is no checkpoint gone.pth'),
             (str(checkpoint), cfg, model, "its norms are not the config's"),
-            ('a.pth', Config(), model, 'the model has no backbone, whose norms'),
+            ('a.pth', Config(), model, 'the model has no backbone with norms'),
             ('a.pth', cfg, torch.nn.Linear(1, 1), 'Linear has no backbone to compare')):
         with pytest.raises(PreflightError, match=message):
             begin(DistillationHook(path), settings, student)

@@ -127,7 +127,7 @@ def test_small_scales_in_every_dtype(kind, dtype, exponent, zero, seed):
     report = fuse_norms(model)
     for fold in report.kept:
         scale, shift = model.get_submodule(fold.norm).affine()
-        assert 'float16 cannot hold the token' in fold.where and dtype == torch.float16
+        assert 'float16 cannot represent the padding token' in fold.where and dtype == torch.float16
         assert scale.all() and (shift / scale).abs().max() > 4090
     models.assert_equal(models.outputs(model.double(), x), exact, 16 * torch.finfo(dtype).eps)
 
@@ -139,7 +139,7 @@ def test_float16_after_float32():
     with torch.no_grad():
         norm.weight[2], norm.bias[2] = 1e-6, 1
     kept, = fuse_norms(copy.deepcopy(model).half()).kept
-    assert kept.norm == 'backbone.stages.1.blocks.0.norm1' and 'float16 cannot hold' in kept.where
+    assert kept.norm == 'backbone.stages.1.blocks.0.norm1' and 'float16 cannot represent' in kept.where
     report = fuse_norms(model, strict=True)
     named = [fold.norm for fold in report.folded if 'too large for float16' in fold.where]
     assert named == [kept.norm] and '1 of them with padding too large for float16' in str(report)

@@ -60,7 +60,7 @@ def timm_blocks(self, x):
 
 
 def timm_norm_read_twice(self, x):
-    """A norm in the middle of a block is read by something else, too."""
+    """A norm in the middle of a block is consumed by something else, too."""
     return self.inner(x), self.fc(self.inner.blocks[0].norm1(x.flatten(1)[:, :16 * 5].unflatten(1, (5, 16))))
 
 
@@ -98,7 +98,7 @@ def test_a_wrapper_that_uses_a_known_model_in_another_way(name):
     make, compute, kept = WRAPPERS[name]
     model = Wrapper(compute, make())
     report = models.fold(copy.deepcopy(model), IMAGES)
-    assert not report.folded and all('no example= says how to run Wrapper' in fold.where for fold in report.kept)
+    assert not report.folded and all('no fold rule can run Wrapper' in fold.where for fold in report.kept)
     report = models.fold(model, IMAGES, example=IMAGES)
     assert [fold.norm for fold in report.kept] == kept == models.norms(model) and report.difference < 1e-12
 
@@ -141,8 +141,8 @@ def borrowed_bias(self, x):
 
 
 @pytest.mark.parametrize('compute, why', [
-    (branching, 'its output is read by tanh'),
-    (read_norm, 'its weight or bias is read by exp, too'),
+    (branching, 'its output is consumed by tanh'),
+    (read_norm, 'its weight or bias is consumed by exp, too'),
     (borrowed_bias, 'its weight or bias is the bias of a layer, too')])
 def test_what_else_happens_to_a_norm(compute, why):
     model = Block(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM), other=nn.Linear(DIM, DIM)))
@@ -154,7 +154,7 @@ def test_a_dropout_that_is_always_on_keeps_the_norm_before_it():
     model = Block(lambda self, x: self.fc(nn.functional.dropout(self.norm(x), 0.5, training=True)),
                   dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM)))
     kept, = fuse_norms(models.randomize(model), example=TOKENS.float()).kept
-    assert re.match('its output is read by (native_)?dropout', kept.where)
+    assert re.match('its output is consumed by (native_)?dropout', kept.where)
 
 
 def fill_with_zeros(module, fill):
@@ -231,7 +231,7 @@ def test_padding_that_some_readers_do_not_see_keeps_the_norm(also):
     padded = Padded(None, dict(fc=nn.Linear(DIM, 3)))
     model = Block(compute, dict(norm=UN(DIM), padded=padded, other=nn.Linear(DIM, 3)))
     kept, = models.fold(model, TOKENS, example=TOKENS).kept
-    assert re.search('together with other values, such as padding|is read by sum', kept.where)
+    assert re.search('together with other values, such as padding|is consumed by sum', kept.where)
 
 
 @pytest.mark.parametrize('container', [lambda x: x, lambda x: [{'last': x}]])
@@ -244,7 +244,7 @@ def test_a_model_that_keeps_tensors_that_were_computed(container):
 def test_a_model_that_cannot_be_copied():
     model = nn.Sequential(UN(DIM), nn.Linear(DIM, 2)).eval()
     model.stream = (value for value in range(3))
-    with pytest.raises(RuntimeError, match='model: an example runs on a copy of it, .* cannot be copied: TypeError'):
+    with pytest.raises(RuntimeError, match='model: folding runs a copy of it, .* cannot be copied: TypeError'):
         fuse_norms(model, example=TOKENS.float())
 
 
@@ -307,7 +307,7 @@ def test_an_adapter_that_is_merged_later_keeps_the_norm():
 
     model = models.randomize(nn.Sequential(UN(DIM), Adapter()).double())
     kept, = models.fold(model, TOKENS, example=TOKENS).kept
-    assert 'is part of Adapter, whose merge() would lose' in kept.where
+    assert 'is part of Adapter, whose merge() would undo the fold' in kept.where
 
 
 def test_a_function_runs_the_model_in_its_own_way():
@@ -401,8 +401,8 @@ def kept_as_a_copy(self, x):
 
 
 @pytest.mark.parametrize('compute, why', [
-    (caught, 'is read by exp'), (joined_with_nothing, 'is joined with nothing at this input size'),
-    (kept_as_a_copy, 'is read by __deepcopy__')])
+    (caught, 'is consumed by exp'), (joined_with_nothing, 'is concatenated with an empty tensor'),
+    (kept_as_a_copy, 'is consumed by __deepcopy__')])
 def test_readers_that_are_easily_missed(compute, why):
     model = Block(compute, dict(norm=UN(DIM), other=Raises(DIM), fc=nn.Linear(DIM, DIM)))
     kept = models.fold(model, TOKENS, example=(TOKENS, )).kept
@@ -458,5 +458,5 @@ def test_backbones_alone_and_stems_of_several_convolutions(make):
     model = make().double()
     models.randomize(model)  # mmpretrain's return None
     assert fuse_norms(model).difference < 1e-10
-    with pytest.raises(TypeError, match='model: must be a nn.Module, got NoneType'):
+    with pytest.raises(TypeError, match='model: must be an nn.Module, got NoneType'):
         fuse_norms(None)

@@ -35,24 +35,24 @@ def fold_net(names, pool='mean', gamma='some', seed=0):
 
 
 REASONS = {
-    'post': 'its output is read by the norm norm; its input is not that of linear layers alone',
-    'padded_windows': 'its output is read by blocks.0.fc together with other values, such as padding',
-    'token_after_norm': 'its output is read by blocks.0.q together with other values|read by blocks.0.kv together',
-    'padded': 'its output is read by blocks.0.conv2, a 3x3 convolution that pads with zeros',
-    'part_read_elsewhere': 'its output is read by blocks.0.fc, which has a weight that is read by mean, too',
-    'overlapping_parts': 'read by blocks.0.fc, which has a weight of which another layer uses some rows, too',
+    'post': 'its output is consumed by the norm norm; its input is not only the output of linear layers',
+    'padded_windows': 'its output is consumed by blocks.0.fc together with other values, such as padding',
+    'token_after_norm': 'output is consumed by blocks.0.q together with other values|consumed by blocks.0.kv together',
+    'padded': 'its output is consumed by blocks.0.conv2, a 3x3 convolution that pads with zeros',
+    'part_read_elsewhere': 'its output is consumed by blocks.0.fc, which has a weight that is consumed by mean, too',
+    'overlapping_parts': 'consumed by blocks.0.fc, which has a weight of which another layer uses some rows, too',
     'called_in_two_ways': 'is called without a bias, and it is not known whether Linear would use one',
-    'with_and_without_bias': 'its output is read by blocks.0.fc, which has several biases',
-    'shared_bias': 'its output is read by blocks.0.fc1, which shares its bias',
-    'bias_read_elsewhere': 'its output is read by blocks.0.fc, which has a bias that is read by exp, too',
-    'mixer': 'its output is read by blocks.0.fc along another dimension than its channels',
-    'in_place': 'its output is read after its input has been changed in place',
-    'relu': 'its output is read by relu_',
-    'source_read_elsewhere': 'its output is read by relu; the output of blocks.0.fc before it is read by abs, too',
-    'bias_of_source_read_elsewhere': 'blocks.0.fc before it has a bias that is read by abs, too',
-    'rounded': 'its output is read by (_to_copy|to)',
-    'as_bits': 'its output is read by view',
-    'two_readers': 'its output is read by blocks.0.fc, which reads something else, too',
+    'with_and_without_bias': 'its output is consumed by blocks.0.fc, which has several biases',
+    'shared_bias': 'its output is consumed by blocks.0.fc1, which shares its bias',
+    'bias_read_elsewhere': 'its output is consumed by blocks.0.fc, which has a bias that is consumed by exp, too',
+    'mixer': 'its output is consumed by blocks.0.fc along another dimension than its channels',
+    'in_place': 'its output is consumed after its input has been changed in place',
+    'relu': 'its output is consumed by relu_',
+    'source_read_elsewhere': 'output is consumed by relu; the output of blocks.0.fc before it is consumed by abs, too',
+    'bias_of_source_read_elsewhere': 'blocks.0.fc before it has a bias that is consumed by abs, too',
+    'rounded': 'its output is consumed by (_to_copy|to)',
+    'as_bits': 'its output is consumed by view',
+    'two_readers': 'its output is consumed by blocks.0.fc, which also has another input',
 }
 
 
@@ -81,7 +81,7 @@ def test_where_norms_go():
 def test_without_an_example_a_class_that_nobody_knows_keeps_its_norms():
     report = fuse_norms(models.randomize(Net(['pre'])))
     assert not report.folded and {fold.where for fold in report.kept} == {
-        'no example= says how to run Net, and no fold rule does; such as torch.randn(1, 3, 224, 224)'}
+        'no fold rule can run Net: pass example=, such as torch.randn(1, 3, 224, 224)'}
 
 
 def count(module, args):
@@ -94,7 +94,7 @@ def test_the_model_is_left_alone():
     model.register_buffer('calls', torch.zeros(()))
     model.register_forward_pre_hook(count)
     state = copy.deepcopy(model.state_dict())
-    with pytest.raises(NotFoldedError, match='blocks.0.norm .UN.: its output is read by the norm blocks.1.norm'):
+    with pytest.raises(NotFoldedError, match='blocks.0.norm .UN.: its output is consumed by the norm blocks.1.norm'):
         fuse_norms(model, strict=True, example=vectors(6).float())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not any('forward' in vars(module) for module in model.modules())
@@ -138,13 +138,13 @@ def unread(self, x):
 
 
 @pytest.mark.parametrize('compute, why', [
-    (given_away, 'its output is an output of the model, or kept by it'),
-    (remembered, 'its output is an output of the model, or kept by it'),
-    (scripted, 'its output is read by softplus'),
-    (left_to_numpy, 'its output is read by numpy'),
-    (padded_to_four, 'its output is read by fc together with other values, such as padding'),
-    (padded_and_unread, 'its output is padded by nothing at this input size'),
-    (unread, 'its output is read by nothing; its input is not that of linear layers alone')])
+    (given_away, 'its output is an output of the model, or stored by it'),
+    (remembered, 'its output is an output of the model, or stored by it'),
+    (scripted, 'its output is consumed by softplus'),
+    (left_to_numpy, 'its output is consumed by numpy'),
+    (padded_to_four, 'its output is consumed by fc together with other values, such as padding'),
+    (padded_and_unread, 'its output is padded by 0 at this input size'),
+    (unread, 'its output is consumed by nothing; its input is not only the output of linear layers')])
 def test_what_else_reads_a_norm(compute, why):
     parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
     kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
@@ -173,12 +173,12 @@ def test_padding_at_other_sizes_is_found(always):
 
     model = Block(compute, dict(conv=nn.Conv2d(3, DIM, 4, 4), norm=UN(DIM), fc=nn.Linear(DIM, 3)))
     fold, = fuse_norms(models.randomize(model), example=torch.randn(1, 3, 32, 32)).kept
-    assert re.search('padded by nothing at this input size|together with other values, such as padding', fold.where)
+    assert re.search('padded by 0 at this input size|together with other values, such as padding', fold.where)
 
 
 @pytest.mark.parametrize('example, error, match', [
     ('image', TypeError, 'example: must be a tensor, .* got str'),
-    *((wrong, TypeError, 'example: must be a tensor, .* a function that runs the model')
+    *((wrong, TypeError, 'example: must be a tensor, .* a function that takes the model')
       for wrong in (nn.Linear(2, 2), int, 3)),
     ([], TypeError, 'example: the list is empty'),
     (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1')])
@@ -203,9 +203,9 @@ class Flip(nn.Module):
 
 @pytest.mark.parametrize('others, why', [
     ([nn.Conv2d(4, 2, 1)], ''),
-    ([nn.Conv2d(4, 2, 1, groups=2)], 'it mixes channels, which its neighbour 1 cannot take up'),
-    ([Flip(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which its neighbour 2 cannot take up'),
-    ([nn.ReLU(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which its neighbour before cannot take up')])
+    ([nn.Conv2d(4, 2, 1, groups=2)], 'it mixes channels, which cannot be folded into its neighbour 1'),
+    ([Flip(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which cannot be folded into its neighbour 2'),
+    ([nn.ReLU(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which cannot be folded into its neighbour before')])
 def test_a_norm_that_mixes_channels(others, why):
     model = nn.Sequential(LightNorm2d(4), *others)
     if 'before' in why:
@@ -268,10 +268,10 @@ def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path
 
     cfg.model.depth = 1
     save_folded(model, tmp_path / 'folded.pth', cfg, report)
-    with pytest.raises(ValueError, match='no norm blocks.1.norm1 to fold'):
+    with pytest.raises(ValueError, match='no norm blocks.1.norm1'):
         load_folded(tmp_path / 'folded.pth')
     torch.save(model.state_dict(), tmp_path / 'plain.pth')
-    with pytest.raises(ValueError, match='plain.pth: is no folded checkpoint'):
+    with pytest.raises(ValueError, match='plain.pth: not a folded checkpoint'):
         load_folded(tmp_path / 'plain.pth')
 
 
@@ -281,7 +281,7 @@ def test_batch_norm_with_an_activation():
                           BatchNormAct2d(4), BatchNormAct2d(4, apply_act=False), nn.Conv2d(4, 4, 1))
     report = fold_by_graph(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
     assert [fold.where for fold in report.folded] == ['back into 0', '4'] and isinstance(model[1], FoldedNorm)
-    assert report.kept[0].where.startswith('its output goes through its activation; its input is not that of linear')
+    assert report.kept[0].where.startswith('its output goes through its activation; its input is not only the output')
 
 
 def test_torch_encoder():

@@ -71,18 +71,18 @@ def test_other_readers(norm, reader, x, where):
                  'RMSNorm computes its statistics at inference', marks=needs_rms_norm),
     (nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1), 'GroupNorm computes its statistics at inference'),
     (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
-    (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'keeps no running statistics'),
+    (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'has no running statistics'),
     (BatchNormAct2d(6), nn.Conv2d(6, 3, 1), 'its output goes through its activation'),
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1),
-     'its output is read by reader, a 3x3 convolution that pads with zeros'),
+     'its output is consumed by reader, a 3x3 convolution that pads with zeros'),
     (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
     (nn.BatchNorm2d(6), nn.Sequential(nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 3, 1)),
      'its output is averaged with zero padding'),
-    (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'its output is read by convolution'),
-    (nn.BatchNorm2d(6), nn.Linear(9, 3), 'is read by reader along another dimension than its channels'),
+    (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'its output is consumed by convolution'),
+    (nn.BatchNorm2d(6), nn.Linear(9, 3), 'is consumed by reader along another dimension than its channels'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'reader.conv, a 3x3 convolution that pads'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, padding_mode='reflect', order=('act', 'conv', 'norm')),
-     'its output is read by relu'),
+     'its output is consumed by relu'),
 ], ids=lambda value: '' if isinstance(value, str) else type(value).__name__)
 def test_reasons(norm, reader, why):
     assert why in why_kept(Pair(norm, reader))
@@ -118,7 +118,7 @@ def test_what_a_norm_with_another_formula_reads():
     model = Block(lambda self, x: self.fc(self.norm(x)) + self.other(self.norm(x)),
                   dict(norm=UN(6), fc=nn.Linear(6, 6), other=OtherFormula(6)))
     report = models.fold(model, TOKENS, example=TOKENS)
-    assert not report.folded and report.kept[0].where.startswith('its output is read by other')
+    assert not report.folded and report.kept[0].where.startswith('its output is consumed by other')
 
 
 @pytest.mark.parametrize('register', ['register_forward_hook', 'register_forward_pre_hook'])
@@ -154,7 +154,7 @@ def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
     kept = [f'{BLOCK}.{norm}' if norm else 'backbone.norm1']
     report = models.assert_folds(model, (37, 45), kept=kept)
     if how == 'hook':
-        assert report.kept[0].where.startswith('its output is read by pow')
+        assert report.kept[0].where.startswith('its output is consumed by pow')
 
 
 def test_hooks_elsewhere_do_not_matter():
@@ -171,11 +171,11 @@ def test_hooks_elsewhere_do_not_matter():
 @pytest.mark.filterwarnings('ignore:.*weight_norm.*')
 def test_parametrized_readers(change):
     model = Pair(nn.BatchNorm2d(6), change(nn.Conv2d(6, 3, 1)))
-    assert 'a layer whose weight is computed' in why_kept(model)
+    assert 'a layer with a computed weight' in why_kept(model)
 
 
 class Quantized(torch.Tensor):
-    """A weight that is no plain tensor, as torchao's."""
+    """A weight that is not a plain tensor, such as torchao's."""
 
     def __deepcopy__(self, memo):
         return nn.Parameter(self.detach().clone())
@@ -185,7 +185,7 @@ class Quantized(torch.Tensor):
 def test_weights_that_are_no_plain_tensors_stay():
     layer = nn.Conv2d(6, 3, 1).double()
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized))
-    assert 'has a weight of Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
+    assert 'has a weight of type Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
 
 
 def test_a_layer_that_would_not_use_a_bias_stays():
@@ -236,7 +236,7 @@ def test_shared_modules_and_parameters_stay(change):
     if change:
         change(first, second)
     report = models.fold(nn.Sequential(first, second if change else first), TOKENS, example=TOKENS)
-    why = 'is shared with|reads something else, too|has a bias that|shares its bias|another layer uses some rows'
+    why = 'is shared with|also has another input|has a bias that|shares its bias|another layer uses some rows'
     assert not report.folded and all(re.search(why, kept.where) for kept in report.kept)
 
 
@@ -328,7 +328,7 @@ def test_a_layer_without_bias_before_a_norm_gets_one_where_the_norm_shifts(shift
 def test_a_model_without_norms_and_a_bare_norm():
     report = fuse_norms(nn.Linear(2, 2).eval(), strict=True)
     assert report.folded == report.kept == () and str(report) == '0 of 0 norms folded'
-    assert fuse_norms(UN(4).eval()).kept[0].where.startswith('no example= says how to run UN')
+    assert fuse_norms(UN(4).eval()).kept[0].where.startswith('no fold rule can run UN')
 
 
 def test_a_folded_norm_takes_what_a_norm_takes():

@@ -58,9 +58,9 @@ def test_copies_pickles_and_state_dicts(make, gammas, tmp_path):
     lambda model, state: load_state_dict(model, state, strict=False)])
 def test_checkpoints_of_the_other_kind_are_refused(load):
     model, unfolded = folded(models.swin_classifier)[0], models.swin_classifier().double()
-    with pytest.raises(RuntimeError, match='weight: the model is folded, this checkpoint is not.*fuse_norms'):
+    with pytest.raises(RuntimeError, match='weight: the model is folded, but this checkpoint is not.*fuse_norms'):
         load(model, unfolded.state_dict())
-    with pytest.raises(RuntimeError, match='this checkpoint is of a folded model, and this one has norms'):
+    with pytest.raises(RuntimeError, match='this checkpoint is of a folded model, but this model has norms'):
         load(unfolded, model.state_dict())
 
 

@@ -46,18 +46,18 @@ def where(model):
 
 @pytest.mark.parametrize('name', [MyModel, f'{__name__}.MyModel'])
 def test_a_model_that_knows_how_to_run(name):
-    assert where(MyModel())[0].startswith('no example= says how to run MyModel')
+    assert where(MyModel())[0].startswith('no fold rule can run MyModel')
     fold_rule(name)(lambda model: [Example(run)])
-    assert where(MyModel()) == where(Child()) == ['fc'] and where(Other())[0].startswith('no example=')
+    assert where(MyModel()) == where(Child()) == ['fc'] and where(Other())[0].startswith('no fold rule')
     # A part of another model does not say how that runs.
-    assert where(nn.Sequential(MyModel()))[0].startswith('no example= says how to run Sequential')
+    assert where(nn.Sequential(MyModel()))[0].startswith('no fold rule can run Sequential')
 
 
 def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyModel, methods=())(lambda model: [Example(run)])
-    assert where(Other()) == ['its output is read by abs; its input is not that of linear layers alone']
+    assert where(Other()) == ['its output is consumed by abs; its input is not only the output of linear layers']
     fold_rule(Child)(lambda model: [])
-    assert where(Child())[0].startswith('no example=') and where(MyModel()) == ['fc']
+    assert where(Child())[0].startswith('no fold rule') and where(MyModel()) == ['fc']
 
 
 def test_the_first_run_that_the_model_takes_counts():
@@ -70,8 +70,8 @@ def test_the_first_run_that_the_model_takes_counts():
     fold_rule(MyModel)(lambda model: [Example(bad, run, bad)])
     assert where(MyModel()) == ['fc'] and calls == ['bad']
     fold_rule(MyModel)(lambda model: [Example(bad)])
-    assert where(MyModel()) == ['MyModel does not run on the example of its fold rule (ValueError: another size); give '
-                                'fuse_norms another example=']
+    assert where(MyModel()) == ['MyModel does not run on the example of its fold rule (ValueError: another size); pass '
+                                'another example= to fuse_norms']
 
 
 class Windows(nn.Module):
@@ -135,7 +135,7 @@ def test_the_report_reads_as_a_table():
                  'backbone.stages.0.blocks.0.attn.w_msa.qkv (padding filled)'):
         assert line in stripped
     assert stripped[-2] == 'kept:' and stripped[-1].startswith(
-        'backbone.norm1 UN its output is read by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros')
+        'backbone.norm1 UN its output is consumed by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros')
 
 
 def test_a_mistyped_class_name_is_an_error_once_its_module_is_imported(monkeypatch):

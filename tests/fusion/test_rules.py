@@ -18,8 +18,8 @@ from .models import vit_classifier as vit
 
 EVEN, ODD = (32, 32), (37, 45)
 LN = dict(type='LN')
-UNREAD, MAXIMUM = 'its output is read by nothing', 'its output is read by (amax|adaptive_max_pool2d)'
-PADS = 'its output is read by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros'
+UNREAD, MAXIMUM = 'its output is consumed by nothing', 'its output is consumed by (amax|adaptive_max_pool2d)'
+PADS = 'its output is consumed by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros'
 
 
 def swin(channels=16, head='LinearClsHead', **kwargs):
@@ -97,13 +97,13 @@ def test_where_norms_go(make, kwargs, where):
     (models.detector, dict(end_level=0, num_outs=1), {'backbone.norm1': UNREAD}),
     (models.detector, dict(start_level=1, add_extra_convs='on_input', num_outs=1), {'backbone.norm0': UNREAD}),
     (vit, dict(with_cls_token=False, out_type='avg_featmap'),
-     {'backbone.ln1': 'its output is read by the norm backbone.ln2'}),
-    (vit, dict(pre_norm=True), {'backbone.pre_norm': 'its output is read by (add|the norm)'}),
+     {'backbone.ln1': 'its output is consumed by the norm backbone.ln2'}),
+    (vit, dict(pre_norm=True), {'backbone.pre_norm': 'its output is consumed by (add|the norm)'}),
     (vit, dict(out_indices=[0]), {'backbone.ln1': UNREAD}),
     (timm_swin, dict(global_pool='catavgmax'), {'norm': MAXIMUM}),
-    (timm_swin, dict(num_classes=0), {'norm': 'its output is an output of the model, or kept by it'}),
+    (timm_swin, dict(num_classes=0), {'norm': 'its output is an output of the model, or stored by it'}),
     (timm_vit, dict(global_pool='avgmax', fc_norm=False), {'norm': MAXIMUM}),
-    (timm_vit, dict(pre_norm=True), {'norm_pre': 'its output is read by (add|the norm)'}),
+    (timm_vit, dict(pre_norm=True), {'norm_pre': 'its output is consumed by (add|the norm)'}),
 ])
 def test_what_stays_and_why(make, kwargs, kept):
     report = models.assert_folds(make(**kwargs), (64, 64) if make is models.detector else EVEN, kept=list(kept))

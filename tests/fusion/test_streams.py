@@ -146,7 +146,7 @@ def test_refused_where_the_range_would_be_left():
         state = copy.deepcopy(model.state_dict())
         report = fuse_norms(model)
         assert not report.folded and len(report.kept) == 6
-        assert f'leaves the range of {str(dtype)[6:]}' in report.kept[0].where
+        assert f'exceeds the range of {str(dtype)[6:]}' in report.kept[0].where
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
         fuse_norms(model.to(torch.bfloat16).double(), strict=True)
 
@@ -162,7 +162,7 @@ def test_each_end_of_the_range(gamma, beta, range_):
             norm.bias.fill_(beta)
             norm.running_var.fill_(1)
     kept = fuse_norms(model.half()).kept
-    assert len(kept) == 4 and re.search(f'{range_}.*, which leaves the range of float16', kept[0].where)
+    assert len(kept) == 4 and re.search(f'{range_}.*, which exceeds the range of float16', kept[0].where)
 
 
 def with_another_reader():
@@ -219,16 +219,16 @@ def with_padding_of_its_own():
 @pytest.mark.parametrize('make, gamma, why', [
     (lambda: vit('PostNorm'), 'some', 'the scale of backbone.layers.0.ln1 is 0 in some channel'),
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
-     'cannot be carried past backbone.layers.1.ln1: LayerNorm computes its'),
-    (with_a_hook, 'none', 'its output is read by backbone.layers.1.attn.qkv, which has forward hooks'),
+     'cannot be folded past backbone.layers.1.ln1: LayerNorm computes its'),
+    (with_a_hook, 'none', 'its output is consumed by backbone.layers.1.attn.qkv, which has forward hooks'),
     (with_a_shared_layer, 'none', 'backbone.layers.0.ffn.layers.1 is shared with backbone.layers.1.ffn.layers.1'),
     (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
-    (without_a_norm, 'none', 'norms of the stream it stands in are folded already'),
+    (without_a_norm, 'none', 'norms of its residual stream are folded already'),
     (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
     (with_padding_of_its_own, 'none', 'its output is padded with zeros that cannot be filled'),
-    (with_another_reader, 'none', 'is read by backbone.layers.0.other, which is not the next sublayer'),
+    (with_another_reader, 'none', 'is consumed by backbone.layers.0.other, which is not the next sublayer'),
     (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
-    (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is read by add')])
+    (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is consumed by add')])
 def test_refused_with_the_reason(make, gamma, why):
     with pytest.raises(NotFoldedError, match=why):
         fuse_norms(randomize(make(), gamma=gamma), strict=True)
@@ -239,7 +239,7 @@ def test_a_stream_whose_end_is_read_by_nothing_stays():
         model(torch.zeros(1, 3, 32, 32).to(next(model.parameters())))
 
     kept = fuse_norms(randomize(vit('PostNorm').backbone, gamma='none'), example=run).kept
-    assert len(kept) == 4 and kept[-1].where == 'its output is read by nothing in this model'
+    assert len(kept) == 4 and kept[-1].where == 'its output is consumed by nothing in this model'
 
 
 @pytest.mark.parametrize('cfg', [
@@ -262,7 +262,7 @@ def test_what_dlcl_mixes_stays():
     kept = ['backbone.layers.0.residual1.mix_norm', 'backbone.layers.1.residual1.mix_norm',
             'backbone.layers.1.residual2.mix_norm']
     report = assert_folds(prepared(vit('DLCL')), (32, 32), count=5, kept=kept)
-    assert all('its output is read by' in fold.where for fold in report.kept)
+    assert all('its output is consumed by' in fold.where for fold in report.kept)
 
 
 @pytest.mark.parametrize('scheme', ['LayerScale', 'ReZero'])

@@ -53,7 +53,7 @@ def test_pnac_of_one_and_of_several_runs(tmp_path, capsys):
     check_images(tmp_path / 'b', 'pnac.png', *(f'pnac_{kind}_{i}.png' for kind in ('layers', 'density')
                                                  for i in (1, 2)))
     for other in ('one', 'one/.', 'one/norm_statistics'):
-        assert 'is named twice' in error_of(capsys, PNAC, 'one', other, '--out', 'c')
+        assert 'is given twice' in error_of(capsys, PNAC, 'one', other, '--out', 'c')
 
 
 def test_statistics_of_chosen_and_of_named_channels(tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_curves(tmp_path, capsys):
         'run,scalar,step,value', 'a,loss,10,5', 'a,accuracy/top1,10,20', 'b,loss,10,5', 'b,accuracy/top1,10,20']
     assert 'loss, accuracy/top1 of 2 runs' in capsys.readouterr().out
     for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
-                               (['a', 'b', 'b/.'], 'is named twice'), (['gone'], 'there is no mmengine log')):
+                               (['a', 'b', 'b/.'], 'is given twice'), (['gone'], 'there is no mmengine log')):
         assert message in error_of(capsys, CURVES, *arguments, '--out', out)
 
 

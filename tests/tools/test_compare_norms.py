@@ -121,7 +121,7 @@ def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, c
 
     threading.Thread(target=interrupt).start()
     compare(config, '--norms', 'LN', 'UN', '--seeds', 1, status=3)
-    assert 'the same command goes on' in capsys.readouterr().err
+    assert 'run the same command to continue' in capsys.readouterr().err
     assert 'Not finished yet (1 of 2): UN seed 0' in read('comparison.md')
 
     fake('un', 'finishes')

@@ -163,10 +163,10 @@ def test_nothing_but_a_conversion_is_overwritten(ln_classifier, tmp_path, capsys
     stem = Path(config).stem.replace('ln', 'un')
     shutil.copy(checkpoint, f'{stem}.pth')
     convert = ('convert_norms', config, f'{stem}.pth', '--device', 'cpu', '--num-samples', '2', '--out')
-    assert 'is the checkpoint that is converted' in tiny_runs.error_of(capsys, *convert, '.')
+    assert 'is the checkpoint to convert' in tiny_runs.error_of(capsys, *convert, '.')
     (tmp_path / 'mine').mkdir()
     (tmp_path / f'mine/{stem}.py').write_text('# by hand\n')
-    assert f'mine/{stem}.py is not of a conversion' in tiny_runs.error_of(capsys, *convert, 'mine')
+    assert f'mine/{stem}.py is not from a conversion' in tiny_runs.error_of(capsys, *convert, 'mine')
     assert (tmp_path / f'mine/{stem}.py').read_text() == '# by hand\n'
     for _ in range(2):
         tiny_runs.call(*convert, 'out')

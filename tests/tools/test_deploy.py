@@ -71,7 +71,7 @@ def test_int8(classifier, tmp_path, capsys):
     arguments = (EXPORT, config, checkpoint, '--format', 'onnx', '--int8')
     assert '--batch 9' in error_of(capsys, *arguments, '--batch', '9')  # of four images
     for other in ('--half', '--dynamic'):
-        assert f'{other} does not go with --int8' in error_of(capsys, *arguments, other)
+        assert f'{other} cannot be combined with --int8' in error_of(capsys, *arguments, other)
     made = tiny_runs.call(*arguments, '--batch', '2', '--num-samples', '4')
     assert made.path == checkpoint.with_name(f'{checkpoint.stem}_int8.onnx') and made.norms == 0
     assert 'accuracy/top1' in tiny_runs.call(TEST, config, made.path)
@@ -81,13 +81,16 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     config, checkpoint, _ = classifier
     assert 'did you mean openvino?' in error_of(capsys, EXPORT, config, checkpoint, '--format', 'openvno')
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--dynamic', '--batch', '2')
-    assert '--batch does not go with --dynamic' in message
+    assert '--batch cannot be combined with --dynamic' in message
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--shape', '12', '12', '--out',
                        tmp_path / 'a')
-    assert 'does not take images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
+    assert 'does not run on images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
     assert f'--out {tmp_path}: it must be a file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
+    for given, said in (('torch', 'must be one of --formats, onnx'), ('onnx', 'there is no exported model gone.onnx')):
+        arguments = '--formats', 'onnx', '--file', given, 'gone.onnx'
+        assert said in error_of(capsys, BENCHMARK, config, checkpoint, *arguments)
     (tmp_path / 'a.pth').touch()
     assert '.onnx or .xml' in error_of(capsys, TEST, config, tmp_path / 'a.pth')
     (tmp_path / 'cut.onnx').write_bytes(b'onnx')

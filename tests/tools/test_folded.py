@@ -171,7 +171,7 @@ def test_a_file_with_its_config_as_text(rewrite, tmp_path):
     rewrite(code, default_scope='mmpretrain')
     load_folded('other.pth')
     rewrite(code)
-    with pytest.raises(PreflightError, match='other.pth has a config that is code.*line 1.*--trust-checkpoint'):
+    with pytest.raises(PreflightError, match='checkpoint .*other.pth is code.*line 1.*--trust-checkpoint'):
         load_folded('other.pth')
     assert not (tmp_path / 'marker').exists()
     with restricted(trusted=True):
@@ -185,7 +185,7 @@ def test_a_file_with_its_config_as_text(rewrite, tmp_path):
     (dict(model=dict(type='ImageClassifier', backbone=dict(type='os.mkdir', path='marker'))), KeyError,
      'os.mkdir is not in'),
     (dict(custom_imports=dict(imports=['makes_a_marker'])), None, ''),
-    (dict(default_scope='makes_a_marker'), ValueError, "default_scope='makes_a_marker' is no package"),
+    (dict(default_scope='makes_a_marker'), ValueError, "default_scope='makes_a_marker' is not an OpenMMLab package"),
 ])
 def test_a_plain_config_runs_nothing_but_registered_types(rewrite, config, error, message, tmp_path, monkeypatch):
     (tmp_path / 'makes_a_marker.py').write_text("import os\nos.mkdir('marker')\n")
@@ -218,7 +218,7 @@ def test_a_model_of_torch_alone_needs_no_config(tmp_path):
         with pytest.raises(ValueError, match='is of another architecture|has no norm'):
             load_folded(tmp_path / 'folded.pth', other)
     torch.save(make().state_dict(), tmp_path / 'plain.pth')
-    with pytest.raises(ValueError, match='is no folded checkpoint'):
+    with pytest.raises(ValueError, match='not a folded checkpoint'):
         load_folded(tmp_path / 'plain.pth', make())
 
 

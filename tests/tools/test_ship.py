@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     untrained = ship(ln_classifier, '--dry-run', '--steps', '0', '--trust-checkpoint')
     assert len(untrained) == 3 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
     assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, False, True]
-    assert "--formats onnx torch --file onnx out/model.onnx" in str(ship(
+    assert "--formats onnx torch --metrics-of onnx --file onnx out/model.onnx" in str(ship(
         ln_classifier, '--dry-run', '--beside', 'torch', 'onnx')[-1])
 
 
@@ -48,6 +48,13 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')
     assert '--to LN: norm_cfg=' in error_of('--to', 'LN', '--dry-run')
     assert 'has no LayerNorm to convert' in error_of(ln=classifier[:2])
+    # What the fourth stage would find out.
+    linear = ln_classifier[0].read_text().replace('LinearClsHead', 'MultiLabelLinearClsHead')
+    (tmp_path / 'labels.py').write_text(linear.replace("Accuracy', topk=1", "MultiLabelMetric'"))
+    for options in ((), ('--dry-run', )):
+        assert 'ImageClassifier cannot be exported: its head is MultiLabelLinearClsHead' in error_of(
+            *options, ln=(tmp_path / 'labels.py', ln_classifier[1]))
+    assert '--parts backbone takes detectors of mmdet' in error_of('--parts', 'backbone', '--dry-run')
     assert not (tmp_path / 'out').exists()
     (tmp_path / 'out').mkdir()
     (tmp_path / 'out/ship.json').write_text(json.dumps({'python tools/other.py': 3.0}))

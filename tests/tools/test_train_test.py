@@ -34,6 +34,25 @@ def test_trains_into_work_dirs_and_is_tested(classifier, tmp_path):
     assert metrics['accuracy/top1'] == tiny_runs.scalars(work_dir)[-1]['accuracy/top1'] == 100
 
 
+@pytest.mark.parametrize(('backbone', 'norm', 'number'), [
+    ("'SwinTransformer', arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, "
+     'out_indices=(1, )', 'UN', 7),
+    ("'ConvNeXt', arch=dict(depths=[1, 1, 1, 1], channels=[12, 12, 24, 24]), gap_before_final_norm=False",
+     'UN2d', 9)])
+def test_every_norm_of_a_stock_backbone_is_another(backbone, norm, number, classifier, tmp_path):
+    """From training to a folded file; mmpretrain's Swin gives norm_cfg to one norm alone, ConvNeXt's are over maps."""
+    config = tmp_path / 'stock.py'
+    config.write_text(f"_base_ = ['{classifier[0]}']\nmodel = dict(backbone=dict(_delete_=True, type={backbone}))\n")
+    mine = config, '--norm', 'mine=UN,warmup_iters=1', '--work-dir', 'w'
+    tiny_runs.call('train', *mine)
+    state = tiny_runs.checkpoint('w/epoch_1.pth')['state_dict']
+    assert sum(name.endswith('running_var') for name in state) == number
+    assert f'norms: {number} {norm};' in next(tmp_path.glob('w/*/*.log')).read_text()
+    metrics = tiny_runs.call('test', config, 'w/epoch_1.pth', *mine[1:], '--fuse', '--save', 'w/folded.pth')
+    assert tiny_runs.call('test', config, 'w/folded.pth', *mine[1:]) == metrics
+    assert tiny_runs.call('test', config, 'w/folded.pth', '--work-dir', 'w') == metrics
+
+
 def test_amp_and_auto_scale_lr(classifier):
     tiny_runs.call('train', classifier[0], '--work-dir', 'w', '--amp', '--auto-scale-lr')
     wrapper = 'AmpOptimWrapper' if torch.cuda.is_available() else 'BFloat16OptimWrapper'
@@ -118,7 +137,7 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
 def test_what_cannot_be_built_is_one_line(classifier, capsys):
     for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
                    'val_dataloader.dataset.indices=0'):
-        assert 'cannot build what the config describes' in tiny_runs.error_of(
+        assert 'cannot build the config' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
     assert 'no training step' in tiny_runs.error_of(
         capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', 'train_cfg.max_epochs=0')

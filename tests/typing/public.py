@@ -11,6 +11,7 @@ from mmunorm import (
     RMSN,
     UN,
     AdaptReport,
+    Comparison,
     ConversionReport,
     Derf,
     DyT,
@@ -23,8 +24,10 @@ from mmunorm import (
     UN2d,
     __version__,
     adapt,
+    compare,
     convert_norms,
     convert_sync,
+    export,
     fuse_norms,
     load_folded,
     replace_norms,
@@ -61,4 +64,6 @@ def deploy(model: nn.Module, teacher: nn.Module, images: list[Tensor]) -> nn.Mod
     assert_type(report, FusionReport)
     print(report, report.difference, [fold.norm for fold in report.folded + report.kept])
     save_folded(model, 'folded.pth', report=report)
+    export(model, images[0], 'model.tflite', int8='full', calibration=images)
+    assert_type(compare('model.tflite', model, images), Comparison)
     return load_folded(Path('folded.pth'), teacher)

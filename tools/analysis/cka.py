@@ -44,15 +44,15 @@ def parse_args(argv=None):
 
 
 def default_batch_size(cfg):
-    """Images in a batch. Detectors get the minimum, because their images are twenty times as large."""
+    """The batch size. Detectors get the minimum, because their images are twenty times as large."""
     return 4 if cfg.get('default_scope') == 'mmdet' else 32
 
 
 def read_batches(cfg, batch_size, images):
-    """Batches of the config's test images with their sizes, `images` images at most."""
+    """Batches of at most `images` of the config's test images, with their sizes."""
     loader_cfg = cfg.test_dataloader
     loader_cfg.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
-    # Without the shuffle, the folders of the classes come one after the other, and images of a class are alike.
+    # Without shuffling, a batch would contain images of one class, which are similar.
     loader_cfg.sampler = dict(type='DefaultSampler', shuffle=True)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     loader = Runner.build_dataloader(loader_cfg, seed=0)
@@ -76,7 +76,7 @@ def main(argv=None):
     args = parse_args(argv)
     cfgs = [load_config(path, args.cfg_options) for path in (args.config_a, args.config_b)]
     for checkpoint in (args.checkpoint_a, args.checkpoint_b):
-        check_checkpoint(checkpoint)  # before the first is loaded
+        check_checkpoint(checkpoint)  # before loading the first
     check_data(cfgs[0], ['test'])
     out = out_folder(args.out)
     named = 'config' if args.config_a != args.config_b else 'checkpoint'
@@ -103,7 +103,7 @@ def main(argv=None):
                       out / 'cka_diagonal.png')
         print(f'mean CKA at equal depth: {summary["mean_diagonal"]:.3f}')
     else:
-        print('The models have different layers: there is no diagonal.')
+        print('The models have different layers, so there is no diagonal.')
     write_text(out / 'cka.json', json.dumps(summary, indent=1))
     print(f'{out} has cka.csv, cka.json and the images.')
 

@@ -1,10 +1,10 @@
 """Trains one recipe with several norms and seeds; writes one table, one CSV and one image of the curves.
 
-The same command continues after an interruption: finished runs are not repeated, others resume from their
-last checkpoint. A run that crashes is an error. The next call tries it again.
+To continue after an interruption, run the same command again: finished runs are skipped, others resume from their last
+checkpoint. A run that crashes is an error; the next call retries it.
 
-FAIL marks a run that diverged and was stopped: it had --fail-patience bad steps in a row, or weights that are
-not finite. A step is bad if its loss is not finite, or exceeds --fail-factor times that of the start.
+FAIL marks a run that diverged and was stopped: it had --fail-patience consecutive bad steps, or non-finite weights. A
+step is bad if its loss is not finite, or exceeds --fail-factor times the initial loss.
 
 The results are OUT/comparison.md, .csv and .png; with --stress, they are OUT/stress.md, .csv and .png. They
 cover only the norms and seeds that the command names.
@@ -45,19 +45,19 @@ def parse_args(argv=None):
         'config',
         help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Every UN gets its '
         'arguments, and every norm with a warm-up gets its warmup_iters. PRepBN fades LayerNorm out over half '
-        'of a run that starts from nothing')
+        'of a run that is trained from scratch')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
         help=HELP)
     parser.add_argument(
         '--pretrained', metavar='PATTERN',
-        help="path of the backbone weights to start from. {norm} in it is the name of the norm's folder, {seed} "
-        'the seed, e.g. "OUT/{norm}/seed_{seed}/epoch_8.pth". Without it, every backbone starts from nothing')
+        help="path of the pretrained backbone weights. {norm} is the name of the norm's folder, {seed} the seed, e.g. "
+        '"OUT/{norm}/seed_{seed}/epoch_8.pth". Without it, every backbone is trained from scratch')
     stress = parser.add_argument_group('stress')
     stress.add_argument(
         '--stress', action='store_true',
-        help='for detectors and classifiers: train everything a second time with a higher learning rate and disturbed '
-        'inputs. In a share of the steps, the same for every norm, the inputs are multiplied by a log-uniform factor')
+        help='for detectors and classifiers: train all norms a second time with a higher learning rate and perturbed '
+        'inputs. In a share of the steps, the same for all norms, the inputs are multiplied by a log-uniform factor')
     stress.add_argument('--stress-probability', type=float, default=0.02,
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
@@ -69,14 +69,14 @@ def parse_args(argv=None):
 
 
 def plan(args):
-    """The config of every run, in the order of running: seed by seed, so that a table fills evenly."""
+    """The config of every run in running order: seed by seed, so that a partial table covers all norms."""
     base = load_config(args.config, args.cfg_options)
     if 'norm_cfg' not in (base.model.get('backbone') or {}):
-        raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to put norms into.')
+        raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to replace.')
     refuse_other_weights(base, args.config, args.cfg_options)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
-    # A model whose inputs must not be multiplied says what they are.
+    # A model whose inputs must not be multiplied declares its inputs.
     if args.stress and (inputs := getattr(MODELS.get(class_name(base.model)), 'not_stressed', None)):
         raise PreflightError(f'--stress multiplies normalized images by a factor, and {base.model.type} reads '
                              f'{inputs}.')
@@ -85,7 +85,7 @@ def plan(args):
     recipes = {name: with_norm(base, name, norm_cfg, steps)
                for name, norm_cfg in parse_presets('--norms', args.norms).items()}
     for recipe in recipes.values():
-        build_model(recipe)  # one that cannot be built is an error before the first run
+        build_model(recipe)  # an invalid config fails before the first run
     configs = {}
     for condition in (CALM, STRESSED) if args.stress else (CALM, ):
         for seed in range(args.seeds):
@@ -103,7 +103,7 @@ def learning_rate(cfg):
 def make_config(recipe, run, args):
     cfg = seeded(recipe, run, args)
     if run.condition == STRESSED:
-        # For one seed, every norm gets the same disturbance. Another seed gets another one.
+        # All norms get the same perturbation for the same seed.
         cfg.custom_hooks.append(checked_hook(
             '--stress-probability and --stress-scale', type='InputStressHook', probability=args.stress_probability,
             scale=tuple(args.stress_scale), seed=run.seed))
@@ -122,13 +122,13 @@ def make_config(recipe, run, args):
 
 
 def header_of(args, configs):
-    """What the results are about."""
+    """The header of the results."""
     rate = learning_rate(next(iter(configs.values())))
     lines = [f'# Norms compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
              f'Metrics of the last validation; {args.seeds} seed(s); '
              + ('' if rate is None else f'learning rate {rate:g}; ') +
              'std is the sample standard deviation. A step is bad if its loss is not finite, or is more than '
-             f'{args.fail_factor:g} times that of the start. FAIL is a run with {args.fail_patience} bad steps in a '
+             f'{args.fail_factor:g} times the initial loss. FAIL is a run with {args.fail_patience} bad steps in a '
              'row, or with weights that are not finite.']
     if args.stress:
         low, high = args.stress_scale

@@ -1,4 +1,4 @@
-"""Draws training curves of several runs in one image, curves.png (Fig. 1), and writes their numbers, curves.csv."""
+"""Draws training curves of several runs in one figure, curves.png (Fig. 1), and writes their numbers to curves.csv."""
 import argparse
 
 from mmunorm.analysis.curves import METRICS, curves_figure, read_scalars

@@ -1,4 +1,4 @@
-"""Folds the norms of a model and measures its speed and memory, compared with LN and with no norm at all."""
+"""Folds the norms of a model and compares its speed and memory with LN and with no norm."""
 import argparse
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def parse_args(argv=None):
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.save and not args.checkpoint:
-        parser.error('--save needs a CHECKPOINT to fold: random weights are of no use')
+        parser.error('--save needs a CHECKPOINT to fold, not random weights')
     if args.shape is not None:
         if len(args.shape) > 2:
             parser.error(f'--shape takes one or two numbers, got {len(args.shape)}')

@@ -1,5 +1,5 @@
-"""Says how much the batch statistic of each norm fluctuates from batch to batch, of one or several runs: the deviation
-of its logarithm, and outlier steps. Writes spread.csv."""
+"""Computes how much the batch statistic of each norm fluctuates between batches, for one or several runs: the standard
+deviation of its logarithm, and outlier steps. Writes spread.csv."""
 import argparse
 
 import numpy as np

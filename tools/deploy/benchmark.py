@@ -1,4 +1,4 @@
-"""Measures a model in torch and in the runtimes: metrics, speed and size, beside a baseline such as LayerNorm."""
+"""Measures metrics, speed and size of a model in torch and the runtimes, compared with a baseline such as LayerNorm."""
 import argparse
 import tempfile
 from pathlib import Path
@@ -20,7 +20,8 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.export import PARTS, loaded_model
+from mmunorm.deploy.features import WithRest
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
@@ -29,22 +30,25 @@ from mmunorm.utils import PreflightError
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file, for the model, the data and the metrics')
+    parser.add_argument('config', help='config file of the model, the data and the metrics')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--baseline', nargs=2, metavar=('CONFIG', 'CHECKPOINT'),
-                        help='a second model, such as the same with LayerNorm: ratios are to it, in the same format')
+                        help='a second model to compute ratios to, in the same format, such as the one with LayerNorm')
     parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT',
-                        help=f'what to measure, of {", ".join(VARIANTS)} (default: all)')
+                        help=f'rows to measure, from {", ".join(VARIANTS)} (default: all)')
     parser.add_argument('--file', nargs=2, metavar=('FORMAT', 'FILE'),
-                        help='a file that export.py has made of the model in one of these, in place of a new one')
-    parser.add_argument('--batch', type=positive, default=1, help='images at once (default: 1)')
+                        help='use a file written by export.py for one of the rows instead of a new one')
+    parser.add_argument('--batch', type=positive, default=1, help='batch size (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input, as in export.py')
+    parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
+                        help='what of the models, as in export.py; metrics are those with the rest in torch')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training images for the ranges of INT8 (default: 300)')
+                        help='training images for INT8 calibration (default: 300)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
-    parser.add_argument('--no-metrics', action='store_true', help='measure speed and size alone')
+    parser.add_argument('--metrics-of', nargs='*', choices=list(VARIANTS), metavar='FORMAT',
+                        help='test these alone, or none; speed and size are measured of all (default: test all)')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/formats)')
     add_config_arguments(parser)
@@ -54,7 +58,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    for name in args.formats or ():  # without any, rows say what is missing
+    for name in args.formats or ():  # by default, rows of missing packages report them
         chosen, form = VARIANTS[name]
         chosen.check(form.int8 is not None)
     formats = args.formats or list(VARIANTS)
@@ -73,13 +77,13 @@ def main(argv=None):
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
     with tempfile.TemporaryDirectory() as folder:
-        subjects, own_cfg = [], {}
+        subjects, own = [], {}
         for (config, checkpoint), cfg in zip(pairs, cfgs, strict=True):
             name = Path(config).stem
-            if name in own_cfg:
+            if name in own:
                 name += ' (model)'
-            own_cfg[name] = cfg
-            model, meta = loaded_model(cfg, checkpoint, args.shape)
+            model, meta = loaded_model(cfg, checkpoint, args.shape, args.parts)
+            own[name] = cfg, model
             images = training_images(cfg, args.num_samples) if wants_int8 else ()
             subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
                                     torch.get_num_threads(), images))
@@ -87,8 +91,14 @@ def main(argv=None):
             subjects[-1].give(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
+        tested = {VARIANTS[name][1].label for name in (formats if args.metrics_of is None else args.metrics_of)}
+
         def metrics_of(subject, runner, title):
-            return {} if args.no_metrics else test_metrics(own_cfg[subject.name], runner, title)
+            if title.removeprefix(f'{subject.name}, ') not in tested:
+                return {}
+            cfg, model = own[subject.name]
+            model = WithRest(runner, model) if args.parts == 'backbone' else runner
+            return test_metrics(cfg, model, title)
 
         result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
     text = markdown(result)

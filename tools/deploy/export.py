@@ -1,4 +1,4 @@
-"""Exports a trained model, its norms folded, to one file that a runtime loads."""
+"""Exports a trained model with folded norms to a file for a runtime."""
 import argparse
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.export import loaded_model, prepare_export
+from mmunorm.deploy.export import PARTS, loaded_model, prepare_export
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
@@ -33,15 +33,18 @@ def parse_args(argv=None):
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--half', action='store_true', help='weights in float16')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
-                        help='in INT8; the table below has the kinds, the usual one first')
+                        help='quantize to INT8; the table below lists the kinds, the default first')
     parser.add_argument('--num-samples', type=positive, default=300,
-                        help='training images for the ranges of INT8 (default: 300)')
+                        help='training images for INT8 calibration (default: 300)')
     parser.add_argument('--dynamic', action='store_true',
                         help='take any number of images; with a Swin, also of any size')
+    parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
+                        help="of any detector, backbone is backbone and neck, in ONNX and OpenVINO; the rest stays in "
+                        'torch (default: whole)')
     parser.add_argument('--batch', type=positive, help='images at once (default: 1)')
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
-                        help='height and width of the input (default: what the test pipeline makes; for a detector a '
-                        'square, for landscape and portrait images)')
+                        help='height and width of the input (default: those of the test pipeline; for a detector, a '
+                        'square for landscape and portrait images)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for each in FORMATS.values():
@@ -51,9 +54,9 @@ def parse_args(argv=None):
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
-        parser.error('--batch does not go with --dynamic: the file takes any number of images')
+        parser.error('--batch cannot be combined with --dynamic, which accepts any batch size')
     if args.int8 is not None and (args.half or args.dynamic):
-        parser.error(f'--{"half" if args.half else "dynamic"} does not go with --int8')
+        parser.error(f'--{"half" if args.half else "dynamic"} cannot be combined with --int8')
     return args
 
 
@@ -61,12 +64,12 @@ def options_of(args, chosen):
     """The options of the format that were given."""
     given = {name for each in FORMATS.values() for name in each.options if getattr(args, name) is not None}
     if others := sorted(given - set(chosen.options)):
-        raise PreflightError(f'--{others[0]} does not go with --format {chosen.name}.')
+        raise PreflightError(f'--{others[0]} is not an option of --format {chosen.name}.')
     return {name: getattr(args, name) for name in given}
 
 
 def file_of(text, checkpoint, chosen, int8):
-    """Where the file goes; the kind of INT8 is in its name where the format has several."""
+    """The output path; its name has the kind of INT8 if the format has several."""
     suffix = chosen.suffixes[0]
     if text is None:
         kind = f'_int8{f"_{int8}" if len(chosen.int8_kinds) > 1 else ""}' if int8 else ''
@@ -76,7 +79,7 @@ def file_of(text, checkpoint, chosen, int8):
     else:
         out = Path(text if text.endswith(suffix) else text + suffix)
     if checkpoint == out.with_suffix('.bin'):
-        raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}: name another --out.')
+        raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}; choose another --out.')
     return out
 
 
@@ -94,7 +97,7 @@ def main(argv=None):
     if chosen.needs_images(int8):
         check_data(cfg, ['train'])
         set_dataloader_defaults(cfg)
-    model, meta = loaded_model(cfg, args.checkpoint, args.shape)
+    model, meta = loaded_model(cfg, args.checkpoint, args.shape, args.parts)
     samples = ()
     if chosen.needs_images(int8):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)

@@ -9,6 +9,7 @@ import cv2
 from mmunorm.cli.arguments import command, out_folder, positive, share
 from mmunorm.cli.images import draw_each, draw_objects, find_images, objects_in
 from mmunorm.deploy.exported import ExportedModel
+from mmunorm.utils import PreflightError
 
 
 def parse_args(argv=None):
@@ -17,7 +18,7 @@ def parse_args(argv=None):
     parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
     parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
-    parser.add_argument('--limit', type=positive, help='draw at most so many images of a folder, the first ones')
+    parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     return parser.parse_args(argv)
 
 
@@ -26,6 +27,8 @@ def main(argv=None):
     args = parse_args(argv)
     images = find_images(args.images, args.out_dir, args.limit)
     runner = ExportedModel(args.file)
+    if runner.meta['task'] == 'features':
+        raise PreflightError(f'{args.file} has a backbone alone: tools/infer.py draws what the whole model sees.')
     out_folder(args.out_dir, '--out-dir')
 
     def write(path, image, part):

@@ -1,4 +1,4 @@
-"""Tests an exported model with the metrics of a config."""
+"""Evaluates an exported model with the metrics of a config."""
 import argparse
 import json
 import time
@@ -16,15 +16,18 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
+from mmunorm.config.models import load_model
 from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.features import WithRest
 from mmunorm.engine.calibration import test_metrics
-from mmunorm.utils import write_text
+from mmunorm.utils import PreflightError, write_text
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file, for the data and the metrics')
+    parser.add_argument('config', help='config file of the data and the metrics')
     parser.add_argument('file', help='a file from tools/deploy/export.py')
+    parser.add_argument('--checkpoint', help='of a file with a backbone alone: the model whose rest runs in torch')
     parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
     parser.add_argument('--threads', type=positive, help="threads of the CPU (default: the runtime's choice)")
     add_config_arguments(parser, norm=False)
@@ -39,7 +42,13 @@ def main(argv=None):
     set_dataloader_defaults(cfg)
     if args.work_dir:
         out_folder(args.work_dir, '--work-dir')
-    metrics = test_metrics(cfg, ExportedModel(args.file, args.threads), 'testing')
+    model = ExportedModel(args.file, args.threads)
+    if (model.meta['task'] == 'features') != bool(args.checkpoint):
+        raise PreflightError(f'--checkpoint is for files of --parts backbone, and {args.file} has '
+                             f'{"one: name its model" if not args.checkpoint else "a whole model"}.')
+    if args.checkpoint:
+        model = WithRest(model, load_model(cfg, args.checkpoint))
+    metrics = test_metrics(cfg, model, 'testing')
     for name, value in metrics.items():
         print(f'{name}: {value:.4f}')
     if args.work_dir:

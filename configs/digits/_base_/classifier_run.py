@@ -1,4 +1,4 @@
-# How the digits classifiers train, whatever their data.
+# Training schedule of the digits classifiers, for any data.
 _base_ = ['mmpretrain::_base_/default_runtime.py', '../../_base_/mmunorm.py']
 
 optim_wrapper = dict(

@@ -4,7 +4,7 @@ data_root = 'data/digits/coco/'
 metainfo = dict(classes=('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'))
 scale = (128, 128)
 
-# No flip: a mirrored digit is none.
+# No flip: a mirrored digit is not a digit.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),

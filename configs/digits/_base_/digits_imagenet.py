@@ -4,7 +4,7 @@ data_preprocessor = dict(
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale=32),  # the digits have this size; images of yours need not
+    dict(type='Resize', scale=32),  # the size of the digits; for images of other sizes
     dict(type='RandomCrop', crop_size=32, padding=3, padding_mode='edge'),
     dict(type='ColorJitter', brightness=0.3, contrast=0.3, saturation=0.3),
     dict(type='PackInputs'),

@@ -30,10 +30,10 @@ def table() -> str:
 
 
 def find_format(name: str, int8: bool = False) -> Format:
-    """The format of a name such as 'onnx', if this machine can make it, for `int8` in INT8.
+    """The format of a name such as 'onnx', if this machine can export it, with `int8` in INT8.
 
     Raises:
-        PreflightError: there is no such format, a package is missing, or torch is too old.
+        PreflightError: the format is unknown, a package is missing, or torch is too old.
     """
     if name not in FORMATS:
         near = difflib.get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.3)
@@ -45,18 +45,18 @@ def find_format(name: str, int8: bool = False) -> Format:
 
 
 def format_of(path: str | Path) -> Format:
-    """The format of a file, by its ending.
+    """The format of a file, by its suffix.
 
     Raises:
-        PreflightError: the ending is unknown.
+        PreflightError: the suffix is unknown.
     """
     for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffixes[0])):
         if Path(path).name.endswith(each.suffixes[0]):
             return each
     suffixes = ' or '.join(each.suffixes[0] for each in FORMATS.values())
-    raise PreflightError(f'an exported model ends with {suffixes}, got {path}.')
+    raise PreflightError(f'an exported model must have the suffix {suffixes}, got {path}.')
 
 
 def open_file(path: str | Path, threads: int | None = None) -> Session:
-    """An exported model, ready to run; its ending tells the format. Raises what :meth:`Format.open` does."""
+    """Opens an exported model; its format is given by the suffix. Raises the errors of :meth:`Format.open`."""
     return format_of(path).open(Path(path), threads)

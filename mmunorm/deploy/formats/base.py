@@ -1,4 +1,4 @@
-"""What each runtime owes: how its file is made, opened and run."""
+"""The base classes of formats: how a file is exported, opened and run."""
 from __future__ import annotations
 
 import logging
@@ -20,15 +20,15 @@ from ...utils import PreflightError, error_text
 from ..exportable import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
-# What installs the packages of the formats for edge devices.
+# Installs the packages of the formats for edge devices.
 EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
 
 
 class Session(ABC):
-    """A model that is ready to run.
+    """An opened model.
 
     Attributes:
-        meta (dict | None): what the file says about itself, see :func:`describe_model`; None if that is nothing.
+        meta (dict | None): metadata of the file, see :func:`describe_model`; None if it has none.
     """
     meta: dict | None
 
@@ -39,7 +39,7 @@ class Session(ABC):
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a benchmark: its name for the reader, its kind of INT8, and what `Format.load` gets besides."""
+    """One row of a benchmark: its label, its kind of INT8, and extra arguments of `Format.load`."""
     label: str
     int8: str | None = None
     how: dict = field(default_factory=dict)
@@ -47,21 +47,21 @@ class Variant:
 
 class Format(ABC):
     """A runtime and its files."""
-    name: str  # what `--format` takes
-    suffixes: tuple[str, ...]  # of its files; the first is the one that is opened
-    runtime: str  # its name for the reader
-    tasks: tuple[str, ...] = ('classifier', 'detector')  # what its files do
-    packages: tuple[str, ...] = ()  # what the export needs
-    run_packages: tuple[str, ...] = ()  # what running a file needs
-    int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the usual one first
+    name: str  # value of `--format`
+    suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
+    runtime: str  # label of the runtime
+    tasks: tuple[str, ...] = ('classifier', 'detector')  # supported tasks
+    packages: tuple[str, ...] = ()  # required for exporting
+    run_packages: tuple[str, ...] = ()  # required for running a file
+    int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first
     is_offered: bool = True  # by tools/deploy/export.py
-    uncalibrated: tuple[str, ...] = ()  # those of them that need no training images
-    int8_packages: tuple[str, ...] = ()  # what the export needs besides for INT8
-    install: str = "pip install -e '.[deploy]'"  # gets its packages
-    # What tools/deploy/export.py takes for it alone, by name: arguments of `argparse`'s `add_argument`. `export` gets
-    # those that are given, as keyword arguments.
+    uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
+    int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
+    install: str = "pip install -e '.[deploy]'"  # installs its packages
+    # Options of tools/deploy/export.py for this format only, by name: arguments of `argparse`'s `add_argument`. Given
+    # options are passed to `export` as keyword arguments.
     options: dict[str, dict] = {}
-    variants: dict[str, Variant] = {}  # its rows in a benchmark, by name; that of the plain file has the format's name
+    variants: dict[str, Variant] = {}  # its rows in a benchmark by name; the plain file has the format's name
 
     def check(self, int8: bool = False) -> None:
         """Checks that this machine can export to it.
@@ -71,20 +71,20 @@ class Format(ABC):
         """
         need(*self.packages, *(self.int8_packages if int8 else ()), install=self.install)
         if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
-            raise PreflightError(f'the exporter needs torch 2.9 or newer, and this Python has {torch.__version__}.')
+            raise PreflightError(f'the exporter needs torch 2.9 or newer, but {torch.__version__} is installed.')
 
     def check_model(self, model: Exportable) -> None:
-        """Checks that a file of this format can hold a model.
+        """Checks that this format supports a model.
 
         Raises:
-            PreflightError: it cannot.
+            PreflightError: it does not.
         """
         if model.meta['task'] not in self.tasks:
-            raise PreflightError(f'--format {self.name} takes {" and ".join(f"{task}s" for task in self.tasks)}, and '
-                                 f'{model.meta["model"]} is a {model.meta["task"]}.')
+            raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
+                                 f'{model.meta["model"]} would be {model.meta["task"]}.')
 
     def int8_kind(self, kind: str | None) -> str | None:
-        """The kind of INT8 that was asked for; '' is the usual one, None is floating point.
+        """The requested kind of INT8; '' is the default, None is floating point.
 
         Raises:
             PreflightError: the format has no such kind.
@@ -94,7 +94,7 @@ class Format(ABC):
         return self.int8_kinds[0] if kind == '' else kind
 
     def needs_images(self, int8: str | None) -> bool:
-        """Whether a kind of INT8 takes its ranges from training images."""
+        """Whether a kind of INT8 needs training images for calibration."""
         return int8 is not None and int8 not in self.uncalibrated
 
     @abstractmethod
@@ -103,27 +103,27 @@ class Format(ABC):
         """Writes a model as files with the stem of `path`.
 
         Args:
-            model (Exportable): what :func:`prepare_export` returns.
-            path (Path): of the file that is opened.
+            model (Exportable): the result of :func:`prepare_export`.
+            path (Path): path of the file to open.
             half (bool): weights in float16. Defaults to False.
             int8 (str, optional): one of `int8_kinds`.
-            samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs that the ranges of INT8 are taken from.
-            **options: of `options`.
+            samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs for INT8 calibration.
+            **options: values of `options`.
 
         Raises:
-            PreflightError: torch cannot export the model, or the format cannot hold it.
+            PreflightError: torch cannot export the model, or the format does not support it.
         """
 
     @abstractmethod
     def load(self, path: Path, threads: int | None, **how) -> Session:
-        """Opens an existing file, for so many threads of the CPU or the runtime's choice; raises what that raises."""
+        """Opens an existing file with a number of CPU threads, None for the runtime's choice. Raises any error."""
 
     def open(self, path: Path, threads: int | None = None, **how) -> Session:
-        """As :meth:`load`.
+        """Like :meth:`load`.
 
         Raises:
-            PreflightError: a file or the runtime is missing, the runtime does not load the file, or
-                `tools/deploy/export.py` has not made it.
+            PreflightError: a file or the runtime is missing, the runtime cannot load the file, or it was not written by
+                `tools/deploy/export.py`.
         """
         if not path.is_file():
             raise PreflightError(f'there is no exported model {path}.')
@@ -135,30 +135,30 @@ class Format(ABC):
             session = self.load(path, threads, **how)
         except PreflightError:
             raise
-        except Exception as error:  # the runtimes have no class of errors in common
+        except Exception as error:  # the runtimes have no common base class of errors
             raise PreflightError(f'{path} cannot be loaded: {error_text(error)}') from error
         if not session.meta:
-            raise PreflightError(f'{path} has no metadata of mmunorm: make it with tools/deploy/export.py.')
+            raise PreflightError(f'{path} has no metadata of mmunorm: export it with tools/deploy/export.py.')
         return session
 
     def open_new(self, path: Path) -> Session:
-        """What a file that :meth:`export` has just made is compared with torch by."""
+        """Opens a file just written by :meth:`export` for the comparison with torch."""
         return self.open(path)
 
     def usage(self, path: Path) -> str:
-        """How a file is used: a line."""
+        """One line on how to use a file."""
         return f'use it: python tools/deploy/infer.py {quote(str(path))} IMAGES --out-dir DIR'
 
     def report(self, path: Path) -> list[str]:
-        """What tools/deploy/export.py prints about a new file besides its size: lines."""
+        """Lines that tools/deploy/export.py prints about a new file."""
         return []
 
     def files(self, path: Path) -> list[Path]:
-        """All files of an exported model, by the path of the one that is opened."""
+        """All files of an exported model, given the path of the one to open."""
         return [path.with_suffix(suffix) for suffix in self.suffixes]
 
     def size(self, path: Path, model: Exportable) -> int:
-        """Bytes that the files of an exported model have on the disk."""
+        """Size of the files of an exported model in bytes."""
         return sum(file.stat().st_size for file in self.files(path))
 
 
@@ -166,28 +166,28 @@ REGISTERED: dict[str, Format] = {}  # by name
 
 
 def register_format(cls: type[Format]) -> type[Format]:
-    """Makes a format known to the tools, by its `name`."""
+    """Registers a format for the tools, by its `name`."""
     REGISTERED[cls.name] = cls()
     return cls
 
 
 def need(*packages: str, install: str = Format.install) -> None:
-    """Raises a PreflightError with the command that gets them if one of these packages is not installed."""
+    """Raises a PreflightError with the command to install them if one of these packages is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise PreflightError(f"missing: {', '.join(missing)}; get it with {install}")
+        raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Inside, libraries print nothing: bars, sizes and hints for their developers."""
+    """A context that suppresses the output of libraries, such as progress bars."""
     with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
             warnings.catch_warnings():
         warnings.simplefilter('ignore')
         disabled = logging.root.manager.disable
         logging.disable(logging.WARNING)
         stderr = os.dup(2)
-        os.dup2(nothing.fileno(), 2)  # of their C++
+        os.dup2(nothing.fileno(), 2)  # for C++ code
         try:
             yield
         finally:
@@ -197,10 +197,10 @@ def silent() -> Iterator[None]:
 
 
 def listed(counts: Counter[str]) -> str:
-    """The most frequent names with their numbers."""
+    """The most frequent names with their counts."""
     return ', '.join(f'{name} {number}' for name, number in counts.most_common(6))
 
 
 def counted(counts: Counter[str]) -> str:
-    """The number of all, and :func:`listed`."""
+    """The total count, and :func:`listed`."""
     return f'{counts.total()}{", " if counts else ""}{listed(counts)}'

@@ -1,4 +1,4 @@
-"""Files for Arm's Ethos-U: LiteRT's full-integer ones, as Arm's compiler Vela makes them for the chip."""
+"""Files for Arm's Ethos-U: full-integer LiteRT files compiled by Arm's Vela."""
 from __future__ import annotations
 
 import csv
@@ -22,7 +22,7 @@ ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256'
 
 @register_format
 class EthosU(LiteRt):
-    """A file runs on the chip alone. Beside it lie Vela's estimates, of the whole and of each layer."""
+    """Files that run only on the chip, with Vela's estimates of the model and of each layer in separate files."""
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
     int8_kinds, uncalibrated, variants = ('full', 'full16'), (), {}
@@ -30,29 +30,29 @@ class EthosU(LiteRt):
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 
     def int8_kind(self, kind: str | None) -> str:
-        """As of every format, but its files are never in floating point."""
+        """Like the base class, but files are never in floating point."""
         return super().int8_kind(kind or '')
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> None:
         if half:
-            raise PreflightError('--half does not go with --format ethos-u: the chip computes in integers.')
+            raise PreflightError('--half is not supported by --format ethos-u, whose files are integer-only.')
         integers = self._integers(path)
         super().export(model, integers, int8=int8, samples=samples)
         compile_file(integers, path, accelerator or 'ethos-u85-512')
 
     def open_new(self, path: Path) -> Session:
-        """The file in integers that Vela read: this machine cannot run what it wrote."""
+        """Opens Vela's input, because this machine cannot run its output."""
         integers = self._integers(path)
         session = super().load(integers, None)
         integers.unlink()
         return session
 
     def load(self, path: Path, threads: int | None) -> Session:
-        raise PreflightError('it runs on an Ethos-U alone; for this machine export with --format litert --int8 full.')
+        raise PreflightError('it runs only on an Ethos-U; for this machine export with --format litert --int8 full.')
 
     def usage(self, path: Path) -> str:
-        return "use it: with Arm's driver for the chip; it runs nowhere else"
+        return "use it: with Arm's driver for the chip; it runs only on this chip"
 
     def report(self, path: Path) -> list[str]:
         _, summary, layers = self.files(path)
@@ -75,13 +75,13 @@ class EthosU(LiteRt):
 
 
 def compile_file(source: Path, path: Path, accelerator: str) -> None:
-    """Compiles a `.tflite` file in integers for an accelerator; writes what :meth:`EthosU.files` lists.
+    """Compiles a full-integer `.tflite` file for an accelerator; writes the files of :meth:`EthosU.files`.
 
     Raises:
         PreflightError: Vela fails or crashes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # Vela is a program: some networks end it with a segmentation fault.
+        # In a subprocess, because Vela crashes with a segmentation fault on some networks.
         done = subprocess.run(
             [sys.executable, '-m', 'ethosu.vela', str(source), '--accelerator-config', accelerator,
              '--output-dir', folder, '--verbose-performance'], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""ExecuTorch's files, `.pte`, for XNNPACK."""
+"""ExecuTorch files, `.pte`, with the XNNPACK backend."""
 from __future__ import annotations
 
 import json
@@ -21,11 +21,11 @@ class ExecuTorchSession(Session):
 
     def __init__(self, path: Path):
         from executorch.runtime import Runtime
-        with silent():  # it says which files of this CPU it does not find
+        with silent():  # it prints which CPU files it cannot find
             program = Runtime.get().load_program(path)
             self.meta = json.loads(program.load_method(KEY).execute([])[0]) if KEY in program.method_names else None
             self._method = program.load_method('forward')
-        self._program = program  # its memory is the method's
+        self._program = program  # it owns the memory of the method
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [out.numpy().copy() for out in self._method.execute(list(map(torch.from_numpy, arrays)))]
@@ -43,12 +43,12 @@ class ExecuTorch(Format):
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if half or model.open_shapes:
-            raise PreflightError(f'--{"half" if half else "dynamic"} does not go with --format executorch.')
+            raise PreflightError(f'--{"half" if half else "dynamic"} is not supported by --format executorch.')
         self.check_model(model)
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            # The runtime does not load T2T-ViT's layers for chips in INT8.
+            # The runtime cannot load T2T-ViT's edge layers in INT8.
             graph = fold_pixels(with_edge_layers(model.graph, model.inputs, performers=False), *model.inputs)
             program = torch.export.export(graph, model.inputs, strict=False)
             if isinstance(graph, ModelGraph):
@@ -59,7 +59,7 @@ class ExecuTorch(Format):
                 edge = to_edge_transform_and_lower(
                     program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
                 content = edge.to_executorch().buffer
-            except Exception as error:  # its passes raise nothing narrower
+            except Exception as error:  # its passes raise plain exceptions
                 raise PreflightError(f'ExecuTorch cannot lower this model: {error_text(error)}') from error
             path.write_bytes(content)
 
@@ -68,21 +68,21 @@ class ExecuTorch(Format):
 
     def report(self, path: Path) -> list[str]:
         parts, outside = operators_of(path)
-        return [f"XNNPACK's parts: {parts}; operators outside of them: {counted(outside)}"]
+        return [f'XNNPACK partitions: {parts}; operators outside of them: {counted(outside)}']
 
 
 def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
-    """A graph in INT8, by the quantizer of ExecuTorch's XNNPACK: weights by channel, activations by tensor.
+    """Quantizes a graph to INT8 with ExecuTorch's XNNPACK quantizer: per-channel weights, per-tensor activations.
 
-    The `graph` is changed too. The scores of attention stay in floating point, as the products and the softmax on both
-    sides of them do: between windows that a shift has cut they have -1000, so that 8 bits would leave them steps of 4.
+    The `graph` is also changed. Attention scores stay in floating point, like the matrix product before them and the
+    softmax after them: the mask of shifted windows is -1000, so the step size in 8 bits would be 4.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    # XNNPACK refuses a reshape that changes the range. The quantizer sees to that, but does not know unflatten.
+    # XNNPACK rejects a reshape that changes the range. The quantizer handles other reshapes, but not unflatten.
     for node in graph.graph.find_nodes(op='call_function', target=torch.ops.aten.unflatten.int):
         node.target, node.args = torch.ops.aten.reshape.default, (node.args[0], list(node.meta['val'].shape))
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
@@ -95,13 +95,13 @@ def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarr
 
 
 def _makes_scores(node: torch.fx.Node) -> bool:
-    """Whether a node adds to what a softmax reads."""
+    """Whether a node is an addition before a softmax."""
     return node.target == torch.ops.aten.add.Tensor and any(
         user.target == torch.ops.aten.softmax.int or _makes_scores(user) for user in node.users)
 
 
 def operators_of(path: Path) -> tuple[int, Counter[str]]:
-    """Into how many parts XNNPACK takes a file, and the operators that it leaves out."""
+    """The number of XNNPACK partitions in a file, and the operators outside of them."""
     from executorch.exir._serialize._program import deserialize_pte_binary
     plan = next(plan for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan
                 if plan.name == 'forward')

@@ -1,4 +1,4 @@
-"""LiteRT's files, `.tflite`: a phone's CPU, and chips that have nothing but integers."""
+"""LiteRT files, `.tflite`, for phone CPUs and integer-only chips."""
 from __future__ import annotations
 
 import json
@@ -23,15 +23,15 @@ from ..tflite import changed, kind_of
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
-# Tensors of the signatures that read a detector's regions.
+# Input tensors of the signatures for a detector's regions.
 IN_HEADS = r'^(heads|masks)_|rcnn\.parts\.(Heads|Masks)'
-# What they write has the range of what they read.
+# Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 
 
 class LiteRtSession(Session):
-    """Takes float32 images `(N, 3, H, W)` as every session, and gives the file what its input's type asks for."""
+    """Takes float32 images `(N, 3, H, W)` like every session, and converts them to the input type of the file."""
 
     def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
         from ai_edge_litert.interpreter import Interpreter
@@ -41,7 +41,7 @@ class LiteRtSession(Session):
         self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        if self.meta['task'] == 'detector':  # the rest of it, in numpy
+        if self.meta['task'] == 'detector':  # NMS and pooling run in numpy
             return Host(self.meta['rcnn'], self.call)(*arrays)
         images, = arrays
         outs = self.call(NAME, images.transpose(0, 2, 3, 1))
@@ -50,7 +50,7 @@ class LiteRtSession(Session):
         return [outs[name] for name in self.meta['outputs']]
 
     def input_of(self, part: str) -> tuple[str, dict]:
-        """Name and details of what a signature takes."""
+        """Name and details of a signature's input."""
         item, = self._parts[part].get_input_details().items()
         return item
 
@@ -77,8 +77,8 @@ class LiteRt(Format):
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full'),
                 'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
-    options = dict(heads=dict(choices=('int8', 'float'), help="in an INT8 file of a detector, what computes a region's "
-                                                              'class, box and mask (default: int8)'))
+    options = dict(heads=dict(choices=('int8', 'float'), help='the precision of the class, box and mask heads in an '
+                                                              'INT8 file of a detector (default: int8)'))
 
     def check_model(self, model: Exportable) -> None:
         super().check_model(model)
@@ -89,10 +89,10 @@ class LiteRt(Format):
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), heads: str | None = None) -> None:
         if model.open_shapes:
-            raise PreflightError(f'--dynamic does not go with --format {self.name}: its files have one size.')
+            raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
         is_detector = isinstance(model.graph, DetectorGraph)
         if heads and not (is_detector and int8):
-            raise PreflightError('--heads goes with --int8 and a detector.')
+            raise PreflightError('--heads requires --int8 and a detector.')
         meta = model.meta
         if is_detector:
             from ..rcnn.parts import settings_of
@@ -109,15 +109,15 @@ class LiteRt(Format):
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
         return [f'operators: {operators.total()}, most often {listed(operators)}',
-                f"XNNPACK's parts on this CPU: {parts}; operators outside of them: {counted(outside)}"]
+                f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
 
 
 class _Classify(nn.Module):
-    """A graph as the file has it: an image's bytes in their own order, and of a classifier no softmax."""
+    """A graph with channels-last input and, for a classifier, logits as output."""
 
     def __init__(self, graph: ClassifierGraph | ModelGraph):
         super().__init__()
-        self.whole = graph  # `graph` is what torch.fx calls its own
+        self.whole = graph  # `graph` is an attribute of torch.fx's modules
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """`(N, H, W, 3)` float32 to `logits` `(N, classes)`, or to a model's own tensors."""
@@ -128,7 +128,7 @@ class _Classify(nn.Module):
 
 
 def write_float(model: Exportable, path: Path, meta: dict) -> None:
-    """Writes a model in floating point, and what the file is to say about itself.
+    """Writes a model in floating point, with its metadata.
 
     A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
     :func:`mmunorm.deploy.rcnn.parts.parts_of`.
@@ -154,8 +154,8 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
         made.convert().export(str(path))
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
-            # litert-torch has it read from the middle of pixels, where torch takes cell `floor(i * old / new)`. An
-            # FPN of odd sizes has both.
+            # litert-torch samples at pixel centers, torch at cell `floor(i * old / new)`. They differ in an FPN with
+            # odd sizes.
             if kind_of(file, operator) == 'RESIZE_NEAREST_NEIGHBOR':
                 operator.builtinOptions.halfPixelCenters = False
         buffer, entry = schema.BufferT(), schema.MetadataT()
@@ -170,15 +170,15 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
 
     Args:
-        path (Path): in floating point.
-        kind (str): 'half', or of `LiteRt.int8_kinds`.
-        samples: batches of the model's inputs: the ranges are from the least to the greatest value.
-        rcnn (dict, optional): of a detector, what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
-        heads_in_float (bool): leave what reads its regions in floating point.
-        takes_pixels (bool): its input is an image's bytes.
+        path (Path): path of the floating-point file.
+        kind (str): 'half', or one of `LiteRt.int8_kinds`.
+        samples: batches of the model's inputs for min-max calibration.
+        rcnn (dict, optional): for a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
+        heads_in_float (bool): keep the heads of a detector in floating point.
+        takes_pixels (bool): whether its input is an image's bytes.
 
     Raises:
-        PreflightError: a full-integer file has a tensor in floating point left.
+        PreflightError: a full-integer file still has a floating-point tensor.
     """
     from ai_edge_quantizer import quantizer
     recipe, ranges = recipe_of(kind, heads_in_float), None
@@ -187,9 +187,9 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         data = calibration_data(path, samples, rcnn, not heads_in_float)
         if kind.startswith('full'):
             equalize(path, data)
-            made = quantizer.Quantizer(str(path), recipe)  # of the file that has changed
+            made = quantizer.Quantizer(str(path), recipe)  # reads the changed file
         ranges = made.calibrate(data)
-        # A step of one and a zero at -128: the integers are the image's bytes, less 128.
+        # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
         name, = (name for name in ranges if name.endswith('_images'))
         if takes_pixels:
             ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
@@ -199,14 +199,14 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     with exp_renamed(path):
         quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
-        raise PreflightError(f'these operators have no kernel in integers: {listed(left)}.')
+        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
                      rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
-    """What each signature of a file in floating point reads of some images; `heads` and `masks` if `regions` is set.
+    """The inputs of each signature of a floating-point file for some images; `heads` and `masks` if `regions` is set.
 
-    Regions are the best ones of the first hundred batches: they are large, and all in memory.
+    Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """
     if rcnn is None:
         return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
@@ -228,15 +228,15 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
 
 
 def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
-    """Changes a graph in floating point, and the ranges `min` and `max` that its tensors were seen in, for attention.
+    """Changes a floating-point graph and the calibrated ranges `min` and `max` of its tensors, for attention.
 
-    - The second factor of a product of two activations (keys, values) gets a symmetric range, back to the layer that
-      makes it: XNNPACK leaves the product to LiteRT's reference kernel if a zero is no zero in integers, which took
-      40 % of a Swin-T's time.
-    - Between windows that a shift has cut, the scores get what brings them to 8 below all others, in place of -1000:
-      `exp(-8)` is nothing in 8 bits, and a range that begins at -1000 leaves the scores steps of 4.
-    - What EXP reads has a range that begins at 8 below its greatest value. The last feature of a Performer's queries
-      may exceed the others by any number: its range ends at 8 above them. What DIV divides by is at least one step.
+    - The second factor of a product of two activations (keys, values) gets a symmetric range, as do its inputs back to
+      the layer that produces it. Otherwise the zero point is not 0, and LiteRT's reference kernel computes the product
+      instead of XNNPACK, which took 40 % of a Swin-T's time.
+    - The mask of shifted windows lowers scores to 8 below all others, instead of by 1000: `exp(-8)` is 0 in 8 bits, and
+      with a range from -1000 the step size of the scores would be 4.
+    - The input range of EXP begins at 8 below its maximum. The last feature of a Performer's queries may exceed the
+      others by any amount: its range ends at 8 above them. The divisor of DIV is at least one step.
     """
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
 
@@ -244,7 +244,7 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
         return operator and kind_of(model, operator)
 
     def back(tensor):
-        """The tensor, and those that have the same values before it."""
+        """The tensor, and the tensors before it with the same values."""
         tensors = [tensor]
         while kind(maker.get(tensor)) in SAME_RANGE:
             tensors.append(tensor := maker[tensor].inputs[0])
@@ -253,7 +253,7 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
     def seen(tensor):
         return ranges.get(graph.tensors[tensor].name.decode())
 
-    blocks = {}  # by the buffer that is added to their scores: those of a stage share it if their biases are the same
+    blocks = {}  # by the buffer that is added to their scores, which blocks with equal biases share
     for operator in graph.operators:
         if kind(operator) == 'BATCH_MATMUL':
             for each in filter(None, map(seen, back(operator.inputs[1]))):
@@ -273,7 +273,7 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
             tensor, constant = maker[operator.inputs[1]].inputs
             if not seen(tensor):
                 continue
-            buffer = model.buffers[graph.tensors[constant].buffer]  # that of several quotients
+            buffer = model.buffers[graph.tensors[constant].buffer]  # shared by several quotients
             least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), seen(tensor)['max'].max() / 255)
             buffer.data = least.astype(np.float32).view(np.uint8)
         elif kind(operator) == 'EXP':
@@ -301,7 +301,7 @@ def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
         manager.load_quantization_recipe(recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16())
     elif kind == 'dynamic':
         manager.add_dynamic_config('.*', '*', 8)
-        # Of zeros and ones; XNNPACK takes it in float alone.
+        # Weights of zeros and ones; XNNPACK supports it only in float.
         manager.add_quantization_config('.*', 'DEPTHWISE_CONV_2D', algorithm_key='no_quantize')
     elif kind == 'half':
         manager.add_weight_only_config('.*', '*', 16, algorithm_key='float_casting')
@@ -315,7 +315,7 @@ def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
 
 
 def to_type(array: np.ndarray, detail: dict) -> np.ndarray:
-    """An array as the type of a tensor of the file."""
+    """Quantizes an array to the type of a tensor of the file."""
     scale, zero = detail['quantization']
     if np.issubdtype(detail['dtype'], np.integer):
         bounds = np.iinfo(detail['dtype'])
@@ -324,13 +324,13 @@ def to_type(array: np.ndarray, detail: dict) -> np.ndarray:
 
 
 def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
-    """What a tensor of the file stands for, float32."""
+    """Dequantizes a tensor of the file to float32."""
     scale, zero = detail['quantization']
     return (array.astype(np.float32) - zero) * np.float32(scale) if scale else array
 
 
 def read_meta(path: Path) -> dict | None:
-    """What a file says about itself."""
+    """The metadata of a file."""
     from ai_edge_litert.tools import flatbuffer_utils
     file = flatbuffer_utils.read_model(path)
     for entry in file.metadata or ():
@@ -340,9 +340,9 @@ def read_meta(path: Path) -> dict | None:
 
 
 def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> Counter[str]:
-    """How often each operator is in a file, or those alone that read or write floating point.
+    """The number of each operator in a file, with `in_float` only of those with a floating-point input or output.
 
-    Those that write a tensor whose name has the pattern `but` are left out.
+    Operators with an output whose name matches the pattern `but` are ignored.
     """
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
@@ -360,11 +360,11 @@ def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> 
 
 
 def delegated(path: Path) -> tuple[int, Counter[str]]:
-    """Into how many parts XNNPACK takes a file on this CPU, and the operators that it leaves out."""
+    """The number of XNNPACK partitions of a file on this CPU, and the operators outside of them."""
     from ai_edge_litert.interpreter import Interpreter
     interpreter = Interpreter(str(path))
     interpreter.allocate_tensors()
-    operators = interpreter._get_ops_details()  # the file's own and, after them, one for each part
+    operators = interpreter._get_ops_details()  # those of the file, then one for each partition
     parts = [each for each in operators if each['op_name'] == 'DELEGATE']
     own = operators[:len(operators) - len(parts)]
     maker = {tensor: index for index, operator in enumerate(own) for tensor in operator['outputs']}

@@ -16,11 +16,11 @@ from ..graphs import DetectorGraph
 from .base import KEY, Format, Session, Variant, register_format
 
 LARGEST_HALF = 65504.
-# What is quantized. Not Add and Mul, whose default would put the residual stream into 8 bits.
+# The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
 INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
-# What the names of a Performer's nodes begin with. Its exponentials make large errors of small ones.
+# Prefixes of the names of a Performer's nodes. Its exponentials amplify errors.
 IN_FLOAT = 'performer'
-# Convolutions that sum over fewer channels stay in float: they read pixels, or each channel alone, and cost little.
+# Convolutions over fewer channels stay in float: those of pixels, and depthwise ones. They cost little time.
 LEAST_CHANNELS = 32
 
 
@@ -31,9 +31,9 @@ class OnnxSession(Session):
         options = onnxruntime.SessionOptions()
         if threads:
             options.intra_op_num_threads = threads
-        # Threads that spin while they wait take the cores from all else on the machine.
+        # Spinning threads would slow down other processes.
         options.add_session_config_entry('session.intra_op.allow_spinning', '0')
-        # The CPU alone: TensorRT would build an engine for minutes.
+        # Only the CPU: TensorRT would build an engine for minutes.
         self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
         self.meta = json.loads(self.session.get_modelmeta().custom_metadata_map.get(KEY, 'null'))
         self.names = [each.name for each in self.session.get_inputs()]
@@ -46,6 +46,7 @@ class OnnxSession(Session):
 class Onnx(Format):
     name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
+    tasks = ('classifier', 'detector', 'features')
     int8_kinds = ('static', )
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
@@ -65,7 +66,7 @@ class Onnx(Format):
 
 
 def write_onnx(model: Exportable, path: Path) -> None:
-    """Writes a model as an ONNX file in floating point; a PreflightError if torch cannot export it."""
+    """Writes a model as an ONNX file in floating point. Raises a PreflightError if torch cannot export it."""
     program = _onnx_program(model)
     program.model.metadata_props[KEY] = json.dumps(model.meta)
     program.save(path, external_data=False)
@@ -82,12 +83,12 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     for node in made.model.graph.all_nodes():
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
             node.name = f'{IN_FLOAT}_{node.name}'
-        node.metadata_props.clear()  # torch notes lines of code and where they lie on this machine
+        node.metadata_props.clear()  # lines of code and paths of this machine
     return made
 
 
 def _nms_translation() -> dict:
-    """How `torch.onnx.export` writes :func:`mmunorm.deploy.rcnn.detector.nms_mask`."""
+    """The ONNX translation of :func:`mmunorm.deploy.rcnn.detector.nms_mask`."""
     from onnxscript import opset18 as op
 
     def to_onnx(boxes, scores, iou_threshold: float):
@@ -96,7 +97,7 @@ def _nms_translation() -> dict:
         selected = op.NonMaxSuppression(
             boxes, op.Unsqueeze(scores, op.Constant(value_ints=[1])), most,
             op.Constant(value_float=iou_threshold), op.Constant(value_float=0.))
-        # Rows of (set, class, box). As many as there happen to be, and so they become a mask.
+        # Rows of (set, class, box). Their number depends on the data, so they are converted to a mask.
         places = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
         number = op.Slice(op.Shape(selected), op.Constant(value_ints=[0]), op.Constant(value_ints=[1]))
         zeros = op.Expand(op.Constant(value_float=0.), size)
@@ -106,10 +107,10 @@ def _nms_translation() -> dict:
 
 
 def store_as_half(graph) -> None:
-    """Stores the weights of an `onnx.GraphProto` in float16, in place; a runtime makes them float32 as it loads them.
+    """Stores the weights of an `onnx.GraphProto` in float16, in place; runtimes cast them to float32 on loading.
 
-    So it computes what it did before, with rounded weights: the pixels of boxes need more digits than float16 has.
-    (onnxruntime's `convert_float_to_float16` also computes in float16.) Vectors and what float16 cannot hold stay.
+    Only the weights are rounded, because box coordinates need a higher precision than float16. (onnxruntime's
+    `convert_float_to_float16` also computes in float16.) Vectors and values beyond the range of float16 are unchanged.
     """
     from onnx import TensorProto, helper, numpy_helper
     for tensor in graph.initializer:
@@ -120,11 +121,11 @@ def store_as_half(graph) -> None:
 
 
 def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> None:
-    """Writes an ONNX file in INT8 from one in floating point; `inputs` are batches of the model's, by their names.
+    """Quantizes an ONNX file to INT8; `inputs` are calibration batches by input name.
 
-    ONNX Runtime computes it with its integer kernels: linear layers write floating point, convolutions 8 bits, because
-    its kernel for them cannot do otherwise. Weights have 7 of their 8 bits, for CPUs without VNNI; products of two
-    activations stay in floating point.
+    ONNX Runtime uses its integer kernels. Linear layers output floating point; convolutions output 8 bits, because
+    their kernel supports nothing else. Weights use 7 bits, for CPUs without VNNI. Products of two activations stay in
+    floating point.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -144,7 +145,7 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
 
     logger = logging.getLogger()
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it advises a step that the exporter has done
+    logger.setLevel(logging.ERROR)  # it recommends a step that the exporter already did
     try:
         quantize_static(
             model, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
@@ -156,11 +157,11 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
 
 
 def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
-    """Puts an Identity before each linear layer and convolution whose input others read too, in an `onnx.GraphProto`.
+    """Inserts an Identity before each linear layer and convolution whose input has other consumers, in place.
 
-    The quantizer replaces a tensor for all its readers: without this, a layer that reads the residual stream, as one
-    after a folded norm does, would put the stream itself into 8 bits. The runtime drops the Identity. Nodes with the
-    names `in_float` stay as they are.
+    The quantizer replaces a tensor for all of its consumers. Without this, a layer that consumes the residual stream,
+    such as one after a folded norm, would quantize the stream to 8 bits. The runtime removes the Identity. Nodes with
+    the names `in_float` are unchanged.
     """
     from onnx import helper
     readers = Counter(name for node in graph.node for name in node.input)
@@ -176,11 +177,11 @@ def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
 
 
 def keep_products(graph) -> None:
-    """Gives the bias that is added to a product of three or more dimensions the shape `(1, 1, C)`, in place.
+    """Reshapes the bias of a matrix product with three or more dimensions to `(1, 1, C)`, in place.
 
-    ONNX Runtime makes one Gemm of a MatMul and an Add whose bias is `(C, )`, before it looks for quantizers, and has
-    no integer kernel for a Gemm with a bias in floating point: it dequantizes the weights in every run, and is slower
-    than without INT8. A MatMul of its own becomes a MatMulIntegerToFloat. The `graph` must have its values' shapes.
+    ONNX Runtime fuses a MatMul and an Add with a bias `(C, )` to a Gemm before it looks for quantizers. It has no
+    integer kernel for a Gemm with a floating-point bias: it would dequantize the weights in every run, which is slower
+    than float. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have inferred shapes.
     """
     from onnx import TensorProto
     made = {name: node for node in graph.node for name in node.output}

@@ -1,4 +1,4 @@
-"""OpenVINO's files: a graph and its weights."""
+"""OpenVINO files: a graph and its weights."""
 from __future__ import annotations
 
 import json
@@ -22,8 +22,8 @@ class OpenVinoSession(Session):
         model = core.read_model(path)
         self.meta = json.loads(model.get_rt_info([KEY]).astype(str)) if KEY in model.get_rt_info() else None
         if precision == 'bf16' and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
-            raise PreflightError('OpenVINO does not compute in bfloat16 on this CPU.')
-        # Without the hint, OpenVINO would choose bfloat16 by itself on some CPUs.
+            raise PreflightError('OpenVINO does not support bfloat16 on this CPU.')
+        # Without the hint, OpenVINO uses bfloat16 by default on some CPUs.
         config = {'INFERENCE_PRECISION_HINT': precision} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
         self.compiled = core.compile_model(model, 'CPU', config)
 
@@ -36,6 +36,7 @@ class OpenVinoSession(Session):
 class OpenVino(Format):
     name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
+    tasks = ('classifier', 'detector', 'features')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     variants = {'openvino': Variant(runtime),
                 'openvino-bf16': Variant(f'{runtime} bfloat16', how=dict(precision='bf16')),
@@ -58,10 +59,10 @@ class OpenVino(Format):
 
 
 def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
-    """An `openvino.Model` in INT8, by NNCF; `inputs` are batches of the model's inputs.
+    """Quantizes an `openvino.Model` to INT8 with NNCF; `inputs` are calibration batches.
 
-    SmoothQuant is off: on the digits Swin it cost 5 dB. Weights have 7 of their 8 bits: with all 8, CPUs that lack
-    VNNI clip the sums of two products, which cost 13 dB there (docs/results/int8_methods.md).
+    SmoothQuant is off: on the digits Swin it cost 5 dB. Weights use 7 bits: with 8, CPUs without VNNI saturate the sum
+    of two products, which cost 13 dB on the same model (docs/results/int8_methods.md).
     """
     import nncf
     nncf.set_log_level(logging.ERROR)

@@ -1,6 +1,6 @@
-"""torch itself, which a benchmark compares the runtimes with.
+"""torch as a runtime, for comparisons in benchmarks.
 
-Its file is a pickle, so that opening it may run any code: it is for a benchmark's own processes, and no tool offers it.
+Its file is a pickle, which may execute code when it is opened. It is used only by a benchmark's own processes.
 """
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class Torch(Format):
     is_offered = False  # see above
     variants = {'torch': Variant('torch eager'), 'compiled': Variant('torch compiled', how=dict(compiled=True))}
 
+    tasks = ('classifier', 'detector', 'features')
+
     def check(self, int8: bool = False) -> None:
-        """Any torch will do."""
+        """Accepts any torch version."""
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
@@ -52,10 +54,10 @@ class Torch(Format):
             with torch.no_grad():
                 graph(*inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = ' '.join(str(error).strip().splitlines()[:2])  # after them come hints for torch's developers
+            reason = ' '.join(str(error).strip().splitlines()[:2])  # the rest are hints for torch developers
             raise PreflightError(f'torch.compile: {reason}') from error
         return TorchSession(graph, meta)
 
     def size(self, path: Path, model: Exportable) -> int:
-        """Bytes of the weights in memory."""
+        """Size of the weights in memory in bytes."""
         return sum(each.nbytes for each in [*model.stock.parameters(), *model.stock.buffers()])

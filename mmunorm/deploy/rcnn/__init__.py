@@ -1,1 +1,1 @@
-"""What mmdet's two-stage detectors do after the neck, rewritten with shapes that do not depend on the image."""
+"""The part of mmdet's two-stage detectors after the neck, with shapes that do not depend on the image."""

@@ -1,7 +1,7 @@
-"""Faster and Mask R-CNN from the feature maps to boxes and masks, each step with the shape of its output fixed.
+"""Faster and Mask R-CNN from the feature maps to boxes and masks, with static output shapes.
 
-Every function here does what a method of mmdet does, which its docstring names. Where mmdet drops a box, the box
-stays here with a score of 0.
+Every function computes the same as the mmdet method that its docstring names. Boxes that mmdet drops are kept with a
+score of 0.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvision.ops import nms, roi_align
 
 
 class RCNN(nn.Module):
-    """What follows the neck of a `FasterRCNN` or `MaskRCNN` of mmdet without an :func:`rcnn_obstacle`."""
+    """The part after the neck of an mmdet `FasterRCNN` or `MaskRCNN` without an :func:`rcnn_obstacle`."""
 
     def __init__(self, detector: nn.Module):
         super().__init__()
@@ -22,9 +22,9 @@ class RCNN(nn.Module):
     def forward(self, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, ...]:
         """Detects the objects in each image of a batch, whose height and width without padding are `sizes` `(N, 2)`.
 
-        `features` are maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2 y2
-        and score, the best first; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)` float32,
-        probabilities in the area of each box. After the last detection all is 0.
+        `features` are the maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2
+        y2 and score, by descending score; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)`
+        float32, probabilities in the area of each box. Entries after the last detection are 0.
         """
         proposals, found = propose(self.rpn_head, features, sizes)
         dets, labels = detect(self.roi_head, features, proposals, found, sizes)
@@ -34,7 +34,7 @@ class RCNN(nn.Module):
 
 
 def rcnn_obstacle(detector: nn.Module) -> str:
-    """Why :class:`RCNN` cannot replace parts of a detector, half a sentence, or ''."""
+    """Why :class:`RCNN` cannot replace parts of a detector, as half a sentence, or ''."""
     rpn, roi = getattr(detector, 'rpn_head', None), getattr(detector, 'roi_head', None)
     expected = dict(detector=('FasterRCNN', 'MaskRCNN'), rpn_head=('RPNHead', ), roi_head=('StandardRoIHead', ))
     for name, part in dict(detector=detector, rpn_head=rpn, roi_head=roi).items():
@@ -73,8 +73,8 @@ def propose(rpn_head: nn.Module, features: tuple[Tensor, ...], sizes: Tensor) ->
     for score, delta, prior in zip(scores, deltas, priors, strict=True):
         score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
         delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
-        is_open = not isinstance(score.shape[1], int)  # known only when the graph runs
-        if is_open:  # there may be fewer; boxes of score 0 are none
+        is_open = not isinstance(score.shape[1], int)  # dynamic
+        if is_open:  # there may be fewer; boxes with score 0 are padding
             score = F.pad(score, (0, cfg.nms_pre))
             delta, prior = (F.pad(boxes, (0, 0, 0, cfg.nms_pre)) for boxes in (delta, prior))
         if is_open or 0 < cfg.nms_pre < score.shape[1]:
@@ -104,7 +104,7 @@ def detect(roi_head: nn.Module, features: tuple[Tensor, ...], proposals: Tensor,
     boxes = decode(head.bbox_coder, proposals, deltas.reshape(batch, number, -1), sizes)
     boxes = boxes.reshape(batch, number, -1, 4).expand(-1, -1, head.num_classes, -1)
 
-    # Each class is suppressed by itself, with its own boxes.
+    # NMS runs separately for each class, with its own boxes.
     boxes, scores = boxes.permute(0, 2, 1, 3), scores.permute(0, 2, 1)
     scores = scores * (scores > cfg.score_thr)
     kept = nms_mask(boxes.flatten(0, 1), scores.flatten(0, 1), cfg.nms.iou_threshold)
@@ -128,7 +128,7 @@ def segment(roi_head: nn.Module, features: tuple[Tensor, ...], dets: Tensor, lab
 def decode(coder: DeltaXYWHBBoxCoder, boxes: Tensor, deltas: Tensor, sizes: Tensor) -> Tensor:
     """`DeltaXYWHBBoxCoder.decode`: boxes `(N, P, 4)` moved by `(N, P, 4 * classes)`, inside of images of `sizes`.
 
-    mmdet's function for batches does it; the stock method takes one image's size.
+    Uses mmdet's batched function; the stock method takes the size of one image.
     """
     return onnx_delta2bbox(boxes, deltas, coder.means, coder.stds, sizes, clip_border=coder.clip_border,
                            add_ctr_clamp=coder.add_ctr_clamp, ctr_clamp=coder.ctr_clamp)
@@ -137,8 +137,8 @@ def decode(coder: DeltaXYWHBBoxCoder, boxes: Tensor, deltas: Tensor, sizes: Tens
 def pool(extractor: nn.Module, features: tuple[Tensor, ...], boxes: Tensor) -> Tensor:
     """`SingleRoIExtractor.forward`: the features `(N * P, C, h, w)` in boxes `(N, P, 4)`.
 
-    Each level pools all boxes, and those of other levels are made empty for it: an empty box has no samples, so
-    that it costs next to nothing. mmdet gathers each level's own, whose number depends on the image.
+    Each level pools all boxes, and boxes of other levels are replaced by empty ones, which have no samples and cost
+    almost no time. mmdet gathers the boxes of each level, whose number depends on the image.
     """
     batch, number = boxes.shape[:2]
     index = torch.arange(batch, device=boxes.device, dtype=boxes.dtype)
@@ -158,27 +158,27 @@ def pool(extractor: nn.Module, features: tuple[Tensor, ...], boxes: Tensor) -> T
 def roi_levels(extractor: nn.Module, boxes: Tensor, num_levels: int) -> Tensor:
     """`SingleRoIExtractor.map_roi_levels`: the level of each box `(P, 4)`, `(P, )` int64.
 
-    Compared with powers of two in place of the logarithm, which runtimes round differently.
+    Compares with powers of two instead of using the logarithm, which runtimes round differently.
     """
     scale = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt() / extractor.finest_scale + 1e-6
     return sum(((scale >= 2**level).long() for level in range(1, num_levels)), torch.zeros_like(scale).long())
 
 
 def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Which boxes greedy suppression keeps, in each of `B` sets: `(B, M)` float32, 1 for a box that is kept, else 0.
+    """The boxes that greedy NMS keeps in each of `B` sets: `(B, M)` float32, 1 for a box that is kept, else 0.
 
-    It is an operator of its own so that ONNX gets one NonMaxSuppression node for all sets: torchvision's takes one
-    set, and how many indices it returns depends on the data.
+    It is a custom operator so that ONNX gets one NonMaxSuppression node for all sets: torchvision's takes one set, and
+    the number of indices that it returns depends on the data.
 
     Args:
         boxes (Tensor): `(B, M, 4)` float32, x1 y1 x2 y2.
-        scores (Tensor): `(B, M)` float32; a box that scores 0 is none.
+        scores (Tensor): `(B, M)` float32; boxes with score 0 are padding.
         iou_threshold (float): a box is dropped if its IoU with a kept one is above this.
     """
     return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold)
 
 
-# By a library, as torch.library.custom_op is not in torch 2.1.
+# With a Library, because torch 2.1 has no torch.library.custom_op.
 _OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
 _OPERATORS.define('nms_mask(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor')
 

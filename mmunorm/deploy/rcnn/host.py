@@ -1,7 +1,7 @@
-"""What a Faster or Mask R-CNN does between and after the parts that a chip runs: in numpy, and nothing else.
+"""The steps of a Faster or Mask R-CNN between and after the parts that run on a chip, in numpy only.
 
-Every function does for one image what its namesake of :mod:`.detector` does for a batch. Boxes that are dropped are
-gone here, until the end. Copied elsewhere, this file runs without the package.
+Every function does for one image what its namesake in :mod:`.detector` does for a batch. Dropped boxes are removed
+until the last step. This file does not depend on the package, so it can be copied.
 """
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 import numpy as np
 
 LARGEST_LOG_RATIO = np.float32(abs(np.log(16 / 1000)))  # of the sides of two boxes, in mmdet's coder
-TINY = np.float32(1e-6)  # where a side may be 0
+TINY = np.float32(1e-6)  # for sides of 0
 
 
 class Host:
     """A detector whose network runs elsewhere.
 
     Args:
-        settings (dict): what :func:`mmunorm.deploy.rcnn.parts.settings_of` returns.
-        run (Callable): `run(part, array)` runs a part, `features`, `heads` or `masks`, on its input, float32 with the
-            channels last, and returns its outputs by name, float32. Of `heads` and `masks` any number of regions.
+        settings (dict): the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
+        run (Callable): `run(part, array)` runs the part `features`, `heads` or `masks` on a channels-last float32
+            input, and returns its float32 outputs by name. `heads` and `masks` take any number of regions.
     """
 
     def __init__(self, settings: dict, run: Callable[[str, np.ndarray], dict[str, np.ndarray]]):
@@ -28,9 +28,9 @@ class Host:
     def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Detects the objects in each image of a batch.
 
-        `images` `(N, 3, H, W)` float32, 0 to 255, have anything to their right and below; `sizes` `(N, 2)` float32 are
-        height and width of the images in them. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and, of a
-        Mask R-CNN, `masks` `(N, K, h, w)` float32, as `RCNN` of :mod:`.detector` does.
+        `images` `(N, 3, H, W)` float32, 0 to 255, may have any padding on the right and at the bottom; `sizes` `(N, 2)`
+        float32 are height and width without padding. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and,
+        for a Mask R-CNN, `masks` `(N, K, h, w)` float32, like `RCNN` of :mod:`.detector`.
         """
         features = self.run('features', self.pad(images, sizes))
         batch = [self.detect({name: each[index] for name, each in features.items()}, size)
@@ -38,7 +38,7 @@ class Host:
         return [np.stack(each) for each in zip(*batch, strict=True)]
 
     def pad(self, images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Images with the mean pixel beside them, which the normalization turns into mmdet's zeros; channels last."""
+        """Images padded with the mean pixel, which normalizes to mmdet's zeros; channels last."""
         padded = np.empty((len(images), *images.shape[2:], 3), np.float32)
         padded[:] = self.settings['pad']
         for own, image, (height, width) in zip(padded, images, sizes.astype(int), strict=True):
@@ -46,7 +46,7 @@ class Host:
         return padded
 
     def detect(self, features: dict[str, np.ndarray], size: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs of one image, from those of `features`."""
+        """The outputs for one image, given those of `features`."""
         heads, masks = self.settings['heads'], self.settings['masks']
         proposals = propose(features, size, self.settings)
         maps = [features[name] for name in sorted(features) if name.startswith('map')]
@@ -63,7 +63,7 @@ class Host:
 
 
 def propose(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> np.ndarray:
-    """Boxes `(P, 4)` that may have an object, the best first."""
+    """The proposals `(P, 4)`, by descending score."""
     cfg, boxes, scores = settings['proposals'], [], []
     for level, anchors in enumerate(settings['anchors']):
         score, delta = features[f'score{level}'], features[f'delta{level}'].reshape(-1, 4)
@@ -89,7 +89,7 @@ def priors(anchors: dict, height: int, width: int) -> np.ndarray:
 
 def suppress_classes(proposals: np.ndarray, logits: np.ndarray, deltas: np.ndarray, size: np.ndarray,
                      cfg: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes `(n, 4)`, scores and classes `(n, )` of the objects, the best first; each class by itself."""
+    """Boxes `(n, 4)`, scores and classes `(n, )` after NMS for each class, by descending score."""
     scores = softmax(logits)[:, :-1]
     deltas = deltas.reshape(len(deltas), deltas.shape[1] // 4, 4)
     boxes = decode(proposals, deltas, size, cfg['coder'])
@@ -104,7 +104,7 @@ def suppress_classes(proposals: np.ndarray, logits: np.ndarray, deltas: np.ndarr
 
 
 def decode(boxes: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict) -> np.ndarray:
-    """Boxes `(P, 4)` moved by `(P, n, 4)`, to such, inside of an image: `DeltaXYWHBBoxCoder.decode`."""
+    """`DeltaXYWHBBoxCoder.decode`: boxes `(P, n, 4)` inside an image, from boxes `(P, 4)` and deltas `(P, n, 4)`."""
     deltas = deltas * np.float32(coder['stds']) + np.float32(coder['means'])
     corner, sides = boxes[:, None, :2], boxes[:, None, 2:] - boxes[:, None, :2]
     move, grow = sides * deltas[..., :2], np.minimum(deltas[..., 2:], LARGEST_LOG_RATIO)
@@ -121,7 +121,7 @@ def decode(boxes: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict)
 
 
 def nms(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarray:
-    """Indices of the boxes `(n, 4)` that greedy suppression keeps, the best first; one that scores 0 is none."""
+    """Indices of the boxes `(n, 4)` that greedy NMS keeps, by descending score; boxes with score 0 are padding."""
     order = largest(scores, len(scores))
     left, top, right, bottom = boxes[order].T.copy()
     area = (right - left) * (bottom - top)
@@ -140,7 +140,7 @@ def nms(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarr
 
 
 def largest(scores: np.ndarray, most: int) -> np.ndarray:
-    """Indices of at most so many of the scores above 0, the largest first."""
+    """Indices of the `most` largest scores above 0, in descending order."""
     order = np.argsort(-scores, kind='stable')[:most]
     return order[scores[order] > 0]
 
@@ -148,7 +148,7 @@ def largest(scores: np.ndarray, most: int) -> np.ndarray:
 def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
     """The features `(P, h, w, C)` in boxes `(P, 4)`, each from the level for its size: `SingleRoIExtractor`.
 
-    RoIAlign's samples lie on a grid, so that a region is two small matrix products: along its rows, down its columns.
+    RoIAlign's samples are on a grid, so a region is two small matrix products, one along each axis.
     """
     sides = boxes[:, 2:] - boxes[:, :2]
     scale = np.sqrt(sides.prod(1)) / np.float32(cfg['finest']) + TINY
@@ -173,9 +173,9 @@ def pool(maps: list[np.ndarray], boxes: np.ndarray, cfg: dict) -> np.ndarray:
 
 
 def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, length: int) -> tuple[int, np.ndarray]:
-    """How much each cell of a map gives to each bin along one side of a region: RoIAlign's means of its samples.
+    """The weights of RoIAlign's sample means along one side of a region.
 
-    Returns the first cell that gives something, and `(bins, cells)` float32.
+    Returns the first cell with a weight, and `(bins, cells)` float32.
     """
     if not samples:  # an empty region
         return 0, np.zeros((bins, 1), np.float32)
@@ -189,16 +189,16 @@ def weights(start: np.float32, bin_size: np.float32, bins: int, samples: int, le
 
 
 def filled(array: np.ndarray, number: int) -> np.ndarray:
-    """An array with zeros after it, so that its first dimension has this size."""
+    """An array padded with zeros to this size of the first dimension."""
     return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Of the rows of `(n, classes)`."""
+    """The softmax of each row of `(n, classes)`."""
     powers = np.exp(logits - logits.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """Of float32, without overflow."""
+    """The sigmoid of float32, without overflow."""
     return (0.5 * np.tanh(0.5 * x) + 0.5).astype(np.float32)

@@ -1,6 +1,6 @@
-"""The parts of a Faster or Mask R-CNN that a chip without NMS and RoIAlign runs, each a graph with fixed shapes.
+"""The parts of a Faster or Mask R-CNN for chips without NMS and RoIAlign, each a graph with static shapes.
 
-What lies between them, :mod:`.host` does in numpy. All tensors have their channels last, as chips and the host do.
+:mod:`.host` runs the steps between them in numpy. All tensors are channels last.
 """
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...utils import PreflightError
 from ..edge import fold_pixels
 from ..graphs import DetectorGraph
 
-# Regions at once, at most: few detections should not wait for the masks of a hundred.
+# The maximum batch size of regions, so that a few detections do not cost the masks of a hundred.
 REGIONS = dict(heads=100, masks=20)
 
 
 class Features(nn.Module):
-    """From pixels to what proposals are made of.
+    """The features, from pixels to the inputs of the proposals.
 
-    Its normalization also changes what lies beside an image, so that 0 there means to pad with the mean.
+    Its normalization also changes the padding, so images must be padded with the mean to get zeros.
     """
 
     def __init__(self, graph: DetectorGraph):
@@ -31,11 +31,11 @@ class Features(nn.Module):
         self.num_maps = max(len(extractor.roi_layers) for extractor in extractors)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`(N, H, W, 3)` float32, 0 to 255, to tensors `(N, h, w, ...)`, one of a kind for each level.
+        """`(N, H, W, 3)` float32, 0 to 255, to tensors `(N, h, w, ...)` for each level.
 
         Returns:
-            `map0`, ... that regions are pooled from, `(N, h, w, C)`; `score0`, ... logits of the anchors,
-            `(N, h, w, A)`; `delta0`, ... to move them, `(N, h, w, 4 * A)`.
+            `map0`, ... the feature maps `(N, h, w, C)`; `score0`, ... the logits of the anchors `(N, h, w, A)`;
+            `delta0`, ... their deltas `(N, h, w, 4 * A)`.
         """
         maps = self.neck(self.backbone(self.pixels(images.permute(0, 3, 1, 2))))
         scores, deltas = self.rpn_head(maps)
@@ -72,11 +72,11 @@ class Masks(nn.Module):
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
     """The parts of a detector, `features`, `heads` and, of a Mask R-CNN, `masks`; each with a sample of its input.
 
-    `images` are one of the detector's, `(N, H, W, 3)` float32. The normalization of pixels becomes part of what reads
-    them; `graph` is unchanged.
+    `images` is a sample `(N, H, W, 3)` float32. The normalization of pixels is folded into the first layer; `graph` is
+    unchanged.
 
     Raises:
-        PreflightError: as :func:`check_parts`.
+        PreflightError: see :func:`check_parts`.
     """
     check_parts(graph)
     roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
@@ -89,14 +89,14 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
 
 
 def check_parts(graph: DetectorGraph) -> None:
-    """Raises a PreflightError if a detector cannot be cut into parts."""
+    """Raises a PreflightError if a detector cannot be split into parts."""
     if graph.pixels.enhancing is not None:
-        raise PreflightError(f'a detector in parts cannot have {type(graph.pixels.enhancing).__name__}, which enhances '
-                             'images, and would read what lies beside them.')
+        raise PreflightError(f'this format does not support {type(graph.pixels.enhancing).__name__}, whose output '
+                             'would depend on the padding.')
 
 
 def settings_of(graph: DetectorGraph) -> dict:
-    """What :class:`.host.Host` needs to know about a detector besides its parts, as plain data."""
+    """The settings of a detector for :class:`.host.Host`, as plain data."""
     rpn, roi, pixels = graph.detector.rpn_head, graph.detector.roi_head, graph.pixels
     priors = rpn.prior_generator
     heads = dict(
@@ -120,13 +120,13 @@ def _regions(extractor: nn.Module, number: int) -> dict[str, Tensor]:
 
 
 def pool_of(extractor: nn.Module) -> dict:
-    """What :func:`.host.pool` needs to know."""
+    """The settings of :func:`.host.pool`."""
     layers = extractor.roi_layers
     return dict(size=list(layers[0].output_size), scales=[layer.spatial_scale for layer in layers],
                 samples=layers[0].sampling_ratio, aligned=layers[0].aligned, finest=extractor.finest_scale)
 
 
 def coder_of(coder: DeltaXYWHBBoxCoder) -> dict:
-    """What :func:`.host.decode` needs to know."""
+    """The settings of :func:`.host.decode`."""
     return dict(means=list(coder.means), stds=list(coder.stds), clip=coder.clip_border,
                 furthest=coder.ctr_clamp if coder.add_ctr_clamp else None)

@@ -1,1 +1,4 @@
-"""Where norms go by a run: `labels` are carried through operators, `trace` runs, `place` decides by `traced`."""
+"""Finds the targets of norms by tracing a run.
+
+`labels` tracks channels through operators, `trace` runs the model and fills `traced`, `place` chooses the targets.
+"""

@@ -1,9 +1,8 @@
-"""Where the elements of a tensor come from, carried through the operators that only move or average them.
+"""Labels: the origin of each element of a tensor, tracked through the operators that only move or average elements.
 
-A tensor's labels are an integer tensor of its shape: for each element the channel of a norm or layer whose output it
-is, by one number for each channel of each, or `NOTHING`. An operator that moves elements does the same to the labels,
-so what it does to channels need not be known here. A mean keeps a label where all that it averages have the same one,
-for its weights add up to 1.
+The labels of a tensor are an integer tensor of its shape. Each element is the number of the channel of the norm or
+layer that produced it, or `NOTHING`. An operator that moves elements is applied to the labels too, so this module need
+not know what it does to channels. A mean keeps a label if all averaged elements have it, because its weights sum to 1.
 """
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from torch import Tensor
 
 NOTHING = -1
 
-# Of one tensor, each element of the output is one of its elements. Those that torch makes of others, such as
-# `flatten`, need not be here.
+# Operators of one tensor whose output elements are its elements. Composite operators, such as `flatten`, are omitted.
 _MOVES = frozenset({
     'permute', 'transpose', 't', 'unsqueeze', 'squeeze', 'expand', 'slice', 'select', 'split',
     'split_with_sizes', 'unsafe_split', 'unsafe_split_with_sizes', 'unbind', 'diagonal', 'roll', 'flip', 'rot90',
@@ -29,7 +27,7 @@ _SAME = frozenset({'clone', 'contiguous', 'alias', 'detach', 'lift_fresh', 'to',
 _DROPOUTS = frozenset({'dropout', 'feature_dropout', 'alpha_dropout', 'feature_alpha_dropout'})
 _JOINS = frozenset({'cat', 'stack'})
 _POOL = re.compile(r'_?(?:adaptive_avg_pool|avg_pool|upsample_[a-z_]*?)([123])d')
-# Of their tensors, these read nothing but the shape.
+# Operators that depend only on the shapes of their tensors.
 SHAPE_ONLY = frozenset({
     'zeros_like', 'ones_like', 'full_like', 'empty_like', 'rand_like', 'randn_like', 'new_zeros', 'new_ones',
     'new_full', 'new_empty', 'size', 'sym_size', 'sym_numel', 'sym_stride', 'is_same_size'
@@ -39,26 +37,26 @@ Labels = Tensor
 
 
 class Unclear(Exception):
-    """Labels cannot be carried through an operator; the message says why, after 'its output'."""
+    """Labels cannot be carried through an operator; the message is the reason, to follow 'its output'."""
 
 
 def carry(name: str, func, args: tuple, kwargs: dict, outputs: list[Tensor],
           of: Callable[[Tensor], Labels | None]) -> list[Labels] | None:
-    """The labels of an operator's outputs, or None for an operator that does more than move and average.
+    """Returns the labels of an operator's outputs, or None if it does more than move and average elements.
 
-    `name` is the operator's, without overload, `outputs` what the call has returned, and `of` gives a tensor's labels.
-    Unclear is raised where it moves or averages, but not so that channels stay what they are.
+    `name` is the operator's name without overload, `outputs` are the results of the call, and `of` returns a tensor's
+    labels. Raises Unclear if the operator moves or averages elements so that channels are mixed.
     """
 
     def argument(name: str):
-        """The value of the operator's argument, as it was called or by default."""
+        """The value of an argument of the operator, given or default."""
         places = {each.name: (i, each.default_value) for i, each in enumerate(func._schema.arguments)}
         place, default = places.get(name, (len(args), None))
         return args[place] if place < len(args) else kwargs.get(name, default)
 
     if name in _JOINS and args:
         if any(not part.numel() for part in args[0]):
-            raise Unclear('is joined with nothing at this input size, and may be with something at another')
+            raise Unclear('is concatenated with an empty tensor, which may not be empty at another input size')
         parts = [torch.full(part.shape, NOTHING, device=part.device) if of(part) is None else of(part)
                  for part in args[0]]
         carried = func(parts, *args[1:], **kwargs)
@@ -113,7 +111,7 @@ def _mean(labels: Labels, dims: int | list[int] | None, output: Tensor) -> Label
 
 
 def by_channel(labels: Labels, axis: int) -> Labels | None:
-    """The one label of each channel, `(C,)`, or None where a channel has several; `NOTHING` beside one is padding."""
+    """The label of each channel, `(C,)`, or None if a channel has several; `NOTHING` besides a label is padding."""
     labels = shrink(labels, keep=axis).movedim(axis, -1)
     labels = labels.reshape(-1, labels.shape[-1])
     if not len(labels):
@@ -123,7 +121,7 @@ def by_channel(labels: Labels, axis: int) -> Labels | None:
 
 
 def shrink(labels: Labels, keep: int | None = None) -> Labels:
-    """Without what is there several times by an expanded dimension; dimension `keep` stays whole."""
+    """The labels without the repetitions of expanded dimensions, except those of dimension `keep`."""
     for dim in range(labels.dim()):
         if dim != keep and labels.stride(dim) == 0 and labels.shape[dim] > 1:
             labels = labels.narrow(dim, 0, 1)

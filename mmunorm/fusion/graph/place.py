@@ -1,4 +1,4 @@
-"""From what a trace has seen to where each norm goes."""
+"""Chooses the target of each norm from a trace."""
 from __future__ import annotations
 
 from collections import Counter
@@ -13,7 +13,7 @@ from .traced import TracedLayer, TracedModel, TracedNorm
 
 
 class Places:
-    """Where the norms of a plan can go by what ran on an example."""
+    """The targets of the norms of a plan, given a trace."""
 
     def __init__(self, plan: FoldPlan, traced: TracedModel):
         self._plan, self._traced = plan, traced
@@ -27,7 +27,7 @@ class Places:
         self._read_as_bias = set(uses)
 
     def fold(self, name: str) -> Fold:
-        """The layers that a norm goes into, or why it stays."""
+        """The layers that a norm is folded into, or why it is kept."""
         fold = Fold(name, type(self._plan.norms[name]).__name__, obstacle=self._plan.obstacles[name])
         norm = self._traced.norms.get(name)
         if fold.obstacle:
@@ -43,14 +43,14 @@ class Places:
         return fold
 
     def _why_own(self, name: str) -> str:
-        """Why the norm's own parameters keep it, or ''."""
+        """Why the uses of the norm's own parameters prevent folding, or ''."""
         own = self._own.get(name, ())
         if why := self._traced.why_blocked(own):
             return f'its weight or bias {why}, too'
         return '' if self._read_as_bias.isdisjoint(own) else 'its weight or bias is the bias of a layer, too'
 
     def _problem(self, layer: TracedLayer, uses: Counter) -> str:
-        """Why a layer can take no norm up at all, half a sentence, or ''."""
+        """Why no norm can be folded into a layer, as half a sentence, or ''."""
         traced, owner = self._traced, self._plan.modules[layer.owner]
         if layer.owner not in self._plan.untied and layer.tensor in traced.foreign:
             return f'has a weight that {traced.foreign[layer.tensor]}, too'
@@ -69,7 +69,7 @@ class Places:
         return ''
 
     def _readers(self, norm: TracedNorm) -> dict[TracedLayer, list[int]]:
-        """The layers that read a norm alone, with its channel at each of theirs, or -1."""
+        """The layers that consume a norm, with the norm's channel at each of their inputs, or -1."""
         channels = norm.gives.channels
         return {layer: [number - channels.start if number in channels else -1 for number in layer.reads]
                 for layer in self._traced.layers.values() if any(number in channels for number in layer.reads)}
@@ -95,13 +95,13 @@ class Places:
         if readers and not why:
             return self._into(fold, readers)
         fold.pads = []
-        why = f"its output {why or 'is read by nothing'}; "
+        why = f"its output {why or 'is consumed by nothing'}; "
         read = {number: channel for number, (reader, channel) in traced.readers.items() if reader is norm.gives}
         sources = list(dict.fromkeys(layer for layer in layers for number in read if number in layer.gives.channels))
         if not norm.from_layers:
-            fold.obstacle = f'{why}its input is not that of linear layers alone'
+            fold.obstacle = f'{why}its input is not only the output of linear layers'
         elif set(read.values()) != set(range(len(norm.gives.channels))):
-            fold.obstacle = f'{why}the layer before it is read by another norm, too'
+            fold.obstacle = f'{why}the layer before it is consumed by another norm, too'
         elif why_not := traced.why_blocked(read):
             names = ', '.join(layer.owner for layer in sources)
             fold.obstacle = f'{why}the output of {names} before it {why_not}, too'
@@ -112,12 +112,12 @@ class Places:
                           for layer in sources]
 
     def _place_in_stream(self, fold: Fold, norm: TracedNorm) -> None:
-        """A norm that the sum after it reads, and the first layers of the next sublayer, or what is at the end."""
+        """Places a norm that is consumed by the next sum and the next sublayer, or by the end of the stream."""
         (stream, reader), readers = self._plan.stations[fold.norm], self._readers(norm)
         others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
-        why = f'is read by {others[0]}, which is not the next sublayer' if others else ''
-        # The next sum reads it, too, and at the end norms do, of which one may put pixels side by side before.
-        ends = [] if reader else ['is read by im2col', *(f'is read by the norm {end}' for end in stream.ends)]
+        why = f'is consumed by {others[0]}, which is not the next sublayer' if others else ''
+        # The next sum is also a consumer. At the end, norms are; one may follow an im2col.
+        ends = [] if reader else ['is consumed by im2col', *(f'is consumed by the norm {end}' for end in stream.ends)]
         why = why or next((each.why for each in self._traced.obstacles(norm.gives.channels) if not each.is_padding
                            and not (reader and each.inside == reader.residual) and each.why not in ends), '')
         padding = self._padding(norm)
@@ -126,7 +126,7 @@ class Places:
         if why := why or self._problem_of(readers):
             fold.obstacle = f'its output {why}'
         elif not readers and not (stream.ends and reader is None):
-            fold.obstacle = 'its output is read by nothing in this model'
+            fold.obstacle = 'its output is consumed by nothing in this model'
         else:
             fold.stream = stream
             fold.pads = [(name, self._plan.fills[name]) for name in sorted(padding)]
@@ -134,7 +134,7 @@ class Places:
 
     @staticmethod
     def _problem_of(readers: Iterable[TracedLayer]) -> str:
-        return next((f'is read by {layer.owner}, which {layer.problem}' for layer in readers if layer.problem), '')
+        return next((f'is consumed by {layer.owner}, which {layer.problem}' for layer in readers if layer.problem), '')
 
     def _site(self, layer: TracedLayer, after: bool, channels: list[int]) -> Site:
         vectors = [(self._traced.origin_of(number), number) for number in layer.bias or ()]

@@ -1,7 +1,7 @@
-"""Runs a model on an example and notes who reads the output of each norm and layer.
+"""Traces a model on an example and records the consumers of each norm and layer.
 
-Every operator is seen, at the level of ATen, in torch's inference mode, where linear layers and convolutions arrive
-whole. What the trace proves holds for the way that the example takes through the model.
+The trace sees all ATen operators. It runs in torch's inference mode, where linear layers and convolutions are single
+operators. Its result holds for the code path that the example takes.
 """
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EXITS = frozenset({'numpy', '__array__', 'tolist', '__dlpack__', 'data_ptr', 's
 @torch.inference_mode()
 def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None = None
           ) -> tuple[TracedModel, list[Run], str]:
-    """Runs a model, a copy of the plan's in `dtype`; what was seen, the runs that it takes, and why not another.
+    """Traces a model, a copy of the plan's in `dtype`. Returns the trace, the runs that succeeded, and the last error.
 
-    A RuntimeError if it does not take one that it has to.
+    Raises a RuntimeError if a required run fails.
     """
     tracer, taken, why = _Tracer(model, plan), [], ''
     for run in runs:
@@ -42,7 +42,7 @@ def trace(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dt
             taken.append(run)
             if run.is_enough:
                 break
-        except Exception as error:  # what has been seen until then is true
+        except Exception as error:  # what was recorded until then is valid
             why = f'{type(error).__name__}: {error}'
             if run.is_required:
                 raise RuntimeError(f'example: the model does not run on it: {why}') from error
@@ -82,15 +82,15 @@ class _Tracer(TorchDispatchMode):
     def _start(self) -> None:
         self._labels = WeakTensorKeyDictionary(self._vectors)
         self._parts = WeakTensorKeyDictionary(self._weights)
-        self._inside: list[str] = []  # the modules that are being called, of those that are watched
+        self._inside: list[str] = []  # the watched modules that are being called
         self._is_suspended = False
-        self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms that have read it
+        self._norm_inputs: dict[int, tuple[Tensor, set[str]]] = {}  # by storage, with the norms of that input
         self._changed: set[str] = set()  # norms whose input has been written to since
 
     def run(self, run: Run, dtype: torch.dtype | None) -> None:
-        """One forward pass. What still lives after it is in its output, or the model has kept it."""
+        """One forward pass. Tensors that are alive after it are in its output or stored by the model."""
         if is_ours := not gc.get_freeze_count():
-            gc.freeze()  # the collection looks at what the pass has made alone
+            gc.freeze()  # the collection then inspects only what the pass created
         try:
             with self, _Exits(self):
                 output = run(self._model, dtype)
@@ -98,7 +98,7 @@ class _Tracer(TorchDispatchMode):
             gc.collect()
             for tensor, labels in list(self._labels.items()):
                 if tensor not in self._vectors:
-                    self.traced.block(labels, 'is an output of the model, or kept by it')
+                    self.traced.block(labels, 'is an output of the model, or stored by it')
             del output
         finally:
             if is_ours:
@@ -118,14 +118,14 @@ class _Tracer(TorchDispatchMode):
                 y = forward(*args, **kwargs)
                 y = x.view_as(x) if y is x else y  # with labels of its own
                 axis = 1 if has_another_output else None
-                with suppress(RuntimeError):  # inside of torch.func.vmap values are not to be had
+                with suppress(RuntimeError):  # values are not accessible inside torch.func.vmap
                     axis = axis or _channel_axis(norm, x, y, scale, shift)
                 self._norm_inputs.setdefault(x.untyped_storage()._cdata, (x, set()))[1].add(name)
             finally:
                 self._is_suspended = False
             if axis is None:
                 call.why_not = 'its output is not its scale times its input plus its shift'
-                self.traced.block(self._labels.get(x), f'is read by {name}')
+                self.traced.block(self._labels.get(x), f'is consumed by {name}')
                 return y
             self.traced.note_norm(call, self._labels.get(x), axis)
             labels = _numbers(call.gives.channels, y, axis)
@@ -148,7 +148,7 @@ class _Tracer(TorchDispatchMode):
         return wrapped
 
     def note_read(self, tensor: Tensor, why: str) -> None:
-        """Something that is no layer reads a tensor: the channels of it, or the weight that it is."""
+        """Records that something other than a layer consumes a tensor: its channels, or the weight that it is."""
         if self._is_suspended:
             return
         self.traced.block(self._labels.get(tensor), why, inside=next(reversed(self._inside), ''))
@@ -172,12 +172,12 @@ class _Tracer(TorchDispatchMode):
             return outputs
         if name in _CUTS and args[0] in self._parts and self._cut(func, args, kwargs, outputs):
             return outputs
-        why = f'is read by {name}'
+        why = f'is consumed by {name}'
         if not func._schema.is_mutable:
             try:
                 if self._carried(name, func, args, kwargs, outputs):
                     tensors = [tensor for tensor in tensors if tensor in self._parts]
-                else:  # perhaps it consists of others that are known
+                else:  # it may be composed of known operators
                     with self, _Exits(self):
                         parts = func.decompose(*args, **kwargs)
                     if parts is not NotImplemented:
@@ -189,7 +189,7 @@ class _Tracer(TorchDispatchMode):
         return outputs
 
     def _cut(self, func, args: tuple, kwargs: dict, outputs) -> bool:
-        """Notes which rows of a weight the outputs are; whether they are rows."""
+        """Records which rows of a weight the outputs are. Returns whether they are rows."""
         name, first, _ = self._parts[args[0]]
         numbers = torch.arange(args[0].numel()).view(args[0].shape)
         found, width = [], max(numbers[:1].numel(), 1)
@@ -203,12 +203,12 @@ class _Tracer(TorchDispatchMode):
         return True
 
     def _carried(self, name: str, func, args: tuple, kwargs: dict, outputs) -> bool:
-        """Labels the outputs of an operator that moves or averages; whether it is one."""
+        """Labels the outputs of an operator that moves or averages elements. Returns whether it is one."""
         if not all(isinstance(output, Tensor) for output in _listed(outputs)):
             return False
         try:
             labels = carry(name, func, args, kwargs, _listed(outputs), self._labels.get)
-        except RuntimeError:  # it is not made for whole numbers
+        except RuntimeError:  # not implemented for integers
             return False
         if name in ('pad', 'constant_pad_nd') and labels:
             self._note_padding(args, self._labels.get(args[0]))
@@ -219,7 +219,7 @@ class _Tracer(TorchDispatchMode):
     def _note_padding(self, args: tuple, labels: Labels) -> None:
         self.traced.note_padding(labels, next(filter(self._fills.__contains__, reversed(self._inside)), None))
         if not any(args[1]):
-            self.traced.block(labels, 'is padded by nothing at this input size, and may be at another', True)
+            self.traced.block(labels, 'is padded by 0 at this input size, and may be padded at another', True)
 
     def _note_writes(self, func, args: tuple, kwargs: dict) -> None:
         for i, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
@@ -234,10 +234,10 @@ class _Tracer(TorchDispatchMode):
         labels, part = self._labels.get(x), self._parts.get(weight)
         if part is None:
             for tensor in tensors_in([x, weight, bias]):
-                self.note_read(tensor, 'is read by a layer whose weight is computed')
+                self.note_read(tensor, 'is consumed by a layer with a computed weight')
             return y
         if x in self._vectors or x in self._parts:
-            self.note_read(x, f'is read by {name}')
+            self.note_read(x, f'is consumed by {name}')
             labels = None
         axis = x.dim() - 1 - _TRAILING[name]
         owner = part[0].rpartition('.')[0]
@@ -246,12 +246,12 @@ class _Tracer(TorchDispatchMode):
         columns = None if labels is None else by_channel(labels, axis)
         if name != 'linear' and _pads(args, kwargs, weight):
             kernel = 'x'.join(map(str, weight.shape[2:]))
-            self.traced.block(labels, f'is read by {owner}, a {kernel} convolution that pads with zeros')
+            self.traced.block(labels, f'is consumed by {owner}, a {kernel} convolution that pads with zeros')
             columns = None
         elif labels is not None and (columns is None or bool((labels.movedim(axis, -1) != columns).any())):
             how = ('together with other values, such as padding' if bool((labels == NOTHING).any()) else
                    'along another dimension than its channels')
-            self.traced.block(labels, f'is read by {owner} {how}', is_padding=columns is not None)
+            self.traced.block(labels, f'is consumed by {owner} {how}', is_padding=columns is not None)
         layer = self._note_layer(part, owner, [NOTHING] * x.shape[axis] if columns is None else columns.tolist(), bias)
         self._labels[y] = _numbers(layer.gives.channels, y, axis if name != 'linear' else y.dim() - 1)
         return y
@@ -263,7 +263,7 @@ class _Tracer(TorchDispatchMode):
             numbers = [] if labels is None else labels.tolist()
             if not numbers or any(n < 0 or self.traced.origin_of(n).kind != 'vector' for n in numbers):
                 problem = 'has a bias that is not made of parameters alone'
-                self.note_read(bias, 'is read by a bias')
+                self.note_read(bias, 'is consumed by a bias')
         part = (*part, owner)
         layer = self.traced.layers.get(part)
         if layer is None:
@@ -277,20 +277,21 @@ class _Tracer(TorchDispatchMode):
         layer.within.intersection_update(self._inside)
         layer.problem = layer.problem or problem or ('has several biases' if numbers != layer.bias else '')
         if reads != layer.reads:
-            self.traced.block(torch.tensor(reads + layer.reads), f'is read by {owner}, which reads something else, too')
+            why = f'is consumed by {owner}, which also has another input'
+            self.traced.block(torch.tensor(reads + layer.reads), why)
         return layer
 
     def _block_changed(self, x: Tensor) -> None:
-        """Blocks a norm whose input has been written to before its output is read: without it, they are one."""
+        """Blocks a norm whose input is written to before its output is used: once folded, both are one tensor."""
         labels = self._labels.get(x)
         if self._changed and labels is not None:
             names = {self.traced.origin_of(number).name for number in self.traced.numbers(labels)}
             if names & self._changed:
-                self.traced.block(labels, 'is read after its input has been changed in place')
+                self.traced.block(labels, 'is consumed after its input has been changed in place')
 
 
 class _Exits(TorchFunctionMode):
-    """Sees where values leave torch, and lets torch's Transformer layers take the path of several operators."""
+    """Records where values leave torch, and disables the fused path of torch's Transformer layers."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
@@ -299,7 +300,7 @@ class _Exits(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, '__name__', '')
         if name in _EXITS and args:
-            self._tracer.note_read(args[0], f'is read by {name}')
+            self._tracer.note_read(args[0], f'is consumed by {name}')
         return func(*args, **(kwargs or {}))
 
 
@@ -314,7 +315,7 @@ def _numbers(channels: range, tensor: Tensor, axis: int) -> Labels:
 
 
 def _pads(args: tuple, kwargs: dict, weight: Tensor) -> bool:
-    """Whether a convolution pads; what its module pads before, such as reflections, is another operator."""
+    """Whether a convolution pads with zeros. Padding modes such as reflection are separate operators."""
     padding = args[4] if len(args) > 4 else kwargs.get('padding', 0)
     if isinstance(padding, str):
         return padding == 'same' and max(weight.shape[2:]) > 1
@@ -322,7 +323,7 @@ def _pads(args: tuple, kwargs: dict, weight: Tensor) -> bool:
 
 
 def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> int | None:
-    """The dimension of `x` over which `y = scale * x + shift`, by its values; None if there is none."""
+    """The dimension of `x` over which `y = scale * x + shift`, found from the values; None if there is none."""
     if not isinstance(y, Tensor) or y.shape != x.shape:
         return None
     tolerance = min(64 * torch.finfo(y.dtype).eps, 0.02)

@@ -1,4 +1,4 @@
-"""What a trace has seen, by name: which norms and layers give what is read where, and what forbids to fold them."""
+"""The result of a trace: norms and layers, the consumers of their outputs, and what prevents folding, by name."""
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from .labels import Labels, shrink
 
 @dataclass(frozen=True)
 class Origin:
-    """Something whose channels have numbers: a norm's output, a layer's, or a parameter that is a vector."""
+    """Something whose channels are numbered: the output of a norm or layer, or a parameter that is a vector."""
     name: str  # of the norm, of the layer's weight, or of the parameter
     kind: str  # 'norm', 'layer' or 'vector'
     channels: range
@@ -21,43 +21,43 @@ class Origin:
 
 @dataclass(eq=False)
 class TracedLayer:
-    """A linear operator of the trace, known by its weight, or by some rows of a weight."""
+    """A linear operator of the trace, identified by its weight, or by some rows of a weight."""
     owner: str  # full name of the module that holds the weight
     weight: str  # full name of the weight
     tensor: str  # the first name of the same tensor
-    rows: tuple[int, int]  # the first of its rows that are the operator's, and the end
+    rows: tuple[int, int]  # the rows of the weight that are the operator's, [first, end)
     gives: Origin
-    reads: list[int]  # number of what is read at each channel of its input, the same in each call
-    bias: list[int] | None  # for each row the number of its bias, in the vectors that this is made of
-    own: bool  # whether the owner's own forward has called it each time
-    within: set[str]  # modules that fill padding, of those around each call
-    problem: str = ''  # why it can take no norm up, half a sentence
+    reads: list[int]  # the number at each channel of its input, the same in each call
+    bias: list[int] | None  # for each row the number of its bias, in the vectors that the bias consists of
+    own: bool  # whether each call was by the owner's own forward
+    within: set[str]  # the modules around each call that can fill padding
+    problem: str = ''  # why no norm can be folded into it, as half a sentence
 
 
 @dataclass(eq=False)
 class TracedNorm:
-    """What a norm has read, over all its calls."""
+    """The inputs of a norm over all its calls."""
     gives: Origin
-    from_layers: bool = True  # whether all that it reads is the output of layers
+    from_layers: bool = True  # whether its inputs are only outputs of layers
     runs: int = 0
     why_not: str = ''
 
 
 class Obstacle(NamedTuple):
-    """Why the norm of a channel cannot go into what reads it, half a sentence after 'its output'."""
+    """Why the norm of a channel cannot be folded into its consumer, as half a sentence after 'its output'."""
     why: str
-    is_padding: bool = False  # whether it could if another token than zeros were padded
-    inside: str = ''  # the module whose forward reads it, of those that are watched
+    is_padding: bool = False  # whether it could be if the padding were not zeros
+    inside: str = ''  # the watched module whose forward consumes it
 
 
 @dataclass
 class TracedModel:
-    """All that a trace knows. Channels are numbers of one row for all norms, layers and vectors."""
+    """The result of a trace. The channels of all norms, layers and vectors are numbered consecutively."""
     origins: list[Origin] = field(default_factory=list)
     layers: dict[tuple[str, int, int, str], TracedLayer] = field(default_factory=dict)  # by weight, rows and owner
     norms: dict[str, TracedNorm] = field(default_factory=dict)
-    foreign: dict[str, str] = field(default_factory=dict)  # parameters that something else reads, and what
-    blocked: dict[int, list[Obstacle]] = field(default_factory=dict)  # channels that no norm can take, and why
+    foreign: dict[str, str] = field(default_factory=dict)  # parameters with other consumers, and which
+    blocked: dict[int, list[Obstacle]] = field(default_factory=dict)  # channels whose norm cannot fold, and why
     padded: dict[int, set[str | None]] = field(default_factory=dict)  # the modules that pad channels
     readers: dict[int, tuple[Origin, int]] = field(default_factory=dict)  # of layers' channels: norm and channel there
 
@@ -72,17 +72,17 @@ class TracedModel:
         return self.origins[-1]
 
     def origin_of(self, number: int) -> Origin:
-        """Whose channel a number is."""
+        """The origin of a number."""
         return self.origins[bisect_right(self.origins, number, key=lambda origin: origin.channels.start) - 1]
 
     def numbers(self, labels: Labels) -> list[int]:
-        """The different numbers in labels, in order."""
+        """The distinct numbers in labels, in order."""
         seen = torch.zeros(self.size + 1, dtype=torch.bool)
         seen[shrink(labels).flatten().cpu()] = True  # NOTHING is the last
         return seen[:-1].nonzero().flatten().tolist()
 
     def block(self, labels: Labels | None, why: str, is_padding: bool = False, inside: str = '') -> None:
-        """Something reads these channels that no norm can go into, or something other than the one norm after them."""
+        """Records a consumer of these channels that prevents folding: neither a layer nor the one norm after them."""
         for number in () if labels is None else self.numbers(labels):
             self._block(number, Obstacle(why, is_padding, inside))
 
@@ -96,18 +96,18 @@ class TracedModel:
         return next((obstacle.why for obstacle in self.obstacles(numbers)), '')
 
     def obstacles(self, numbers: Iterable[int]) -> list[Obstacle]:
-        """All that blocks these channels, in the order of the run."""
+        """All obstacles of these channels, in the order of the run."""
         return list(dict.fromkeys(obstacle for number in numbers for obstacle in self.blocked.get(number, ())))
 
     def note_padding(self, labels: Labels, module: str | None) -> None:
-        """Channels are padded with zeros in a module; None for one that cannot fill it with something else."""
+        """Records that channels are padded with zeros in a module; None for one that cannot pad with other values."""
         for number in self.numbers(labels):
             self.padded.setdefault(number, set()).add(module)
 
     def note_norm(self, norm: TracedNorm, labels: Labels | None, axis: int) -> None:
-        """A norm has read a tensor of these labels, whose dimension `axis` is its channels."""
+        """Records a call of a norm on a tensor of these labels, whose dimension `axis` is its channels."""
         norm.runs += 1
-        why, size = f'is read by the norm {norm.gives.name}', len(norm.gives.channels)
+        why, size = f'is consumed by the norm {norm.gives.name}', len(norm.gives.channels)
         if labels is None or bool((labels < 0).any()) or any(
                 self.origin_of(number).kind != 'layer' for number in self.numbers(labels)):
             norm.from_layers = False

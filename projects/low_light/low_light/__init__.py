@@ -1,5 +1,5 @@
 """Enhancers of dark images: alone, and before detectors and classifiers."""
-from . import fold_rules  # noqa: F401  registers them
+from . import fold_rules, released  # noqa: F401  registers them
 from .exdark import ExDarkDataset
 from .iat import IAT
 from .model import ImageEnhancer, PairDataPreprocessor

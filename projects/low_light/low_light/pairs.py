@@ -76,15 +76,21 @@ def _images_in(folder: str) -> list[Path]:
 
 @TRANSFORMS.register_module()
 class LoadPair(BaseTransform):
-    """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that."""
+    """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that.
+
+    An image without `target_path`, as of `tools/convert_norms.py --images`, is read alone.
+    """
 
     def transform(self, results: dict) -> dict:
-        """Adds the two images.
+        """Adds the images.
 
         Raises:
             LocalError: an image cannot be read, or the two have not the same size.
         """
-        results['img'], results['target'] = _read(results['img_path']), _read(results['target_path'])
+        results['img'] = _read(results['img_path'])
+        if 'target_path' not in results:
+            return results
+        results['target'] = _read(results['target_path'])
         if results['img'].shape != results['target'].shape:
             sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
             raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
@@ -136,10 +142,10 @@ class RandomFlipPair(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackPair(BaseTransform):
-    """Gives `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
+    """Returns `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target`, if it has one, and the path."""
 
     def transform(self, results: dict) -> dict:
-        image, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
-                           for key in ('img', 'target'))
-        sample = BaseDataElement(target=target, metainfo=dict(img_path=results['img_path']))
-        return dict(inputs=image, data_samples=sample)
+        tensors = {key: torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))
+                   for key in ('img', 'target') if key in results}
+        image = tensors.pop('img')
+        return dict(inputs=image, data_samples=BaseDataElement(metainfo=dict(img_path=results['img_path']), **tensors))

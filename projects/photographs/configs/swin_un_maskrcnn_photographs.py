@@ -4,7 +4,7 @@ _base_ = ['../../../configs/digits/swin_un_maskrcnn.py']
 pretrained = 'work_dirs/swin_un_photographs/epoch_8.pth'
 model = dict(
     backbone=dict(init_cfg=dict(checkpoint=pretrained)),
-    # Unlike digits, objects lie and stand.
+    # Unlike digits, objects may be wide or tall.
     rpn_head=dict(anchor_generator=dict(ratios=[0.5, 1.0, 2.0])),
     roi_head=dict(bbox_head=dict(num_classes=7), mask_head=dict(num_classes=7)))
 
@@ -32,7 +32,7 @@ test_dataloader = dict(
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val.json')
 test_evaluator = dict(ann_file=data_root + 'annotations/instances_test.json')
 
-# Objects of val and test are never seen in training: four times the steps of the digits, 15 minutes on one core.
+# Val and test have other objects than train, hence four times the steps of the digits: 15 minutes on one core.
 max_iters = 2800
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters // 4)
 param_scheduler = [
