@@ -46,4 +46,5 @@ def test_no_title_stands_twice_in_the_menu():
 
 def test_each_page_is_in_the_menu_once():
     pages = re.findall(r': (\S+\.md)$', (ROOT / 'mkdocs.yml').read_text(), re.M)
-    assert sorted(pages) == sorted(str(page.relative_to(ROOT / 'docs')) for page in ROOT.glob('docs/**/*.md'))
+    assert sorted(pages) == sorted([*(str(page.relative_to(ROOT / 'docs')) for page in ROOT.glob('docs/**/*.md')),
+                                    *(str(page.relative_to(ROOT)) for page in ROOT.glob('projects/*/*.md'))])

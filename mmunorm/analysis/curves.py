@@ -47,13 +47,9 @@ def read_scalars(path: str | Path) -> Scalars:
     """
     path = Path(path)
     points: dict[str, dict[float, float]] = {}
-    for file in [path] if path.is_file() else _logs(path):
+    for file in [path] if path.is_file() else sorted(path.glob('*/vis_data/scalars.json')):
         _read_into(points, file)
     return {name: np.array(sorted(values.items()), dtype=float) for name, values in points.items() if values}
-
-
-def _logs(work_dir: Path) -> list[Path]:
-    return sorted(work_dir.glob('*/vis_data/scalars.json'))
 
 
 def _read_into(points: dict[str, dict[float, float]], file: Path) -> None:

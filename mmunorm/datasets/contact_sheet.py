@@ -9,38 +9,38 @@ from torchvision.io import ImageReadMode, read_image
 from torchvision.transforms.functional import resize
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks, make_grid, save_image
 
+COLUMNS, ROWS = 4, 3
+TILE = 256  # side of one image on the sheet in pixels
 COLOURS = ('#ff5050', '#50ff50', '#5aa0ff', '#ffe63c', '#ff5aff', '#3cf0f0')
 
 
-def draw_contact_sheet(annotation_file, image_folder, out_file, columns=4, rows=3, tile=256):
+def draw_contact_sheet(annotation_file, image_folder, out_file):
     """Draw the first images of a COCO-format set with boxes, class names and masks.
 
     Args:
         annotation_file (str | Path): instances with RLE masks.
         image_folder (str | Path): where the images lie.
         out_file (str | Path): the image to write.
-        columns, rows (int): number of images in a row, and number of rows.
-        tile (int): side of one image on the sheet in pixels.
     """
     with redirect_stdout(None):  # COCO prints how long it takes
         coco = COCO(str(annotation_file))
-    infos = coco.loadImgs(coco.getImgIds()[:columns * rows])
+    infos = coco.loadImgs(coco.getImgIds()[:COLUMNS * ROWS])
     tiles = [_annotate(read_image(str(Path(image_folder) / info['file_name']), ImageReadMode.RGB),
-                       coco.imgToAnns[info['id']], coco, tile) for info in infos]
-    tiles += [torch.zeros_like(tiles[0])] * (columns * rows - len(tiles))
-    save_image(make_grid(tiles, nrow=columns, padding=0) / 255, out_file)
+                       coco.imgToAnns[info['id']], coco) for info in infos]
+    tiles += [torch.zeros_like(tiles[0])] * (COLUMNS * ROWS - len(tiles))
+    save_image(make_grid(tiles, nrow=COLUMNS, padding=0) / 255, out_file)
 
 
-def _annotate(image, annotations, coco, tile):
-    scale = tile / image.shape[-1]
-    image = resize(image, [tile, tile], antialias=True)
+def _annotate(image, annotations, coco):
+    scale = TILE / image.shape[-1]
+    image = resize(image, [TILE, TILE], antialias=True)
     if not annotations:
         return image
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(annotations))]
     masks = torch.from_numpy(np.stack([coco.annToMask(annotation) for annotation in annotations]))
-    masks = torch.nn.functional.interpolate(masks[None], (tile, tile))[0].bool()
+    masks = torch.nn.functional.interpolate(masks[None], (TILE, TILE))[0].bool()
     image = draw_segmentation_masks(image, masks, alpha=0.35, colors=colours)
     boxes = torch.tensor([annotation['bbox'] for annotation in annotations]) * scale
     boxes[:, 2:] += boxes[:, :2]
     names = [coco.cats[annotation['category_id']]['name'] for annotation in annotations]
-    return draw_bounding_boxes(image, boxes.clamp(max=tile - 1), names, colours)
+    return draw_bounding_boxes(image, boxes.clamp(max=TILE - 1), names, colours)

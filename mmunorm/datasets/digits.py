@@ -43,7 +43,7 @@ def check_settings(settings):
 
 
 def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, train_images=6000, val_images=1000,
-                image_size=32, force=False, progress=True):
+                image_size=32, force=False):
     """Make both sets in one folder, as a whole or not at all. The same settings give the same files.
 
     The folder gets the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
@@ -63,7 +63,6 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
         scene_size, image_size (int): side of a scene, and of an image for classification, in pixels.
         force (bool): whether to overwrite a folder that this function made before. It never touches any other folder
             that holds files.
-        progress (bool): whether to show progress bars.
 
     Returns:
         dict[str, int] | None: the number of digits in the scenes of each split; None if the folder is already there
@@ -83,13 +82,13 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
         counts = {}
         for split in SPLITS:
             samples = split_samples(split, seed)
-            counts[split] = _write_digit_scenes(folder, split, samples, settings, progress)
-            _write_images(folder / 'imagenet' / split, split, samples, settings, progress)
+            counts[split] = _write_digit_scenes(folder, split, samples, settings)
+            _write_images(folder / 'imagenet' / split, split, samples, settings)
         draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val', folder / 'preview.png')
     return counts
 
 
-def _write_digit_scenes(folder, split, samples, settings, progress):
+def _write_digit_scenes(folder, split, samples, settings):
     """Scenes in the COCO format in ``coco``. Returns the number of digits."""
     def draw(index):
         rng = np.random.default_rng([settings['seed'], 1, SPLITS.index(split), index])
@@ -100,15 +99,15 @@ def _write_digit_scenes(folder, split, samples, settings, progress):
                   contributor='mmunorm'),
         licenses=LICENSES,
         categories=[dict(id=label + 1, name=name, supercategory='digit') for label, name in enumerate(CLASSES)])
-    return write_scenes(folder / 'coco', split, settings[f'{split}_scenes'], draw, content, progress)
+    return write_scenes(folder / 'coco', split, settings[f'{split}_scenes'], draw, content)
 
 
-def _write_images(folder, split, samples, settings, progress):
+def _write_images(folder, split, samples, settings):
     """Images of one digit each, in a folder for each class."""
     for name in CLASSES:
         (folder / name).mkdir(parents=True)
     for index in tqdm(range(settings[f'{split}_images']), f'{split} images', mininterval=0.5,
-                      disable=None if progress else True):
+                      disable=None):
         drawing, rank = divmod(index, len(samples))
         sample = samples[rank]
         rng = np.random.default_rng([settings['seed'], 2, SPLITS.index(split), index])

@@ -16,6 +16,7 @@ from tqdm import tqdm
 # So every object in an image is visible enough to be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
+TRIES = 10  # places for an object
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,16 @@ def compose(background, cutouts):
     return image, owner
 
 
-def add_cutout(background, cutouts, draw, tries=10):
+def add_cutout(background, cutouts, draw):
     """Adds a cutout in a place where enough of the others stays visible. A crowded scene may find none.
 
     Args:
         background (np.ndarray): (H, W, 3) in [0, 255].
         cutouts (list[Cutout]): from the lowest to the topmost; gets one more.
         draw (Callable[[], Cutout]): draws an object in a random place.
-        tries (int): how many places to try.
     """
     _, owner = compose(background, cutouts)
-    for _ in range(tries):
+    for _ in range(TRIES):
         cutout = draw()
         if _leaves_visible(cutouts, cutout, owner):
             cutouts.append(cutout)
@@ -96,7 +96,7 @@ def _box_iou(first, second):
     return inner / (first.alpha.size + second.alpha.size - inner)
 
 
-def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict, progress: bool) -> int:
+def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict) -> int:
     """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
 
     A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
@@ -107,7 +107,6 @@ def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: 
         count: how many scenes.
         draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an index.
         content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
-        progress: whether to show a progress bar.
 
     Returns:
         int: how many objects there are.
@@ -115,7 +114,7 @@ def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: 
     (folder / split).mkdir(parents=True)
     (folder / 'annotations').mkdir(exist_ok=True)
     images, annotations = [], []
-    for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None if progress else True):
+    for index in tqdm(range(count), f'{split} scenes', mininterval=0.5, disable=None):
         pixels, owner, cutouts = draw(index)
         height, width = owner.shape
         image = dict(id=index + 1, file_name=f'{index + 1:06d}.png', width=width, height=height, license=1)

@@ -20,15 +20,14 @@ def test_mask_and_box_lie_where_the_object_is(tmp_path):
     }))  # yapf: disable
     for k in (1, 2):
         Image.new('RGB', (64, 64), (k, k, k)).save(tmp_path / f'{k}.png')
-    draw_contact_sheet(tmp_path / 'ann.json', tmp_path, tmp_path / 'sheet.png', columns=2, rows=1,
-                       tile=128)
+    draw_contact_sheet(tmp_path / 'ann.json', tmp_path, tmp_path / 'sheet.png')
     with Image.open(tmp_path / 'sheet.png') as image:
         sheet = np.asarray(image)
-    assert sheet.shape == (128, 256, 3)
-    assert (sheet[:, :128] == 1).all()
-    tile = sheet[:, 128:]
+    assert sheet.shape == (3 * 256, 4 * 256, 3)
+    assert (sheet[:256, :256] == 1).all() and not sheet[256:].any() and not sheet[:, 512:].any()
+    tile = sheet[:256, 256:512]
     untouched = (tile == 2).all(axis=2)
     red = (tile[..., 0] > 50) & (tile[..., 1] < 60)
-    assert red[60:76, 24:56].all() and (tile[60:76, 24:56] == tile[70, 40]).all()  # the mask, evenly tinted
-    assert (tile[40:80, 20] == (255, 80, 80)).all()  # the box
-    assert untouched[84:].all() and untouched[:, 64:].all() and untouched[:30, :16].all()
+    assert red[120:152, 48:112].all() and (tile[120:152, 48:112] == tile[140, 80]).all()  # the mask, evenly tinted
+    assert (tile[80:160, 40] == (255, 80, 80)).all()  # the box
+    assert untouched[168:].all() and untouched[:, 128:].all() and untouched[:60, :32].all()

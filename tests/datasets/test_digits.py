@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from mmunorm.datasets import FolderError, digits, make_digits
 from mmunorm.datasets.digit_scenes import draw_scene, split_samples
 
-SETTINGS = dict(seed=5, train_scenes=6, val_scenes=4, scene_size=96, train_images=40, val_images=20, progress=False)
-TINY = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10, image_size=16, progress=False)
+SETTINGS = dict(seed=5, train_scenes=6, val_scenes=4, scene_size=96, train_images=40, val_images=20)
+TINY = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10, image_size=16)
 
 
 @pytest.fixture(scope='module')
@@ -98,7 +98,7 @@ def test_mmpretrain_reads_it(made):
 
 def test_settings_decide_the_files(made, tmp_path, capfd):
     """Their number does not change the scenes, and the seed changes all."""
-    make_digits(tmp_path / 'few', **{**SETTINGS, 'train_scenes': 2, 'progress': True})
+    make_digits(tmp_path / 'few', **{**SETTINGS, 'train_scenes': 2})
     assert not capfd.readouterr().err  # the bars are for terminals
     known, few = contents(made[0]), contents(tmp_path / 'few')
     changed = {name for name in few if few[name] != known[name]}

@@ -178,6 +178,8 @@ def test_padding_at_other_sizes_is_found(always):
 
 @pytest.mark.parametrize('example, error, match', [
     ('image', TypeError, 'example: must be a tensor, .* got str'),
+    *((wrong, TypeError, 'example: must be a tensor, .* a function that takes the model')
+      for wrong in (nn.Linear(2, 2), int, 3)),
     ([], TypeError, 'example: the list is empty'),
     (torch.randn(2, 3, 4), RuntimeError, 'example: the model does not run on it: RuntimeError: mat1')])
 def test_bad_examples(example, error, match):

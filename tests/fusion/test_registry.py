@@ -16,11 +16,6 @@ from .blocks import Block
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def _rules(monkeypatch):
-    monkeypatch.setattr(rules, '_RULES', dict(rules._RULES))
-
-
 class MyModel(Block):
     """A user's."""
 

@@ -196,16 +196,6 @@ def test_another_head_of_timm(make, head):
     models.assert_folds(model, EVEN, kept=['norm'])
 
 
-def test_timms_swin_of_another_input_size_after_folding():
-    model, twin = models.randomize(timm_swin().double()), timm_swin().double().eval()
-    twin.load_state_dict(model.state_dict())
-    fuse_norms(model, strict=True)
-    for each in (model, twin):
-        each.set_input_size((44, 28), window_size=3)
-    x = torch.randn(2, 3, 44, 28, dtype=torch.float64)
-    models.assert_equal(models.outputs(model, x), models.outputs(twin, x))
-
-
 @pytest.mark.parametrize('block, kwargs, count', [(ResPostBlock, {}, 5), (ParallelScalingBlock, {}, 3),
                                                   (Block, dict(qk_norm=True), 9)])
 def test_timms_vit_with_other_blocks(block, kwargs, count):

@@ -22,23 +22,8 @@ PNAC, CHANNELS, OUTLIERS, CKA, REPORT, CURVES, SPREAD = (
     tiny_runs.load_tool(f'analysis/{name}')
     for name in ('pnac', 'channels', 'outliers', 'cka', 'report', 'curves', 'spread'))
 
-
 pytestmark = pytest.mark.usefixtures('in_a_folder')
-
-
-def run(tool, *arguments):
-    return tiny_runs.call(tool, *arguments)
-
-
-def error_of(capsys, tool, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        run(tool, *arguments)
-    assert stop.value.code == 2
-    printed = capsys.readouterr().err
-    # Progress bars stand on lines of their own.
-    lines = [line for line in printed.splitlines() if line.startswith('error: ')]
-    assert len(lines) == 1 and printed.endswith(lines[0] + '\n')
-    return lines[0]
+run, error_of = tiny_runs.call, tiny_runs.error_of
 
 
 def read_csv(path):

@@ -72,7 +72,7 @@ class _Tracer(TorchDispatchMode):
         for name, module in model.named_modules():
             if name in plan.affines:
                 scale, shift = plan.affines[name]
-                self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', shift.numel()), scale.dim() > 1)
+                self.traced.norms[name] = TracedNorm(self.traced.add(name, 'norm', shift.numel()))
                 module.forward = self._norm_forward(name, module, module.forward, scale, shift)
             elif name in plan.fills or name in sums or (
                     name not in plan.norms and any(True for _ in module.parameters(recurse=False))):

@@ -38,7 +38,6 @@ class TracedLayer:
 class TracedNorm:
     """The inputs of a norm over all its calls."""
     gives: Origin
-    mixes: bool = False  # whether its scale is a matrix
     from_layers: bool = True  # whether its inputs are only outputs of layers
     runs: int = 0
     why_not: str = ''

@@ -92,10 +92,10 @@ def _images_inside(path: Path, name: str) -> Iterator[Source]:
             yield Source(f'{name}:{start}', path, start, size)
 
 
-def varied_images(sources: Sequence[Source], progress: bool = True) -> list[Source]:
+def varied_images(sources: Sequence[Source]) -> list[Source]:
     """The images that are large and colourful enough, without near-duplicates: of those, the largest stays."""
     found = []
-    for source in tqdm(sources, 'reading', unit='image', mininterval=0.5, disable=None if progress else True):
+    for source in tqdm(sources, 'reading', unit='image', mininterval=0.5, disable=None):
         try:
             image = source.open()
         except Exception:  # packages have files that only look like images
@@ -126,7 +126,7 @@ def crops_of(image: Image.Image, rng: np.random.Generator, size: int) -> Iterato
         yield image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
-def make_crops(out, images=(), seed=0, size=256, force=False, progress=True):
+def make_crops(out, images=(), seed=0, size=256, force=False):
     """Make a folder of unlabelled crops, as a whole or not at all.
 
     The folder gets ``train/`` and ``test/`` with a JPEG ``IMAGE_CROP.jpg`` a crop, and ``README.md`` with number,
@@ -139,7 +139,6 @@ def make_crops(out, images=(), seed=0, size=256, force=False, progress=True):
         seed (int): decides the splits, and the places and scales of the crops.
         size (int): side of a crop in pixels.
         force (bool): whether to overwrite a folder that this function made before.
-        progress (bool): whether to show progress bars.
 
     Returns:
         dict | None: `images` and `crops`, the number of each in each split; None if the folder is already there with
@@ -161,7 +160,7 @@ def make_crops(out, images=(), seed=0, size=256, force=False, progress=True):
              for folder in folders for source in find_images(folder)]
     with warnings.catch_warnings():  # of large images, and of palettes
         warnings.filterwarnings('ignore', module='PIL')
-        kept = varied_images(found, progress)
+        kept = varied_images(found)
         if len(kept) < 2:
             raise PreflightError(f'--images {" ".join(map(str, folders))}: of {len(found)} images, {len(kept)} differ '
                                  f'and have {SHORTEST} pixels a side and {COLOURS} colours; each split needs one.')
@@ -173,7 +172,7 @@ def make_crops(out, images=(), seed=0, size=256, force=False, progress=True):
                 (folder / split).mkdir()
             rows = []
             for number, source in enumerate(tqdm(kept, 'cutting', unit='image', mininterval=0.5,
-                                                 disable=None if progress else True)):
+                                                 disable=None)):
                 split = 'test' if number in test else 'train'
                 crops = crops_of(source.open(), np.random.default_rng([seed, number]), size)
                 for index, crop in enumerate(crops):

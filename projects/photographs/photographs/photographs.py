@@ -88,7 +88,7 @@ def split_sources(sources: Sequence, seed: int) -> dict[str, list]:
 
 
 def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500, val_scenes=200, scene_size=128,
-                     train_images=12000, val_images=1000, image_size=32, force=False, progress=True):
+                     train_images=12000, val_images=1000, image_size=32, force=False):
     """Make both sets in one folder, as a whole or not at all.
 
     The folder gets ``coco/``, ``imagenet/``, ``preview.png``, annotated val scenes, and ``README.md`` with licence and
@@ -105,7 +105,6 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
         train_images, val_images (int): how many images for classification; test has as many as val.
         image_size (int): side of such an image in pixels.
         force (bool): whether to overwrite a folder that this function made before.
-        progress (bool): whether to show progress bars.
 
     Returns:
         dict | None: `stamps`, `backgrounds` and `objects`, the number of each in each split; None if the folder is
@@ -141,8 +140,8 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
             held_out = 'train' if split == 'train' else 'val'
             counts['objects'][split] = write_scenes(
                 folder / 'coco', split, sizes[f'{held_out}_scenes'],
-                lambda index, drawer=drawer: drawer.scene(index, scene_size), _coco_content(split), progress)
-            drawer.write_images(folder / 'imagenet' / split, sizes[f'{held_out}_images'], image_size, progress)
+                lambda index, drawer=drawer: drawer.scene(index, scene_size), _coco_content(split))
+            drawer.write_images(folder / 'imagenet' / split, sizes[f'{held_out}_images'], image_size)
         draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val', folder / 'preview.png')
         (folder / 'README.md').write_text(_readme(kinds, photographs), encoding='utf-8')
     return counts
@@ -160,11 +159,11 @@ class _Drawer:
     def scene(self, index: int, size: int):
         return draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
 
-    def write_images(self, folder: Path, count: int, size: int, progress: bool) -> None:
+    def write_images(self, folder: Path, count: int, size: int) -> None:
         """The classes take turns, and the stamps of a class do."""
         for kind in CLASSES:
             (folder / kind).mkdir(parents=True)
-        for index in tqdm(range(count), f'{self.split} images', mininterval=0.5, disable=None if progress else True):
+        for index in tqdm(range(count), f'{self.split} images', mininterval=0.5, disable=None):
             drawing, label = divmod(index, len(CLASSES))
             kind = self.stamps[label]
             stamp = kind[drawing % len(kind)]

@@ -31,7 +31,7 @@ def make_tiny(root, sources, **settings):
     """The sets of `make_photographs.py` in `root`, a few small images of :func:`make_stamps`."""
     stamps, wallpapers = make_stamps(sources)
     sizes = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10)
-    return make_photographs(root, stamps, [wallpapers], **{**sizes, **settings}, progress=False)
+    return make_photographs(root, stamps, [wallpapers], **{**sizes, **settings})
 
 
 def tiny_photographs(cfg, root):

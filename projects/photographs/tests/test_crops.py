@@ -44,7 +44,7 @@ def numbers_in(folder):
 
 def test_splits_share_no_image(folder, tmp_path):
     out = tmp_path / 'out'
-    counts = make_crops(out, [folder], size=32, progress=False)
+    counts = make_crops(out, [folder], size=32)
     assert counts == dict(images=dict(train=8, test=1), crops=dict(train=32, test=4))  # of 300 x 240, the fewest
     train, test = numbers_in(out / 'train'), numbers_in(out / 'test')
     assert len(train) == 8 and len(test) == 1 and not train & test
@@ -57,18 +57,18 @@ def test_splits_share_no_image(folder, tmp_path):
 def test_the_same_arguments_give_the_same_crops(folder, tmp_path):
     made = [tmp_path / name for name in 'abc']
     for out, seed in zip(made, (0, 0, 1), strict=True):
-        make_crops(out, [folder], seed, size=16, progress=False)
+        make_crops(out, [folder], seed, size=16)
     contents = [[path.read_bytes() for path in sorted(out.rglob('*.jpg'))] for out in made]
     assert contents[0] == contents[1] != contents[2]
-    assert make_crops(made[0], [folder], 0, size=16, progress=False) is None
+    assert make_crops(made[0], [folder], 0, size=16) is None
     with pytest.raises(FolderError, match='seed 0 instead of 1'):
-        make_crops(made[0], [folder], 1, size=16, progress=False)
+        make_crops(made[0], [folder], 1, size=16)
 
 
 def test_of_near_duplicates_the_largest_file_is_kept(folder):
     found = find_images(folder)
     assert len(found) == 13 and not any(source.name == 'link.png' for source in found)
-    kept = varied_images(found, progress=False)
+    kept = varied_images(found)
     assert {source.name for source in kept} == {f'deep/{seed}.png' for seed in range(9)}
 
 
@@ -122,7 +122,7 @@ def test_from_packages(folder, tmp_path, monkeypatch):
         folder.rename(root / packages[0] / 'share')
 
     monkeypatch.setattr(crops, 'fetch_packages', fetch)
-    make_crops(tmp_path / 'data/out', size=16, progress=False)
+    make_crops(tmp_path / 'data/out', size=16)
     assert f'{crops.PACKAGES[0]}/share/deep/0.png' in (tmp_path / 'data/out/README.md').read_text()
     assert {path.name for path in (tmp_path / 'data').iterdir()} == {'out', 'debian_images'}
 
@@ -132,7 +132,7 @@ def test_too_few_images_are_one_line(folder, tmp_path):
         path.unlink()
     (folder / 'a_smaller_copy.jpg').unlink()
     with pytest.raises(PreflightError, match=r'images: of 4 images, 1 differ and have 200 pixels'):
-        make_crops(tmp_path / 'out', [folder], progress=False)
+        make_crops(tmp_path / 'out', [folder])
     assert not (tmp_path / 'out').exists()
 
 

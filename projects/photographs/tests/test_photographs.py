@@ -94,7 +94,7 @@ def test_a_mask_is_where_the_object_is(tmp_path):
     for path in wallpapers.iterdir():
         Image.new('RGB', (200, 150)).save(path)
     make_photographs(tmp_path / 'out', stamps, [wallpapers], train_scenes=8, val_scenes=1, scene_size=128,
-                     train_images=1, val_images=1, progress=False)
+                     train_images=1, val_images=1)
     content = scenes_of(tmp_path / 'out', 'train')
     for image in content['images']:
         pixels = np.asarray(Image.open(tmp_path / 'out/coco/train' / image['file_name'])).mean(axis=2)
@@ -149,7 +149,7 @@ def test_too_few_images_are_one_line(tmp_path):
 def test_a_folder_is_made_once_and_with_other_settings_only_by_force(tmp_path):
     folders = make_stamps(tmp_path)
     arguments = dict(stamps=folders[0], backgrounds=[folders[1]], train_scenes=1, val_scenes=1, train_images=1,
-                     val_images=1, progress=False)
+                     val_images=1)
     assert make_photographs(tmp_path / 'out', **arguments)
     before = contents(tmp_path / 'out')
     assert make_photographs(tmp_path / 'out', **arguments) is None
@@ -169,5 +169,5 @@ def test_interruption_leaves_nothing(tmp_path, monkeypatch, error):
     monkeypatch.setattr(photographs, 'draw_single', fail)
     with pytest.raises(error):
         make_photographs(tmp_path / 'data/out', folders[0], [folders[1]], train_scenes=1, val_scenes=1, train_images=1,
-                         val_images=1, progress=False)
+                         val_images=1)
     assert not any((tmp_path / 'data').iterdir())
