@@ -1,4 +1,4 @@
-"""Pairs of images for image-to-image models: two folders, and the steps of a pipeline on both images at once."""
+"""Pairs of images for image-to-image models: a data set of two folders, and pipeline transforms of both images."""
 from __future__ import annotations
 
 import re
@@ -19,18 +19,18 @@ from mmunorm.utils import IMAGE_SUFFIXES, LocalError, PreflightError
 
 @DATASETS.register_module()
 class PairDataset(BaseDataset):
-    """The images of a folder, each with the image of another folder that it is to become.
+    """The images of a folder, each with its target from another folder.
 
-    A pair has one name, whatever the suffixes; several images may share a target.
+    The images of a pair have the same name, without suffix; several images may share a target.
 
     Args:
         data_prefix (dict): the folders, `dict(img=..., target=...)`, in `data_root`.
-        rename (Sequence[str], optional): a regular expression and its replacement, which make the name of the target
-            of that of an image, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
+        rename (Sequence[str], optional): a regular expression and its replacement, which convert the name of an image
+            to that of its target, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
         **kwargs: the other arguments of mmengine's BaseDataset. The `pipeline` begins with :class:`LoadPair`.
 
     Raises:
-        PreflightError: a folder does not exist, there is no image, or one has no target; names it.
+        PreflightError: a folder does not exist, there is no image, or an image has no target.
     """
 
     SOURCES = {
@@ -76,19 +76,19 @@ def _images_in(folder: str) -> list[Path]:
 
 @TRANSFORMS.register_module()
 class LoadPair(BaseTransform):
-    """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that."""
+    """Reads `img` and `target` as uint8 BGR `(h, w, 3)`, also from grey, 16-bit and transparent images."""
 
     def transform(self, results: dict) -> dict:
         """Adds the two images.
 
         Raises:
-            LocalError: an image cannot be read, or the two have not the same size.
+            LocalError: an image cannot be read, or their sizes differ.
         """
         results['img'], results['target'] = _read(results['img_path']), _read(results['target_path'])
         if results['img'].shape != results['target'].shape:
             sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
             raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
-                             f'{sizes[1]}: a pair must have one size.')
+                             f'{sizes[1]}: both must have the same size.')
         return results
 
 
@@ -98,13 +98,13 @@ def _read(path: str) -> np.ndarray:
     except (OSError, cv2.error):
         image = None
     if image is None:
-        raise LocalError(f'cannot use the image {path}: it is missing, empty, cut off, or no image.')
+        raise LocalError(f'cannot use the image {path}: it is missing, empty, truncated, or not an image.')
     return image
 
 
 @TRANSFORMS.register_module()
 class RandomCropPair(BaseTransform):
-    """Cuts the same random part out of both images; an image that is smaller stays as it is along that side.
+    """Crops the same random part of both images; a side that is smaller than the crop is not cropped.
 
     Args:
         crop_size (Sequence[int]): height and width.
@@ -124,7 +124,7 @@ class RandomCropPair(BaseTransform):
 
 @TRANSFORMS.register_module()
 class RandomFlipPair(BaseTransform):
-    """Flips both images, along each axis in half of the cases."""
+    """Flips both images along each axis with a probability of 0.5."""
 
     def transform(self, results: dict) -> dict:
         for axis in (0, 1):
@@ -136,7 +136,7 @@ class RandomFlipPair(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackPair(BaseTransform):
-    """Gives `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
+    """Returns `inputs`, uint8 BGR `(3, h, w)`, and `data_samples` with its `target` and the path."""
 
     def transform(self, results: dict) -> dict:
         image, target = (torch.from_numpy(np.ascontiguousarray(results[key].transpose(2, 0, 1)))

@@ -1,4 +1,4 @@
-"""Make parallel text and subwords from Debian's translated package descriptions."""
+"""Makes parallel text and subwords from Debian's translated package descriptions."""
 import argparse
 import sys
 from collections import Counter
@@ -11,17 +11,17 @@ from projects.translation.translation.text.made_text import LANGUAGES, make_tran
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, epilog='OUT gets train, valid and test, each as .src in English and .tgt, and '
-        'subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
-        'changes nothing. A source package is in train, valid or test. The test set has '
-        'sentences of 7 words or more of which at most half of the groups of 5 words occur in train. '
+        'subwords.model. apt downloads the text from the package sources of this system, without root and without '
+        'installing anything. Each source package is in one of train, valid and test. The test set has '
+        'sentences of at least 7 words, of whose 5-grams at most half occur in train. '
         'With several pairs, the files have the text of all, and a source begins with the language of its translation, '
         'such as "<2it> ".')
     parser.add_argument('--pair', nargs='+', choices=[f'en-{language}' for language in LANGUAGES], default=['en-it'],
                         help='languages (default: en-it)')
-    parser.add_argument('--out', help='folder to write (default: data/translation/en-LANGUAGES)')
-    parser.add_argument('--vocab-size', type=positive, default=4000, help='subwords of all (default: 4000)')
+    parser.add_argument('--out', help='output folder (default: data/translation/en-LANGUAGES)')
+    parser.add_argument('--vocab-size', type=positive, default=4000, help='number of subwords (default: 4000)')
     parser.add_argument('--force', action='store_true',
-                        help='overwrite OUT, with everything in it, if this tool made it')
+                        help='overwrite the whole folder OUT if this tool created it')
     return parser.parse_args(argv)
 
 
@@ -33,7 +33,7 @@ def main(argv=None):
     split = make_translation(out, languages, args.vocab_size, args.force,
                              lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
     if split is None:
-        print(f'{out} is already there, made with these settings.')
+        print(f'{out} already exists with these settings.')
         return
     for name in ('train', 'valid', 'test'):
         pairs = getattr(split, name)
