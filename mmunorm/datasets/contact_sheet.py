@@ -1,4 +1,4 @@
-"""Draws an image that shows people what a COCO-format data set holds."""
+"""Draws a preview of a data set in COCO format."""
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -13,16 +13,16 @@ COLOURS = ('#ff5050', '#50ff50', '#5aa0ff', '#ffe63c', '#ff5aff', '#3cf0f0')
 
 
 def draw_contact_sheet(annotation_file, image_folder, out_file, columns=4, rows=3, tile=256):
-    """Draw the first images of a COCO-format set with boxes, class names and masks.
+    """Draws the first images of a COCO-format set with boxes, class names and masks.
 
     Args:
         annotation_file (str | Path): instances with RLE masks.
-        image_folder (str | Path): where the images lie.
-        out_file (str | Path): the image to write.
-        columns, rows (int): number of images in a row, and number of rows.
-        tile (int): side of one image on the sheet in pixels.
+        image_folder (str | Path): folder of the images.
+        out_file (str | Path): output image file.
+        columns, rows (int): number of columns and rows.
+        tile (int): side of each image on the sheet in pixels.
     """
-    with redirect_stdout(None):  # COCO prints how long it takes
+    with redirect_stdout(None):  # COCO prints its duration
         coco = COCO(str(annotation_file))
     infos = coco.loadImgs(coco.getImgIds()[:columns * rows])
     tiles = [_annotate(read_image(str(Path(image_folder) / info['file_name']), ImageReadMode.RGB),

@@ -33,8 +33,8 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
     """Writes `annotations/{train,val,test}.json` under `root`.
 
     `root` has the content of ExDark's archives: the list `imageclasslist.txt`, whose lines are name, class, light,
-    place and split, the images `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and height.
-    Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the image.
+    place and split, the images `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and
+    height. Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the image.
 
     Returns:
         dict[str, tuple[int, int]]: images and boxes of each split.
