@@ -47,7 +47,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
         return self
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Returns what `inner` makes of a data loader's batch whose images, `(3, h, w)` of 0 to 255, are enhanced.
+        """Enhances the images `(3, h, w)`, 0 to 255, of a batch and returns the result of `inner`.
 
         Raises:
             TypeError: `inputs` are neither images of three channels nor a batch of them.
