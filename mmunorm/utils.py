@@ -1,4 +1,4 @@
-"""What a user sees of this package: errors of one line, whole files, and libraries that keep quiet."""
+"""One-line errors, atomic writes, and filtering of library messages."""
 from __future__ import annotations
 
 import logging
@@ -17,19 +17,19 @@ IMAGE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.we
 
 
 class PreflightError(Exception):
-    """Something cannot start. A tool prints its one sentence without a traceback, and exits with status 2."""
+    """Something cannot start. Tools print its message in one line without a traceback, and exit with status 2."""
 
 
 class RunError(Exception):
-    """A run was stopped on the way. A tool prints its one sentence without a traceback, and exits with status 3."""
+    """A run stopped early. Tools print its message in one line without a traceback, and exit with status 3."""
 
 
 class LocalError(RunError):
-    """A run was stopped by something that only this process has seen, such as an image that cannot be read."""
+    """A run stopped by an error that only this process has, such as an unreadable image."""
 
 
 def error_text(error: Exception) -> str:
-    """Any exception as one line, with the place in the config that raised it."""
+    """An exception as one line, with its location if a config raised it."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
     text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -59,10 +59,10 @@ def is_first_process() -> bool:
 
 
 def check_installed(package: str, what: str, extra: str) -> None:
-    """Checks that a package of the extra is there; `what` needs it, a plural.
+    """Checks that a package of an extra is installed; `what`, a plural, needs it.
 
     Raises:
-        PreflightError: it is missing; says how to install it.
+        PreflightError: it is missing; the message has the command to install it.
     """
     if find_spec(package) is None:
         raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
@@ -70,10 +70,10 @@ def check_installed(package: str, what: str, extra: str) -> None:
 
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Gives the path of a new file beside `path`, which takes its place at the end of the `with` block.
+    """A context with the path of a new file next to `path`, which replaces `path` at the end of the `with` block.
 
-    If the block fails, for example because the disk is full, the new file is removed, and what was at `path` stays.
-    If the block writes nothing, nothing happens. A link to a file stays a link.
+    If the block fails, for example because the disk is full, the new file is removed, and `path` is unchanged. If the
+    block writes nothing, nothing happens. Symbolic links are kept.
     """
     path = Path(os.path.realpath(path))
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
@@ -82,7 +82,7 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
         if part.exists():
             part.replace(path)
     except OSError as error:
-        if error.filename in (None, str(part)):  # the error of a full disk names no file
+        if error.filename in (None, str(part)):  # a full-disk error has no file name
             error.filename = str(path)
         raise
     finally:
@@ -90,12 +90,12 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Writes a text file in UTF-8, whole or not at all."""
+    """Writes a UTF-8 text file atomically."""
     with whole_file(path) as part:
         part.write_text(text, encoding='utf-8')
 
 
-# How messages begin that no user can do anything about, or that are as long as a page.
+# Prefixes of messages that are not actionable, or very long.
 _CHATTER = re.compile('|'.join((
     r'\n-+\nSystem environment', 'Config:\n', 'Hooks will be executed', 'Distributed training is not used',
     'Did not find last_checkpoint', 'Could not import OneDL', 'paramwise_options -- ', 'Loads checkpoint by ',
@@ -109,9 +109,9 @@ _held_back: list[str] = []
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Inside, libraries that are imported do not print what no user can do anything about.
+    """A context in which imported libraries do not print messages that are not actionable.
 
-    mmengine's `print_log` itself stays as it is, because modules that are imported here keep it by name. Only the
+    mmengine's `print_log` itself is not replaced, because modules imported here keep a reference to it. Only the
     `print` that it calls is replaced.
     """
     with suppress(ImportError), warnings.catch_warnings(record=True) as caught:
@@ -131,14 +131,14 @@ def quiet_imports() -> Iterator[None]:
 
 
 def print_held_back() -> None:
-    """Prints what :func:`quiet_imports` has held back so far, for `--verbose`."""
+    """Prints the messages suppressed by :func:`quiet_imports` so far, for `--verbose`."""
     while _held_back:
         print(_held_back.pop(0))
 
 
 @contextmanager
 def quiet_console() -> Iterator[None]:
-    """Inside, the screen shows what concerns a user of libraries' logs and warnings. A run's log file has all."""
+    """A context in which the terminal shows only actionable log messages and warnings; the log file has all."""
     from mmengine.logging import MMLogger
     make_logger = MMLogger.__init__
 

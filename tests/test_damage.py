@@ -268,12 +268,12 @@ def test_a_damaged_image_is_named_in_training_and_test(damage, workers, images, 
     more = [f'{split}_dataloader.num_workers={workers}' for split in ('train', 'test')]
     for name, arguments in (('train', []), ('test', [weights])):
         message = error_of(capsys, 3, name, config, *arguments, '--work-dir', 'w', *options, *more)
-        assert message == f'error: cannot use the image {data}/dark/1.png: it is empty, cut off, or no image.'
+        assert message == f'error: cannot use the image {data}/dark/1.png: it is empty, truncated, or not an image.'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('tool, split, damage, said', [
-    ('train', 'train', cut, 'it is empty, cut off, or no image'),
+    ('train', 'train', cut, 'it is empty, truncated, or not an image'),
     ('test', 'val', lead_nowhere, 'No such file or directory')])
 def test_a_damaged_scene_is_named_in_training_and_test(tool, split, damage, said, scenes, capsys):
     config, options, weights, folder = scenes
@@ -293,7 +293,7 @@ def test_the_process_that_meets_the_damaged_image_names_it(images):
                                   'train_dataloader.sampler.shuffle=False', processes=2, ERRORS='errors.txt')
     assert statuses[1] == 3
     said = [line for line in Path('errors.txt').read_text().splitlines() if line.startswith('error: ')]
-    assert said == [f'error: cannot use the image {data}/light/1.png: it is empty, cut off, or no image.']
+    assert said == [f'error: cannot use the image {data}/light/1.png: it is empty, truncated, or not an image.']
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a run does not show of these backbones when a model is folded: their residual streams, and how merging pads."""
+"""Fold rules of these backbones: their residual streams, and the padding of patch merging."""
 from __future__ import annotations
 
 from mmcv.cnn.bricks.transformer import AdaptivePadding
@@ -16,10 +16,10 @@ fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)(residual_la
 
 
 class FilledPadding(AdaptivePadding):
-    """mmcv's padding of a map before patch merging, with the token `pad_value` instead of zeros."""
+    """mmcv's padding before patch merging, with the token `pad_value` instead of zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, C, H, W)`, filled up at the bottom and to the right."""
+        """Pads `(B, C, H, W)` at the bottom and on the right."""
         below, right = self.get_pad_shape(x.shape[2:])
         if below == 0 and right == 0:
             return x
@@ -64,6 +64,6 @@ def un_t2t_vit(backbone):
 @fold_rule(UNVisionTransformer)
 def un_vision_transformer(backbone):
     is_averaged = backbone.out_type == 'avg_featmap'
-    # A final norm before the average has its place in the stream alone; the one after it is a norm as any other.
+    # A final norm before the average pooling is part of the stream; one after it is an ordinary norm.
     final = 'ln1' if backbone.final_norm else 'ln2' if is_averaged else ''
     yield from encoder(backbone, 'layers', final)

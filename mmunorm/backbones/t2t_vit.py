@@ -67,12 +67,12 @@ class T2TModule(StockT2TModule):
 
 
 class ResidualT2TLayer(ResidualPreLayer, T2TTransformerLayer):
-    """Of T2T-ViT, where it has one width."""
+    """The encoder layer of T2T-ViT."""
 
 
 @MODELS.register_module()
 class UNT2TViT(T2T_ViT):
-    """T2T-ViT on mmpretrain's class, with `norm_cfg` used in EVERY norm, and with Performer tokens.
+    """T2T-ViT, based on mmpretrain's class, with `norm_cfg` used in EVERY norm, and with Performer tokens.
 
     T2T-ViT-14, the default, has 33 norms. With a linear head for 1000 classes it has 21,465,806 trainable
     parameters; the paper gives 21.5 M. The sin-cos position table (75,648 numbers) and the Performers' random

@@ -22,7 +22,7 @@ from ..residuals import (
 
 
 class ResidualPreLayer(ResidualLayer):
-    """A layer of mmpretrain's with `ln1`, `attn`, `ln2` and `ffn`, with the connections of a residual scheme."""
+    """A layer of mmpretrain with `ln1`, `attn`, `ln2` and `ffn`, and the connections of a residual scheme."""
     norm_names = ('ln1', 'ln2')
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,10 +32,10 @@ class ResidualPreLayer(ResidualLayer):
 
 
 class ResidualEncoderLayer(ResidualPreLayer, TransformerEncoderLayer):
-    """Of the Vision Transformer."""
+    """The encoder layer of the Vision Transformer."""
 
     def init_weights(self) -> None:
-        """The stock initial weights; the stock method wants a bias in every linear layer of the FFN."""
+        """The stock initialization; the stock method requires a bias in every linear layer of the FFN."""
         BaseModule.init_weights(self)
         for module in self.ffn.modules():
             if isinstance(module, nn.Linear):
@@ -63,10 +63,10 @@ class UNVisionTransformer(VisionTransformer):
             ReZero, SkipInit, LayerScale, ResPostNorm, PeriNorm, ScaledResidual and DLCL. Where a scheme has
             initial weights, they win over `init_cfg` in the layers. Defaults to `dict(type='PreNorm')`.
         out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
-        final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: as the scheme
-            has it, which is no for PostNorm, DeepNorm, BranchNorm, Admin and DSInit.
-        frozen_stages (int): freezes the embedding and so many layers. They get no gradient and stay in eval mode, so
-            their statistics do not change. -1 freezes nothing. Defaults to -1.
+        final_norm (bool, optional): whether there is a norm after the last layer. Defaults to None: False for
+            PostNorm, DeepNorm, BranchNorm, Admin and DSInit, else True.
+        frozen_stages (int): freezes the embedding and this number of layers. They get no gradient and stay in eval
+            mode, so their statistics do not change. -1 freezes nothing. Defaults to -1.
         bias (bool): whether linear layers and convolutions have a bias; T5 (arXiv 1910.10683) has none. Norms keep
             their shift: `dict(type='RMSN')` has none. Defaults to True.
         **kwargs: the other arguments of :class:`mmpretrain.models.VisionTransformer`, with its defaults.

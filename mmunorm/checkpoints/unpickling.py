@@ -1,7 +1,7 @@
-"""Reads checkpoints of other people: weights and plain data, and nothing that could run code.
+"""Safe loading of untrusted checkpoints: only weights and plain data, no code.
 
-A checkpoint is a pickle, and unpickling calls what the file names. Here it may name what OpenMMLab's and timm's
-checkpoints hold, and nothing else.
+A checkpoint is a pickle, and unpickling calls the functions that the file names. Only those in checkpoints of OpenMMLab
+and timm are allowed.
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _trusted = False
 
 @contextmanager
 def restricted(trusted: bool = False) -> Iterator[None]:
-    """Inside, `torch.load` builds only what is listed here, whoever calls it; with `trusted` whatever the file says.
+    """A context in which every `torch.load` builds only the allowed objects; with `trusted`, any object.
 
-    mmengine's loaders, its Runner and `init_cfg` all end in `torch.load`, some of them after a safe attempt has
-    failed. Inside another call, this one changes nothing.
+    mmengine's loaders, its Runner and `init_cfg` all call `torch.load`, some of them again after a safe attempt has
+    failed. A nested context has no effect.
     """
     global _trusted
     if torch.load is _load:
@@ -49,20 +49,20 @@ def restricted(trusted: bool = False) -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Whether the files that are loaded now may run code."""
+    """Whether the current context trusts files."""
     return _trusted
 
 
 def _load(file, map_location=None, *args, **kwargs):
-    """`torch.load`, which raises a PreflightError for a file that holds more than data; weights are its `state_dict`.
+    """`torch.load` that raises a PreflightError for a file with other objects than data; weights are its `state_dict`.
 
-    It reads safetensors, and the index of weights in several files, too.
+    It also reads safetensors, and the index of weights in several files.
     """
     return in_one_layout(_content(file, map_location, *args, **kwargs))
 
 
 def _content(file, map_location=None, *args, **kwargs):
-    if str(file).endswith('.safetensors'):  # timm's, and weights alone
+    if str(file).endswith('.safetensors'):  # timm's, which contain only weights
         from safetensors.torch import load_file
         return load_file(file)
     if str(file).endswith('.index.json'):
@@ -75,30 +75,30 @@ def _content(file, map_location=None, *args, **kwargs):
         content = load_listed(file, map_location, _listed(), _torch_load)
     except UnpicklingError as error:
         found = re.search(r'GLOBAL (\S+)', str(error))
-        if found is None:  # no pickle at all, or a damaged one; torch adds advice that does not fit here
+        if found is None:  # not a pickle, or a damaged one; torch's advice does not apply
             cause = str(error).rpartition('WeightsUnpickler error:')[2].split('Check the documentation')[0]
             raise PreflightError(f'cannot read the checkpoint {name}: {" ".join(cause.split())}') from None
         raise PreflightError(
-            f'the checkpoint {name} holds a `{found[1]}`, which is neither weights nor plain data: to load it could '
-            'run code. If you trust who made the file, add --trust-checkpoint.') from None
+            f'the checkpoint {name} holds a `{found[1]}`, which is neither weights nor plain data: loading it could '
+            'run code. If you trust its author, add --trust-checkpoint.') from None
     if isinstance(content, dict) and isinstance(content.get('meta'), dict):
-        content['meta'].pop('config', None)  # the text of a config, which mmengine's Runner would run on resuming
+        content['meta'].pop('config', None)  # the text of a config, which mmengine's Runner would execute on resuming
     return content
 
 
 def _gathered(index: Path, map_location) -> dict[str, torch.Tensor]:
-    """The weights in the files that an index of Hugging Face's names; they lie beside it."""
+    """The weights in the files listed by a Hugging Face index in the same folder."""
     try:
         names = sorted({Path(name).name for name in json.loads(index.read_text())['weight_map'].values()})
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise PreflightError(f'{index} is no index of weights: it has no `weight_map`.') from None
+        raise PreflightError(f'{index} is not an index of weights: it has no `weight_map`.') from None
     if missing := [name for name in names if not index.with_name(name).is_file()]:
-        raise PreflightError(f'{index} names {missing[0]}, which is not beside it.')
+        raise PreflightError(f'{index} lists {missing[0]}, which is not in its folder.')
     return {name: value for part in names for name, value in _content(str(index.with_name(part)), map_location).items()}
 
 
 def _refuse_programs(file) -> None:
-    """An UnpicklingError for the two kinds of file that `torch.load` takes around its unpickler."""
+    """Raises an UnpicklingError for the two file formats that `torch.load` reads without its unpickler."""
     if tarfile.is_tarfile(file):  # written before torch 0.2; until 2.5 loaded without any restriction
         raise UnpicklingError('GLOBAL tarfile')
     if zipfile.is_zipfile(file):
@@ -111,7 +111,7 @@ def _refuse_programs(file) -> None:
 
 @cache
 def _listed() -> dict[str, object]:
-    """What a checkpoint may name besides tensors, by full name; all of it makes data and does nothing else."""
+    """The allowed objects besides tensors, by full name; all of them only create data."""
     listed = {
         'argparse.Namespace': argparse.Namespace,  # timm's `args`
         'builtins.getattr': _statistic,
@@ -139,7 +139,7 @@ _STATISTICS = ('current', 'max', 'mean', 'min')
 
 
 def _statistic(owner, name: str):
-    """What a HistoryBuffer in the log of a run asks `getattr` for."""
+    """The only `getattr` that a HistoryBuffer in a run's log needs."""
     if owner is not HistoryBuffer or name not in _STATISTICS:
         raise UnpicklingError(f'GLOBAL getattr({getattr(owner, "__name__", owner)},{name})')
     return getattr(HistoryBuffer, name)

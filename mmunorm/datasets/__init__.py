@@ -1,4 +1,4 @@
-"""Data sets: makers of small ones, converters, and what mmengine's data loaders read."""
+"""Data sets: scripts that make small ones, and data sets for mmengine's data loaders."""
 from .handwriting import HandwrittenDigits
 from .made_folder import FolderError
 
@@ -6,7 +6,7 @@ __all__ = ['FolderError', 'HandwrittenDigits', 'make_digits']
 
 
 def __getattr__(name: str):
-    # It needs scipy and scikit-learn, which a training run does not.
+    # Lazily, because it needs scipy and scikit-learn, which training does not.
     if name == 'make_digits':
         from .digits import make_digits
         return make_digits

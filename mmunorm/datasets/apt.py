@@ -1,4 +1,4 @@
-"""What apt fetches from the package sources of this system, as an ordinary user: lists and unpacked packages."""
+"""Downloads package lists and packages with apt from the package sources of this system, without root."""
 from __future__ import annotations
 
 import shutil
@@ -14,7 +14,7 @@ from ..utils import PreflightError
 from .made_folder import is_made, making_folder
 
 HELPER = '/usr/lib/apt/apt-helper'
-# Read after the system's own settings. apt writes nothing outside the folder.
+# Read after the system's settings. apt writes nothing outside the folder.
 CONFIG = """#clear Acquire::Languages;
 Acquire::Languages {{ {languages} }};
 Dir::State::lists "{folder}/lists";
@@ -25,36 +25,36 @@ APT::Sandbox::User "";
 
 @contextmanager
 def fetched_lists(languages: Sequence[str], what: str, instead: str) -> Iterator[Apt]:
-    """Fetches the lists of the system's own package sources into a temporary folder.
+    """Downloads the lists of the system's package sources into a temporary folder.
 
     Args:
-        languages: codes of the descriptions, such as 'en'; 'none' for none.
-        what: apt is to get, for the error message.
-        instead: what the user can do without apt, for the error message.
+        languages: language codes of the descriptions, such as 'en'; 'none' for none.
+        what: description of the download, for error messages.
+        instead: an alternative without apt, for error messages.
 
     Raises:
-        PreflightError: apt is missing or reaches no list of packages.
+        PreflightError: apt is missing or cannot download a list of packages.
     """
     if shutil.which('apt-get') is None or not Path(HELPER).exists():
         raise PreflightError(f'this system has no apt, which gets {what} from Debian or Ubuntu; {instead}.')
     with tempfile.TemporaryDirectory(prefix='mmunorm-apt-') as folder:
         apt = Apt(Path(folder), languages, instead)
         apt.reason = apt.get('update')
-        apt.lines('*_Packages*', 'list of packages')  # or there is nothing to fetch from
+        apt.lines('*_Packages*', 'list of packages')  # raises an error without sources
         yield apt
 
 
 def fetch_packages(folder: Path, packages: Iterable[str], what: str, instead: str) -> None:
-    """Unpacks packages, each in a folder of its name, all or none of them, unless they are there.
+    """Downloads and unpacks packages, each into a folder of its name, atomically and unless they exist.
 
     Args:
-        folder: of the packages; it is made.
-        packages: their names.
-        what, instead: as for :func:`fetched_lists`.
+        folder: output folder, created if missing.
+        packages: names of the packages.
+        what, instead: see :func:`fetched_lists`.
 
     Raises:
-        PreflightError: apt is missing, or does not get a package.
-        FolderError: the folder must not be written.
+        PreflightError: apt is missing, or cannot download a package.
+        FolderError: the folder must not be overwritten.
     """
     settings = dict(packages=list(packages))
     if is_made(folder, settings):
@@ -65,7 +65,7 @@ def fetch_packages(folder: Path, packages: Iterable[str], what: str, instead: st
 
 
 class Apt:
-    """apt, with a folder for all that it fetches."""
+    """apt with a folder for its downloads."""
 
     def __init__(self, folder: Path, languages: Sequence[str], instead: str):
         self.folder, self.instead = folder, instead
@@ -76,17 +76,17 @@ class Apt:
         (folder / 'apt.conf').write_text(CONFIG.format(languages=quoted, folder=folder))
 
     def get(self, *arguments: str) -> str:
-        """Runs `apt-get` in the folder. What it has said first of errors and warnings."""
+        """Runs `apt-get` in the folder. Returns its first error or warning."""
         run = subprocess.run(['apt-get', '-c', self.folder / 'apt.conf', '-q', *arguments], cwd=self.folder,
                              capture_output=True, text=True)
         problems = (line for line in run.stderr.splitlines() if line.startswith(('E:', 'W:')))
         return next(problems, 'apt-get has said nothing')
 
     def lines(self, pattern: str, what: str) -> Iterator[str]:
-        """The lines of all lists whose names fit, unpacked. An empty line comes after each list.
+        """The lines of all lists whose names match, decompressed, with an empty line after each list.
 
         Raises:
-            PreflightError: there is no such list; `what` names it.
+            PreflightError: there is no such list; the message has `what`.
         """
         paths = sorted((self.folder / 'lists').glob(pattern))
         if not paths:
@@ -94,10 +94,10 @@ class Apt:
         return _unpacked_lines(paths)
 
     def unpack(self, package: str, folder: Path) -> None:
-        """Fetches a package and unpacks its files into a folder; installs nothing.
+        """Downloads a package and unpacks its files into a folder, without installing it.
 
         Raises:
-            PreflightError: apt does not get the package, or it cannot be unpacked.
+            PreflightError: apt cannot download the package, or it cannot be unpacked.
         """
         reason = self.get('download', package)
         archives = list(self.folder.glob(f'{package}_*.deb'))

@@ -1,4 +1,4 @@
-"""Draws an image that shows people what a COCO-format data set holds."""
+"""Draws a preview of a data set in COCO format."""
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def draw_contact_sheet(annotation_file, image_folder, out_file):
         image_folder (str | Path): where the images lie.
         out_file (str | Path): the image to write.
     """
-    with redirect_stdout(None):  # COCO prints how long it takes
+    with redirect_stdout(None):  # COCO prints its duration
         coco = COCO(str(annotation_file))
     infos = coco.loadImgs(coco.getImgIds()[:COLUMNS * ROWS])
     tiles = [_annotate(read_image(str(Path(image_folder) / info['file_name']), ImageReadMode.RGB),

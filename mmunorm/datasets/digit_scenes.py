@@ -1,8 +1,7 @@
-"""Images of handwritten digits on photographs, drawn from data that scikit-learn bundles.
+"""Images of handwritten digits on photographs, made from data bundled with scikit-learn.
 
-A generator decides all that is random: the same state gives the same image. The handwriting is
-``sklearn.datasets.load_digits``: 1797 digits of 8x8 cells. The backgrounds are the two photographs of
-``sklearn.datasets.load_sample_images``.
+All functions are deterministic, given the state of a generator. The handwriting is ``sklearn.datasets.load_digits``,
+1797 digits of 8x8 cells. The backgrounds are the two photographs of ``sklearn.datasets.load_sample_images``.
 """
 from dataclasses import dataclass
 from functools import cache
@@ -15,16 +14,16 @@ from sklearn.datasets import load_digits, load_sample_images
 from .scenes import Cutout, add_cutout, compose, in_8_bits
 
 SPLITS = ('train', 'val')
-# Of every class, one sample in VAL_EVERY is a val sample.
+# In each class, one in VAL_EVERY samples is for val.
 VAL_EVERY = 5
 # Train uses a photograph left of this fraction of its width, val uses the rest.
 PHOTO_CUT = 0.64
 
 # Heights as a share of the image's side. In an image of 128 pixels, a digit is legible from a height of about 20.
-# The largest digits leave room for others.
+# The largest digits leave space for others.
 SCENE_HEIGHT_RANGE = (20 / 128, 56 / 128)
 SINGLE_HEIGHT_RANGE = (0.6, 0.85)
-# Far below 45 degrees, so that 6 and 9, and 4 and 9, stay different.
+# Far below 45 degrees, so that 6 and 9, and 4 and 9, remain distinct.
 MAX_ANGLE = 15.
 MAX_DIGITS = 5
 
@@ -42,9 +41,9 @@ class Sample:
 
 
 def split_samples(split, seed):
-    """The samples of 'train', about four fifths, or of 'val', the others. The seed decides which.
+    """The samples of 'train', about four fifths, or of 'val', the others, split by the seed.
 
-    Classes take turns in the list, so a few samples in a row already have many classes.
+    Classes alternate in the list, so a few consecutive samples have many classes.
     """
     digits = load_digits()
     rng = np.random.default_rng([seed, 0])
@@ -68,7 +67,7 @@ def photo_regions(split):
 
 
 def draw_background(rng, split, size, share=1.):
-    """A darkened crop of a photograph with jittered colours and clutter over it, float32 (size, size, 3) in [0, 255].
+    """A darkened crop of a photograph with jittered colours and clutter, float32 (size, size, 3) in [0, 255].
 
     It represents ``share`` of a scene's side.
     """
@@ -80,7 +79,7 @@ def draw_background(rng, split, size, share=1.):
     crop = region[top:top + side, left:left + side]
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
-    # Clutter is drawn at twice the size: the reduction smooths its edges.
+    # Clutter is drawn at twice the size for antialiasing.
     image = Image.fromarray(np.ascontiguousarray(crop)).resize((2 * size, 2 * size), Image.Resampling.BICUBIC)
     draw_clutter(rng, image, share)
     pixels = np.asarray(image.resize((size, size), Image.Resampling.BOX), dtype=np.float32)
@@ -92,7 +91,7 @@ def draw_background(rng, split, size, share=1.):
 
 
 def draw_clutter(rng, image, share):
-    """Draw strokes, arcs and blobs on a PIL image, in place: up to six on a whole scene."""
+    """Draws strokes, arcs and blobs on a PIL image, in place: up to six on a whole scene."""
     draw = ImageDraw.Draw(image)
     side = image.width / share
     for _ in range(rng.integers(round(6 * share) + 1)):
@@ -132,10 +131,10 @@ def draw_alpha(rng, cells, height):
 
 
 def random_glyph(rng, sample, size, height_range):
-    """A sample at a random place of an image of ``size``, wholly inside it, in a light colour like chalk."""
+    """A sample at a random place inside an image of ``size``, in a light colour like chalk."""
     while True:
         alpha = draw_alpha(rng, sample.cells, np.exp(rng.uniform(*np.log(np.array(height_range) * size))))
-        if max(alpha.shape) <= size:  # a turned digit can be larger than the height that was asked for
+        if max(alpha.shape) <= size:  # a rotated digit may be larger than the requested height
             break
     top, left = (int(rng.integers(size - extent + 1)) for extent in alpha.shape)
     colour = rng.uniform(210, 255) + rng.uniform(-45, 10, size=3)
@@ -161,7 +160,7 @@ def draw_scene(rng, samples, split, size):
 
 
 def draw_single(rng, sample, split, size):
-    """One digit that fills most of an image, looking as digits do in scenes: uint8 (size, size, 3)."""
+    """One digit that fills most of an image, similar to digits in scenes: uint8 (size, size, 3)."""
     background = draw_background(rng, split, size, share=0.35)
     image, _ = compose(background, [random_glyph(rng, sample, size, SINGLE_HEIGHT_RANGE)])
     return in_8_bits(image)

@@ -1,8 +1,8 @@
-"""Small real data sets of handwritten digits, in the formats that OpenMMLab reads.
+"""Small data sets of real handwritten digits in OpenMMLab's formats.
 
 One is a COCO-format set of scenes for detection and instance segmentation. The other is an ImageNet-folder set for
-classification. Its images look like the digits in the scenes, so a detector can start from a classifier's weights.
-Both come from data that scikit-learn bundles: nothing is downloaded.
+classification. Its images are similar to the digits in the scenes, so a detector can start from a classifier's weights.
+Both are made from data bundled with scikit-learn, without downloads.
 """
 import numpy as np
 from tqdm import tqdm
@@ -24,7 +24,7 @@ LIMITS = {
     'val_images': (1, 999999),
     'image_size': (16, 512),
 }
-# Goes up when the code changes and the same settings give other files.
+# Must be incremented when a change of the code changes the files for the same settings.
 VERSION = 2
 
 LICENSES = [
@@ -36,7 +36,7 @@ LICENSES = [
 
 
 def check_settings(settings):
-    """Raise ValueError if a setting is not a whole number within ``LIMITS``; the message begins with its name."""
+    """Raises a ValueError if a setting is not an integer within ``LIMITS``; the message begins with its name."""
     for name, (low, high) in LIMITS.items():
         if not isinstance(settings[name], int) or not low <= settings[name] <= high:
             raise ValueError(f'{name} must be a whole number from {low} to {high}, got {settings[name]!r}')
@@ -46,31 +46,31 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
                 image_size=32, force=False):
     """Make both sets in one folder, as a whole or not at all. The same settings give the same files.
 
-    The folder gets the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
-    ``preview.png``, annotated val scenes. Category k + 1 is the digit k. A mask is exactly what is visible of its
-    digit in the image (``iscrowd`` 0, compressed RLE), at least 60 % of it; box and area are those of the mask.
-    ``digit_id`` is the index of its handwriting in ``sklearn.datasets.load_digits``. Train and val share none, in both
-    sets together. Scene k does not depend on how many there are.
+    The folder has the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
+    ``preview.png`` with annotated val scenes. Category k + 1 is the digit k. A mask is the visible part of its digit in
+    the image (``iscrowd`` 0, compressed RLE), at least 60 % of it; box and area are those of the mask. ``digit_id`` is
+    the index of its handwriting in ``sklearn.datasets.load_digits``. Train and val share no handwriting, over both
+    sets. Scene k does not depend on the number of scenes.
 
     The classification set is ``imagenet/{train,val}/{0..9}/digitDDDD_N.png``: the N-th drawing of the handwriting with
-    index DDDD. Each has another size, angle, place and background, and other colours. All handwriting is drawn once
-    before any is drawn again, and the classes take turns.
+    index DDDD, each with a random size, angle, place, background and colours. All handwriting is drawn once before any
+    is repeated, and the classes alternate.
 
     Args:
         out (str | Path): the folder.
-        seed (int): decides everything random.
-        train_scenes, val_scenes, train_images, val_images (int): how many images.
+        seed (int): random seed.
+        train_scenes, val_scenes, train_images, val_images (int): numbers of images.
         scene_size, image_size (int): side of a scene, and of an image for classification, in pixels.
         force (bool): whether to overwrite a folder that this function made before. It never touches any other folder
             that holds files.
 
     Returns:
-        dict[str, int] | None: the number of digits in the scenes of each split; None if the folder is already there
+        dict[str, int] | None: the number of digits in the scenes of each split; None if the folder exists
         with the same settings.
 
     Raises:
         ValueError: if a number is outside ``LIMITS``.
-        FolderError: if the folder must not be written; see ``made_folder.is_made``.
+        FolderError: if the folder must not be overwritten; see ``made_folder.is_made``.
     """
     settings = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
                     train_images=train_images, val_images=val_images, image_size=image_size)

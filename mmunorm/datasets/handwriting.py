@@ -1,4 +1,4 @@
-"""Handwritten digits as they were scanned: the smallest real images, for models that are deep and narrow."""
+"""Scanned handwritten digits: tiny real images, for deep and narrow models."""
 from __future__ import annotations
 
 import numpy as np
@@ -10,13 +10,13 @@ from ..norms.base import check_choice
 
 @DATASETS.register_module()
 class HandwrittenDigits(BaseDataset):
-    """UCI's Optical Recognition of Handwritten Digits, as scikit-learn bundles it: nothing is downloaded or read.
+    """UCI's Optical Recognition of Handwritten Digits, bundled with scikit-learn, without downloads.
 
-    1797 images of 8 x 8 pixels, grey, ink bright; `img` is uint8 `(8, 8)`. A fifth of each class is for validation.
+    1797 grey images of 8 x 8 pixels with bright ink; `img` is uint8 `(8, 8)`. A fifth of each class is for validation.
 
     Args:
         split (str): 'train' or 'val'.
-        pipeline (Sequence): begins with a step that takes `img`; there is no file to load.
+        pipeline (Sequence): a pipeline that begins with a transform of `img`; there is no file to load.
         **kwargs: the other arguments of mmpretrain's BaseDataset.
 
     Raises:
@@ -29,8 +29,8 @@ class HandwrittenDigits(BaseDataset):
         super().__init__(ann_file='', pipeline=pipeline, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Of each digit `img`, `gt_label`, and `digit_id`, its index in scikit-learn; the classes take turns."""
-        # scikit-learn takes a second to import, and other data sets do without.
+        """`img`, `gt_label` and `digit_id`, the index in scikit-learn, of each digit; the classes alternate."""
+        # The import takes a second, and other data sets do not need it.
         from .digit_scenes import SPLITS, split_samples
         check_choice('split', self.split, SPLITS)
         return [dict(img=np.rint(255 * digit.cells).astype(np.uint8), gt_label=digit.label, digit_id=digit.digit_id)

@@ -1,4 +1,4 @@
-"""Folders that a tool makes as a whole or not at all, and recognises as its own later."""
+"""Folders that a tool creates atomically and recognizes later."""
 import fcntl
 import json
 import os
@@ -13,23 +13,23 @@ MARKER = '.made_by_mmunorm.json'
 
 
 class FolderError(PreflightError):
-    """A folder that must not or cannot be written."""
+    """A folder must not or cannot be written."""
 
 
 def is_made(folder, settings, force=False):
-    """Say whether a folder is there, made with these settings, or still has to be made.
+    """Whether a folder exists with these settings, or has to be created.
 
     Args:
         folder (str | Path): the folder.
-        settings (dict): what it should have been made with; values that JSON can hold.
-        force (bool): whether to overwrite a folder that was made before.
+        settings (dict): its settings, JSON-serializable.
+        force (bool): whether to overwrite a folder that was created by ``making_folder``.
 
     Returns:
-        bool: True if there is nothing to do; False if ``making_folder`` may write it.
+        bool: True if it exists; False if ``making_folder`` may write it.
 
     Raises:
-        FolderError: if it is a file, or holds something that was not made here. Without ``force``, also if it was made
-            with other settings or has lost files since.
+        FolderError: if it is a file, or has files and was not created by ``making_folder``. Without ``force``, also if
+            it was created with other settings or files are missing.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -57,15 +57,15 @@ def is_made(folder, settings, force=False):
 
 @contextmanager
 def making_folder(folder, settings, force=False):
-    """Fill a temporary folder, and move it to its place at the end of the ``with`` block.
+    """A context with a temporary folder, which is moved to its place at the end of the ``with`` block.
 
-    The block gets the path of a new, empty folder beside the real one. If the block fails or is interrupted, that
-    folder is removed and nothing else changes. The next run removes what a killed run left behind.
+    The temporary folder is next to the real one. If the block fails or is interrupted, it is removed and nothing else
+    changes. The next run removes temporary folders of killed runs.
 
     Args:
-        folder, settings, force: as for ``is_made``; the errors are the same too.
+        folder, settings, force: as for ``is_made``, with the same errors.
     """
-    # A link to a larger disk stays a link.
+    # Keeps a symbolic link to another disk.
     folder = Path(os.path.realpath(folder))
     is_made(folder, settings, force)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,14 +76,14 @@ def making_folder(folder, settings, force=False):
     workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         with open(workshop / 'lock', 'w') as lock:
-            # Held as long as this process lives, so that others know the folder is in use.
+            # Held during the lifetime of this process, to mark the folder as in use.
             fcntl.flock(lock, fcntl.LOCK_EX)
             new = workshop / 'new'
             new.mkdir()
             yield new
             marker = {'settings': settings, 'files': _count_files(new)}
             (new / MARKER).write_text(json.dumps(marker, indent=1) + '\n', encoding='utf-8')
-            # Somebody may have written there meanwhile.
+            # Another process may have written to it in the meantime.
             if not is_made(folder, settings, force):
                 _replace(folder, new, workshop / 'old')
     finally:
@@ -91,7 +91,7 @@ def making_folder(folder, settings, force=False):
 
 
 def settings_of(folder):
-    """The settings that a folder was made with; None if it was not made here."""
+    """The settings of a folder; None if it was not created by ``making_folder``."""
     marker = _read_marker(Path(folder))
     return marker and marker['settings']
 

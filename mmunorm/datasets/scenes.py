@@ -1,4 +1,4 @@
-"""Cut-out objects laid over a background, and how such scenes are written in the COCO format."""
+"""Composes cut-out objects on a background, and writes such scenes in COCO format."""
 from __future__ import annotations
 
 import json
@@ -12,8 +12,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
-# The share of an object's mask that must stay visible under later objects. A place that would hide more is not used.
-# So every object in an image is visible enough to be annotated.
+# The share of an object's mask that must remain visible, so that every object in an image can be annotated.
 MIN_VISIBLE = 0.6
 MAX_BOX_IOU = 0.3
 TRIES = 10  # places for an object
@@ -21,12 +20,12 @@ TRIES = 10  # places for an object
 
 @dataclass(frozen=True)
 class Cutout:
-    """An object as it lies in an image.
+    """An object in an image.
 
     Attributes:
-        sample: what it is: has `label`, its class, and `origin`, a dict that its annotation gets.
+        sample: its source, with `label`, its class, and `origin`, a dict for its annotation.
         alpha (numpy.ndarray): `(h, w)` in [0, 1]; its top left corner is at (`top`, `left`).
-        pixels (numpy.ndarray): RGB in [0, 255], `(h, w, 3)` or what broadcasts to it.
+        pixels (numpy.ndarray): RGB in [0, 255], broadcastable to `(h, w, 3)`.
     """
     sample: Any
     alpha: np.ndarray
@@ -45,7 +44,7 @@ class Cutout:
 
 
 def compose(background, cutouts):
-    """Lay cutouts over a background, each over those before it.
+    """Composes cutouts on a background, each over the ones before it.
 
     Args:
         background (np.ndarray): (H, W, 3) in [0, 255].
@@ -81,7 +80,7 @@ def add_cutout(background, cutouts, draw):
 
 
 def _leaves_visible(cutouts, cutout, owner):
-    """Whether every one of ``cutouts`` stays visible enough with ``cutout`` on top of them."""
+    """Whether all ``cutouts`` remain visible with ``cutout`` on top of them."""
     if any(_box_iou(cutout, other) > MAX_BOX_IOU for other in cutouts):
         return False
     owner = owner.copy()
@@ -99,17 +98,17 @@ def _box_iou(first, second):
 def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict) -> int:
     """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
 
-    A mask is exactly what is visible of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
+    A mask is the visible part of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
 
     Args:
-        folder: that of the set.
-        split: its name.
-        count: how many scenes.
-        draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene of an index.
+        folder: the folder of the set.
+        split: name of the split.
+        count: number of scenes.
+        draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene with an index.
         content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
 
     Returns:
-        int: how many objects there are.
+        int: number of objects.
     """
     (folder / split).mkdir(parents=True)
     (folder / 'annotations').mkdir(exist_ok=True)
@@ -121,7 +120,7 @@ def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: 
         save_image(pixels, folder / split / image['file_name'])
         images.append(image)
         for order, cutout in enumerate(cutouts):
-            # COCO's evaluation takes annotation id 0 for "no match".
+            # COCO's evaluation treats annotation id 0 as "no match".
             annotations.append(dict(id=len(annotations) + 1, image_id=image['id'],
                                     **_annotation(owner == order, cutout.sample)))
     text = json.dumps(dict(info=content['info'], licenses=content['licenses'], images=images, annotations=annotations,
@@ -138,11 +137,11 @@ def _annotation(mask, sample):
 
 
 def in_8_bits(image):
-    """The image, in [0, 255], as uint8."""
+    """Converts an image in [0, 255] to uint8."""
     return np.rint(image).astype(np.uint8)
 
 
 def save_image(image, path):
-    """Save an image, uint8 (H, W, 3), as a PNG."""
-    # Fast compression: noise hardly compresses, and making the sets takes half as long.
+    """Saves an image, uint8 (H, W, 3), as a PNG."""
+    # Fast compression halves the total time, and noise hardly compresses.
     Image.fromarray(image).save(path, compress_level=1)

@@ -65,10 +65,10 @@ class ExportedModel:
         return {name: np.concatenate(outs) for name, *outs in zip(self.meta['outputs'], *parts, strict=True)}
 
     def test_step(self, batch: dict) -> list:
-        """Predictions as mmengine's test loop asks a model for them, for the metrics of a config.
+        """The interface of mmengine's test loop, for the metrics of a config.
 
-        The `batch` of a data loader has `inputs`, uint8 images `(3, h, w)`, and `data_samples`, which get them. A
-        PreflightError if an image does not fit into the file's input.
+        The `batch` of a data loader has `inputs`, uint8 images `(3, h, w)`, and `data_samples`, to which predictions
+        are added. Raises a PreflightError if an image does not fit the file's input.
         """
         import torch
         from mmengine.structures import InstanceData
@@ -85,7 +85,7 @@ class ExportedModel:
         return batch['data_samples']
 
     def classify(self, image: np.ndarray) -> np.ndarray:
-        """Probabilities of the classes, `(classes, )` float32, of an image `(h, w, 3)` uint8, BGR as OpenCV has it."""
+        """Class probabilities, `(classes, )` float32, of an image `(h, w, 3)` uint8 in BGR."""
         import mmcv
         image = prepare(image, self.meta['steps'])
         if not self.meta['bgr']:
@@ -98,7 +98,7 @@ class ExportedModel:
         return self(image.transpose(2, 0, 1)[None])['scores'][0]
 
     def detect(self, image: np.ndarray, score_thr: float = 0.) -> Detections:
-        """The objects in an image `(h, w, 3)` uint8, BGR as OpenCV has it, of at least so high a score."""
+        """The objects in an image `(h, w, 3)` uint8 in BGR with at least the score `score_thr`."""
         import mmcv
         small = prepare(image, self.meta['steps'])
         _, _, height, width = self.meta['shape']
@@ -112,7 +112,7 @@ class ExportedModel:
 
     def _detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
                     score_thr: float = 0.) -> Detections:
-        """One image's outputs as objects in its own pixels; `scale` is the model's image over its width, height."""
+        """Converts the outputs of an image to its own pixels; `scale` is the model's image size over its (w, h)."""
         scores = outputs['dets'][:, 4]
         found = (scores > 0) & (scores >= score_thr)
         boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)

@@ -59,4 +59,4 @@ def image_problem(error: Exception) -> str | None:
     return f'OpenCV refuses it ({error.err} in {error.func})'
 
 
-_DAMAGED = 'it is empty, cut off, or no image'
+_DAMAGED = 'it is empty, truncated, or not an image'

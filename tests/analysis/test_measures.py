@@ -100,7 +100,7 @@ def test_a_record_is_found_by_file_folder_and_config(tmp_path, monkeypatch):
     for source, message in (('gone', 'no folder gone'), ('x/y.py', 'work_dirs/y'), (tmp_path, 'no record')):
         with pytest.raises(RecordError, match=message):
             find_record(source)
-    with pytest.raises(RecordError, match='no step yet'):
+    with pytest.raises(RecordError, match='no steps yet'):
         find_record(write_record(tmp_path / 'empty', steps=0))
 
 

@@ -298,11 +298,11 @@ def test_weights_in_several_files(suffix, tmp_path):
     load_weights(model, str(index))
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     (tmp_path / name).unlink()
-    with pytest.raises(PreflightError, match=f'{index.name} names {name}, which is not beside it'):
+    with pytest.raises(PreflightError, match=f'{index.name} lists {name}, which is not in its folder'):
         load_weights(model, str(index))
     for text in ('{', '[]', '{"weight_map": 3}'):
         index.write_text(text)
-        with pytest.raises(PreflightError, match=f'{index.name} is no index of weights'):
+        with pytest.raises(PreflightError, match=f'{index.name} is not an index of weights'):
             load_weights(model, str(index))
 
 

@@ -88,7 +88,7 @@ def test_several_outputs(tmp_path):
 
 
 @pytest.mark.parametrize('change, how, message', [
-    (None, dict(path='m.caffe'), 'ends with .*, got .*m.caffe'),
+    (None, dict(path='m.caffe'), 'must have the suffix .*, got .*m.caffe'),
     (None, dict(path='none/m.onnx'), 'there is no folder .*none'),
     (None, dict(int8='full'), "--int8 of onnx must be one of static, got 'full'"),
     (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),

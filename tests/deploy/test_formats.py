@@ -29,7 +29,7 @@ def test_what_is_missing_is_named(monkeypatch):
     installed = []
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: name in installed or None)
     monkeypatch.setattr(torch, '__version__', '2.8.1+cpu')
-    with pytest.raises(PreflightError, match=r"^missing: onnx, onnxscript, openvino; get .* -e '\.\[deploy\]'$"):
+    with pytest.raises(PreflightError, match=r"^missing: onnx, onnxscript, openvino; install .* -e '\.\[deploy\]'$"):
         find_format('openvino')
     installed += ['onnx', 'onnxscript', 'openvino', 'onnxruntime']
     with pytest.raises(PreflightError, match='^missing: nncf;'):

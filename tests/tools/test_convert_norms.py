@@ -152,7 +152,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     (tmp_path / 'mine').mkdir()
     assert '--images mine: there is no image (looked for .bmp, ' in error_of(config, checkpoint, '--images', 'mine')
     (tmp_path / 'mine/a.jpg').write_text('no image')
-    assert '--images mine: cannot use mine/a.jpg: it is empty, cut off, or no image.' in error_of(
+    assert '--images mine: cannot use mine/a.jpg: it is empty, truncated, or not an image.' in error_of(
         config, checkpoint, '--images', 'mine')
     assert '--adapt-steps: must be at least 0, got -1' in error_of(config, checkpoint, '--adapt-steps', '-1')
     assert not list((tmp_path / 'out').iterdir())

@@ -12,7 +12,7 @@ def test_digits_are_made_and_made_only_once(call):
     printed = call(*DIGITS)
     assert '2 train scenes' in printed and f'{out}/preview.png' in printed
     stamp = (out / 'preview.png').stat().st_mtime_ns
-    assert 'already there' in call(*DIGITS)
+    assert 'already exists' in call(*DIGITS)
     error = call(*DIGITS, '--seed', 1)
     assert str(out) in error and 'seed 0 instead of 1' in error and '--force' in error
     assert (out / 'preview.png').stat().st_mtime_ns == stamp

@@ -1,4 +1,4 @@
-"""The runtimes, one file each: a module of this package that defines a :class:`Format` is all that a new one takes."""
+"""The runtimes. A new one is a module of this package that registers a :class:`Format`."""
 from __future__ import annotations
 
 import difflib
@@ -16,7 +16,7 @@ for _module in iter_modules(__path__):
     import_module(f'{__name__}.{_module.name}')
 
 FORMATS: dict[str, Format] = {name: each for name, each in REGISTERED.items() if each.is_offered}
-# What tools/deploy/benchmark.py measures, by the name of the row: torch first, INT8 last.
+# The rows of tools/deploy/benchmark.py by name: torch first, INT8 last.
 VARIANTS: dict[str, tuple[Format, Variant]] = dict(sorted(
     ((name, (each, variant)) for each in REGISTERED.values() for name, variant in each.variants.items()),
     key=lambda item: (item[1][1].int8 is not None, item[1][0].name in FORMATS)))

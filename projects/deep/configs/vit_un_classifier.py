@@ -24,7 +24,7 @@ model = dict(
         loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
         topk=(1, )))
 
-# Nothing that would hide how a scheme starts: the rate has no warm-up, and no gradient is clipped.
+# No warm-up and no gradient clipping, which would hide the behaviour of a scheme at the start.
 optim_wrapper = dict(optimizer=dict(lr=5e-4), clip_grad=None)
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, convert_to_iter_based=True)]
 

@@ -1,4 +1,4 @@
-"""Deep networks: what each residual layer does while a model trains."""
+"""Deep networks: statistics of each residual layer during training."""
 from .layer_statistics import LayerStatisticsHook
 
 __all__ = ['LayerStatisticsHook']

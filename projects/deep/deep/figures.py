@@ -1,4 +1,4 @@
-"""Figures of how deep models begin, and of what depth costs."""
+"""Figures of the first steps of deep models, and of quality against depth."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from .layer_statistics import LayerRecord
 
 
 def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) -> Figure:
-    """How runs begin in so many steps, and what their layers do (Figures 3, 8 and 9 of arXiv 2305.02790)."""
+    """The first `steps` steps of runs, and statistics of their layers (Figures 3, 8 and 9 of arXiv 2305.02790)."""
     figure, panels = new_panels(5)
     loss, gradient, by_layer, distance, active = panels
     for i, (name, (scalars, layers)) in enumerate(runs.items()):
@@ -25,7 +25,7 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
         squares = np.square(layers.values['gradient'])
         gradient.plot(layers.steps[early], np.sqrt(squares[early].sum(axis=1)), **style)
         numbers = np.arange(1, len(layers.layers) + 1)
-        # A head whose weights start at 0 hands no gradient down in the first step.
+        # A head with zero initial weights passes no gradient in the first step.
         first = layers.values['gradient'].any(axis=1).argmax()
         by_layer.plot(numbers, layers.values['gradient'][first], **style)
         distance.plot(numbers, 1 - layers.values['cosine'][-1], **style)
@@ -43,10 +43,10 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
 
 
 def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
-    """A metric against depth, a line for each kind of model: the mean of its seeds, in a band from least to most.
+    """A metric against depth, one line per kind of model: the mean over seeds, with a band from minimum to maximum.
 
-    `results` has the metric of each seed by kind and depth; None for a run that diverged, which is a cross below. The
-    name of a kind is its scheme, which has a colour, and its norm, which has a style of line.
+    `results` has the metric of each seed by kind and depth; None for a diverged run, drawn as a cross at the bottom.
+    The name of a kind is its scheme, which determines the colour, and its norm, which determines the line style.
     """
     figure, (axes,) = new_panels()
     schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))

@@ -1,4 +1,4 @@
-"""Records what each residual layer does while a model trains (Figures 3, 8 and 9 of arXiv 2305.02790)."""
+"""Records statistics of each residual layer during training (Figures 3, 8 and 9 of arXiv 2305.02790)."""
 from __future__ import annotations
 
 import csv
@@ -29,26 +29,26 @@ _HEADER = ','.join(('step', 'layer', *MEASURES))
 
 @HOOKS.register_module()
 class LayerStatisticsHook(Hook):
-    """Records each residual layer's gradient norm, likeness to the layer before, and activity.
+    """Records each residual layer's gradient norm, similarity to the layer before, and activity.
 
     `layers.csv` in the work directory has a row for each recorded step and layer:
 
     - `gradient`: the norm of the gradient of all parameters of the layer;
     - `cosine`: the cosine similarity between its input and its output, the mean over tokens;
-    - `active`: the share of the numbers after the activation of its FFN that are beyond `threshold` in size.
+    - `active`: the share of values after the activation of its FFN whose magnitude exceeds `threshold`.
 
-    What did not run is NaN. `projects/deep/tools/depth.py` draws the numbers. Gradients do not contain the loss scale
-    of mixed precision, and are of one iteration where several are accumulated. With activation checkpointing the first
-    of the two forward passes counts. In a distributed run, the first process records.
+    Values are NaN for layers that did not run. `projects/deep/tools/depth.py` draws them. Gradients are divided by the
+    loss scale of mixed precision, and are of one iteration under gradient accumulation. With activation checkpointing,
+    the first of the two forward passes is recorded. In a distributed run, the first process records.
 
     Args:
-        first (int): record each of so many steps at the start. Defaults to 100.
+        first (int): record each of the first steps up to this one. Defaults to 100.
         interval (int): afterwards, record every n-th step. Defaults to 100.
-        threshold (float): what counts as zero after an activation. ReLU gives zeros, GELU hardly any. Defaults to
-            0.01.
+        threshold (float): the magnitude up to which an activation counts as zero. ReLU returns exact zeros, GELU hardly
+            any. Defaults to 0.01.
 
     Raises:
-        ValueError: `first` or `interval` is out of its range.
+        ValueError: `first` or `interval` is out of range.
         PreflightError: when training begins: no layer of the model has a residual scheme.
     """
 
@@ -64,11 +64,11 @@ class LayerStatisticsHook(Hook):
         layers = {name: module for name, module in unwrapped_model(runner).named_modules()
                   if isinstance(module, ResidualLayer)}
         if not layers:
-            raise PreflightError('LayerStatisticsHook: no layer of the model has a residual scheme; take '
+            raise PreflightError('LayerStatisticsHook: no layer of the model has a residual scheme; use '
                                  'UNVisionTransformer, UNSwinTransformer or UNT2TViT as its backbone.')
         self._path = Path(runner.work_dir, FILE)
         lines = self._path.read_text().splitlines()[1:] if runner.iter > 0 and self._path.exists() else []
-        kept = [line for line in lines if line.count(',') == _HEADER.count(',')  # not cut by a kill
+        kept = [line for line in lines if line.count(',') == _HEADER.count(',')  # without truncated lines
                 and int(line.partition(',')[0]) <= runner.iter]
         write_text(self._path, '\n'.join([_HEADER, *kept]) + '\n')
         self._taps = {name: LayerTap(layer, self.threshold) for name, layer in layers.items()}
@@ -97,7 +97,7 @@ class LayerStatisticsHook(Hook):
 
 
 class LayerTap:
-    """Takes the measures of one residual layer during a training step."""
+    """Measures one residual layer during a training step."""
 
     def __init__(self, layer: ResidualLayer, threshold: float):
         self.threshold = threshold
@@ -114,7 +114,7 @@ class LayerTap:
         self.active: Tensor | float = math.nan
 
     def close(self, loss_scale: float) -> tuple[float, float, float]:
-        """Ends the step; returns `MEASURES`. The gradients hold the factor `loss_scale`."""
+        """Ends the step; returns `MEASURES`. The gradients are multiplied by `loss_scale`."""
         self.is_open = False
         gradient = float(sum(self.squares))**0.5 / loss_scale if self.squares else math.nan
         return gradient, float(self.cosine), float(self.active)
@@ -145,7 +145,7 @@ def read_layers(work_dir: str | Path) -> LayerRecord:
     """Reads the measures of a run.
 
     Raises:
-        RecordError: the folder has none, or they are damaged.
+        RecordError: the folder has no measures, or they are damaged.
     """
     path = Path(work_dir, FILE)
     if not path.is_file():
@@ -153,7 +153,7 @@ def read_layers(work_dir: str | Path) -> LayerRecord:
     with path.open(newline='') as file:
         rows = list(csv.DictReader(file))
     if not rows:
-        raise RecordError(f'{path} holds no step yet.')
+        raise RecordError(f'{path} has no steps yet.')
     try:
         layers = list(dict.fromkeys(row['layer'] for row in rows))
         steps = np.array([int(row['step']) for row in rows[::len(layers)]])

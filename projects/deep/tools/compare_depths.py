@@ -1,7 +1,7 @@
-"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and an image.
+"""Trains one recipe at several depths, with several residual schemes and norms; writes a table and a figure.
 
-The same command continues after an interruption: finished runs are not repeated, others resume from their
-last checkpoint. FAIL marks a run that diverged, as for compare_norms.py. The results are OUT/depths.md, .csv and .png.
+To continue after an interruption, run the same command again: finished runs are skipped, others resume from their last
+checkpoint. FAIL marks a diverged run, as in compare_norms.py. The results are OUT/depths.md, .csv and .png.
 """
 import argparse
 import shlex
@@ -48,12 +48,12 @@ def parse_args(argv=None):
     return args
 
 
-# What an arch calls its numbers of layers.
+# The names of the numbers of layers in an arch.
 LAYERS = ('num_layers', 'encoder_layers', 'decoder_layers')
 
 
 def set_depth(cfg, depth):
-    """So many layers in the network, or in encoder and decoder each, in place."""
+    """Sets the number of layers of the network, or of both encoder and decoder, in place."""
     arch = cfg.model.backbone.arch
     arch.update({name: depth for name in LAYERS if name in arch})
 
@@ -63,12 +63,12 @@ def label(scheme, norm, depth):
 
 
 def plan(args):
-    """The config of every run: seed by seed, so that a table fills evenly, and shallow models first."""
+    """The config of every run: seed by seed, so that a partial table covers all kinds, and shallow models first."""
     base = load_config(args.config, args.cfg_options)
     arch = (base.model.get('backbone') or {}).get('arch')
     if not isinstance(arch, dict) or not arch.keys() & set(LAYERS) or 'residual_cfg' not in base.model.backbone:
         raise PreflightError(f'{args.config} has no model.backbone.arch with {" or ".join(LAYERS)}, or no '
-                             'model.backbone.residual_cfg, to replace; take a recipe such as '
+                             'model.backbone.residual_cfg, to replace; use a recipe such as '
                              'projects/deep/configs/vit_un_classifier.py.')
     refuse_other_weights(base, args.config, args.cfg_options)
     check_data(base, ['train', 'val'])
@@ -82,7 +82,7 @@ def plan(args):
             recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())
             cfg.model.backbone.residual_cfg = residual_cfg
             set_depth(cfg, min(args.depths))
-            build_model(cfg)  # a combination that does not fit is an error before the first run
+            build_model(cfg)  # an invalid combination fails before the first run
     configs = {}
     for seed in range(args.seeds):
         for depth in args.depths:
@@ -94,7 +94,7 @@ def plan(args):
 
 
 def write(errors, args, runs, kinds):
-    """The table, the numbers and the image of the runs so far."""
+    """Writes the table, the numbers and the figure of the runs so far."""
     results = results_of(runs, errors)
     metric = next(iter(metrics_of(results)), '')
     cells = {kind: {depth: [results[ComparedRun(args.out, label(*kind, depth), seed)] for seed in range(args.seeds)]

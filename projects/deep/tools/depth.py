@@ -1,9 +1,9 @@
-"""Draws how runs of deep models begin and what their layers do, side by side, as depth.png.
+"""Draws the first steps and the layer statistics of several deep models as depth.png.
 
 It shows loss and gradient norm over the first steps, and by layer the gradient norm, 1 minus the cosine similarity to
-the layer before and the share of active numbers after the FFN's activation. Writes all numbers as depth.csv, and as
-depth.md a row a run: layers, residual scheme, norm, the largest gradient norm at the start, the last loss, the best
-metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` before."""
+the layer before, and the share of active values after the FFN's activation. Writes all numbers to depth.csv, and a
+table to depth.md with a row per run: layers, residual scheme, norm, the largest gradient norm at the start, the last
+loss, and the best metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` first."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -25,13 +25,13 @@ from projects.deep.deep.layer_statistics import MEASURES, read_layers
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('work_dir', nargs='+', help='work directories of training runs')
-    parser.add_argument('--out', required=True, help='folder for the image and the numbers')
-    parser.add_argument('--steps', type=positive, default=100, help='how many steps are the start (default 100)')
+    parser.add_argument('--out', required=True, help='folder for the figure and the numbers')
+    parser.add_argument('--steps', type=positive, default=100, help='number of first steps (default 100)')
     return parser.parse_args(argv)
 
 
 def backbone_of(run):
-    """The backbone's config of a run; empty if its folder has none that is plain data."""
+    """The config of a run's backbone; empty if its folder has no plain-data config."""
     try:
         return read_config_text((run.folder / run.config_name).read_text())['model']['backbone']
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Dark versions of images, as a camera sees the same scene with little light."""
+"""Simulates dark versions of images, as captured by a camera in low light."""
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.datasets.scenes import save_image
 from mmunorm.utils import PreflightError
 
-# Of each image one value, from a range.
+# Ranges of values that are drawn for each image.
 GAMMA_RANGE = (2., 5.)
 GAIN_RANGE = (0.5, 1.)
 PHOTON_RANGE = (500., 4000.)  # that a white pixel collects
@@ -18,11 +18,11 @@ READ_NOISE_RANGE = (0.002, 0.01)  # standard deviation, of white
 
 
 def darken(image, rng):
-    """The image with gamma and gain, shot noise and read noise, in 8 bits.
+    """Applies gamma, gain, shot noise and read noise to an image, in 8 bits.
 
     Args:
         image (np.ndarray): uint8, of any shape.
-        rng (np.random.Generator): decides everything.
+        rng (np.random.Generator): source of randomness.
 
     Returns:
         np.ndarray: uint8 of the same shape.
@@ -35,16 +35,16 @@ def darken(image, rng):
 
 
 def make_dark(source, out, seed=0, force=False):
-    """Makes a dark version of each image of a folder in the COCO format; names and annotations stay.
+    """Makes a dark version of each image of a folder in COCO format, with the same names and annotations.
 
     Args:
         source (str | Path): the folder: `annotations/*.json`, and PNGs in `train` and `val`.
-        out (str | Path): the folder to write, as a whole or not at all.
-        seed (int): decides everything random.
-        force (bool): whether to overwrite a folder that this function made before.
+        out (str | Path): the output folder, written atomically.
+        seed (int): random seed.
+        force (bool): whether to overwrite a folder that this function created.
 
     Returns:
-        int | None: the number of images; None if the folder is already there with the same settings.
+        int | None: the number of images; None if the folder exists with the same settings.
 
     Raises:
         PreflightError: `source` has no images, or `out` must not be written.

@@ -1,4 +1,4 @@
-"""ExDark's annotations (arXiv 1805.11227) in the COCO format."""
+"""ExDark's annotations (arXiv 1805.11227) in COCO format."""
 from __future__ import annotations
 
 import json
@@ -19,12 +19,12 @@ IMAGES, BOXES = 'ExDark', 'ExDark_Annno'  # as the archives have them
 
 @DATASETS.register_module()
 class ExDarkDataset(CocoDataset):
-    """ExDark as :func:`convert_exdark` writes it."""
+    """ExDark as written by :func:`convert_exdark`."""
     METAINFO = dict(classes=CLASSES)
 
     @staticmethod
     def how_to_get(path: str) -> str:
-        """How to get ExDark, of which `path` is missing."""
+        """How to get ExDark if `path` is missing."""
         return ('get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
                 'them in data/exdark, and run `python projects/low_light/tools/exdark_to_coco.py data/exdark`')
 
@@ -32,15 +32,15 @@ class ExDarkDataset(CocoDataset):
 def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
     """Writes `annotations/{train,val,test}.json` under `root`.
 
-    `root` holds what ExDark's archives do: the list `imageclasslist.txt`, whose lines are name, class, light, place and
-    split, the images `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and height.
-    Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the image.
+    `root` has the content of ExDark's archives: the list `imageclasslist.txt`, whose lines are name, class, light,
+    place and split, the images `ExDark/CLASS/NAME`, and their boxes `ExDark_Annno/CLASS/NAME.txt`, left, top, width and
+    height. Category k is the k-th of `CLASSES`, from 1. Boxes are cut at the border of the image.
 
     Returns:
         dict[str, tuple[int, int]]: images and boxes of each split.
 
     Raises:
-        PreflightError: a file is missing or damaged; names it.
+        PreflightError: a file is missing or damaged.
     """
     root = Path(root)
     contents = {split: dict(images=[], annotations=[], categories=[
@@ -52,14 +52,14 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
             with Image.open(path) as image:
                 width, height = image.size
         except UnidentifiedImageError:
-            raise PreflightError(f'{path} is no image, or cut off.') from None
+            raise PreflightError(f'{path} is not an image, or truncated.') from None
         images.append(dict(id=len(images) + 1, file_name=path.relative_to(root / IMAGES).as_posix(), width=width,
                            height=height))
         for category, box in _boxes(root / BOXES / label / f'{name}.txt', width, height):
             annotations.append(dict(id=len(annotations) + 1, image_id=len(images), category_id=category, bbox=box,
                                     area=box[2] * box[3], iscrowd=0))
     if not any(content['images'] for content in contents.values()):
-        raise PreflightError(f'{root / LIST} names no image.')
+        raise PreflightError(f'{root / LIST} lists no image.')
     (root / 'annotations').mkdir(exist_ok=True)
     for split, content in contents.items():
         write_text(root / 'annotations' / f'{split}.json', json.dumps(content))
@@ -91,7 +91,7 @@ def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """The image; some have another case of their suffix in the list than on the disk."""
+    """The image; the case of some suffixes differs between the list and the disk."""
     path = folder / name
     for suffix in (path.suffix, path.suffix.lower(), path.suffix.upper(), path.suffix.capitalize()):
         if path.with_suffix(suffix).is_file():

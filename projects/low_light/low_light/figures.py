@@ -1,4 +1,4 @@
-"""Figures of what an enhancer does to images."""
+"""Figures of enhanced images."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from mmunorm.analysis.layout import WIDTH, finish, new_panels, wrapped
 
 
 class Light(NamedTuple):
-    """One image, and what an IAT's global branch says of its light."""
+    """An image, the enhanced image, and the gamma and colour matrix of IAT's global branch."""
     name: str
     before: np.ndarray  # RGB uint8 `(h, w, 3)`
     after: np.ndarray
-    gamma: float  # what the light is raised to; below 1 makes an image lighter
+    gamma: float  # the exponent; below 1 brightens an image
     matrix: np.ndarray  # of colours, `(3, 3)`
 
 
 def light_figure(lights: Sequence[Light]) -> Figure:
-    """A row for each image: before, after, and the colour matrix, with gamma above it."""
+    """A figure with a row for each image: before, after, and the colour matrix, with gamma above it."""
     figure, panels = new_panels(len(lights), 3)
     limit = max(1., *(np.abs(light.matrix).max() for light in lights))
     for before, after, axes, light in zip(panels[::3], panels[1::3], panels[2::3], lights, strict=True):

@@ -1,4 +1,4 @@
-"""How the enhancers are run to see what reads each norm when they are folded."""
+"""Fold rules of the enhancers: how to run them on an example."""
 import torch
 
 from mmunorm.fusion.rules import Example, fold_rule

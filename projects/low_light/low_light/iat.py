@@ -1,4 +1,4 @@
-"""IAT, an enhancer of 91 K parameters that adapts the light of images for later tasks (arXiv 2205.14871)."""
+"""IAT, an image enhancer with 91 K parameters that adapts illumination for downstream tasks (arXiv 2205.14871)."""
 from __future__ import annotations
 
 import math
@@ -19,7 +19,7 @@ HEADS = 4
 QUERIES = 10  # gamma, and the nine numbers of the colour matrix
 DROP_PATHS = (0.01, 0.05, 0.1)  # of the blocks of a stack
 DARKEST = 1e-8  # a power of 0 has no gradient
-TOLERANCE = 1e-3  # by which values may leave [0, 1]: what rounding and interpolation do
+TOLERANCE = 1e-3  # by which values may exceed [0, 1], for rounding and interpolation
 
 
 class LightNorm2d(nn.Module):
@@ -85,7 +85,7 @@ class LocalBlock(nn.Module):
 
 
 class LocalBranch(nn.Module):
-    """What each pixel is multiplied by, and what is added to it."""
+    """The local branch, which predicts a factor and an offset for each pixel."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ def halved(sizes: Tensor | None) -> Tensor | None:
 
 
 def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
-    """Where in a batch `(N, C, H, W)` the images of `sizes` are, `(N, 1, H, W)` bool; None without sizes."""
+    """The mask of the images of `sizes` in a batch `(N, C, H, W)`, `(N, 1, H, W)` bool; None without sizes."""
     if sizes is None:
         return None
     rows = torch.arange(x.shape[2], device=x.device)[:, None] < sizes[:, 0, None, None]
@@ -178,7 +178,7 @@ def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
 
 
 def blank(x: Tensor, inside: Tensor | None) -> Tensor:
-    """`x` with 0 outside its images, as a convolution pads them; `inside` comes from :func:`inside_of`."""
+    """`x` with zeros outside its images, like the padding of a convolution; `inside` is from :func:`inside_of`."""
     return x if inside is None else torch.where(inside, x, 0.)
 
 
@@ -186,15 +186,15 @@ def blank(x: Tensor, inside: Tensor | None) -> Tensor:
 class IAT(BaseModule):
     """Illumination Adaptive Transformer (arXiv 2205.14871): `(M (x * mul + add)) ** gamma`.
 
-    The local branch gives `mul` and `add` for each pixel, the global one the colour matrix M and gamma for each
-    image. With LayerNorm it has 91,154 parameters. If the norms of `norm_cfg` fold, `mmunorm.fuse_norms` leaves no
-    norm: the light norms and BatchNorms fold too.
+    The local branch predicts `mul` and `add` for each pixel, the global one the colour matrix M and gamma for each
+    image. With LayerNorm it has 91,154 parameters. If the norms of `norm_cfg` fold, `mmunorm.fuse_norms` folds all
+    norms, including the light norms and BatchNorms.
 
     Args:
         norm_cfg (dict): config of the two norms of the global branch. Defaults to `dict(type='UN')`.
         learn_gamma_base (bool): whether the number added to the predicted gamma, 1 at first, is trained: True for
             low light, False for exposure correction. Defaults to True.
-        init_cfg (dict, optional): weights to start from, such as `dict(type='Pretrained', checkpoint=PATH,
+        init_cfg (dict, optional): pretrained weights, such as `dict(type='Pretrained', checkpoint=PATH,
             prefix='backbone.')` of a trained :class:`ImageEnhancer`. Defaults to None.
 
     Raises:
@@ -220,21 +220,21 @@ class IAT(BaseModule):
         Args:
             x: RGB `(N, 3, H, W)` in [0, 1], floating.
             sizes: height and width of each image, `(N, 2)`, if images are smaller than `x`, at its upper left.
-                Each is enhanced as if it were alone; pixels outside it mean nothing. In training, BatchNorm's
-                statistics include those. Defaults to None.
+                Each is enhanced independently; outputs outside of it are undefined. In training, BatchNorm's
+                statistics include the padding. Defaults to None.
 
         Returns:
             RGB of the same shape in [0, 1]; float32, or the dtype of `x` if the parameters have it too.
 
         Raises:
-            ValueError: `x` has another shape, no pixel, or values that are not in [0, 1]. A compiled or exported
-                graph does not check values.
+            ValueError: `x` has another shape, is empty, or has values outside [0, 1]. Compiled and exported graphs do
+                not check values.
             TypeError: `x` is not floating.
         """
         self._check_input(x)
         mul, add = self.local_branch(x, inside_of(x, sizes))
         gamma, matrix = self.global_branch(x, sizes)
-        # bfloat16 has fewer steps than an image of 8 bits.
+        # bfloat16 has a lower resolution than an 8-bit image.
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype == torch.float32:
                 mul, add, gamma, matrix = (value.float() for value in (mul, add, gamma, matrix))

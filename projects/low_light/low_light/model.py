@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def enhance_each(enhancer: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
-    """Enhances RGB images `(3, h, w)` in [0, 1] in one pass, each as if it were alone, to the same shapes.
+    """Enhances RGB images `(3, h, w)` in [0, 1] in one pass, independently of each other, to the same shapes.
 
     The enhancer, such as :class:`IAT`, is called with a batch, and with `sizes` if they differ.
     """
@@ -27,7 +27,7 @@ def enhance_each(enhancer: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
 
 @MODELS.register_module()
 class PairDataPreprocessor(BaseDataPreprocessor):
-    """Turns images, uint8 BGR `(3, h, w)` of any sizes, and their targets into float32 RGB in [0, 1]."""
+    """Converts images, uint8 BGR `(3, h, w)` of any sizes, and their targets to float32 RGB in [0, 1]."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Takes and returns `inputs`, a list of images, and `data_samples`, which may have a `target`."""
@@ -61,7 +61,7 @@ class ImageEnhancer(BaseModel):
 
     @torch.no_grad()
     def draw(self, image: np.ndarray) -> np.ndarray:
-        """An image, uint8 BGR `(h, w, 3)`, with what becomes of it on its right; for tools/infer.py."""
+        """An image, uint8 BGR `(h, w, 3)`, with the enhanced image on its right; for tools/infer.py."""
         data = dict(inputs=[torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))])
         enhanced, = self(**self.data_preprocessor(data))
         after = (enhanced.flip(0) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
@@ -78,7 +78,7 @@ class ImageEnhancer(BaseModel):
                 'predict' the data samples with the image as `before` and the enhanced one as `pred`.
 
         Raises:
-            ValueError: there is no such mode.
+            ValueError: `mode` is unknown.
         """
         enhanced = enhance_each(self.backbone, inputs)
         if mode == 'tensor':

@@ -1,4 +1,4 @@
-"""Pairs of images for image-to-image models: two folders, and the steps of a pipeline on both images at once."""
+"""Pairs of images for image-to-image models: a data set of two folders, and pipeline transforms of both images."""
 from __future__ import annotations
 
 import re
@@ -19,18 +19,18 @@ from mmunorm.utils import IMAGE_SUFFIXES, LocalError, PreflightError
 
 @DATASETS.register_module()
 class PairDataset(BaseDataset):
-    """The images of a folder, each with the image of another folder that it is to become.
+    """The images of a folder, each with its target from another folder.
 
-    A pair has one name, whatever the suffixes; several images may share a target.
+    The images of a pair have the same name, without suffix; several images may share a target.
 
     Args:
         data_prefix (dict): the folders, `dict(img=..., target=...)`, in `data_root`.
-        rename (Sequence[str], optional): a regular expression and its replacement, which make the name of the target
-            of that of an image, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
+        rename (Sequence[str], optional): a regular expression and its replacement, which convert the name of an image
+            to that of its target, both without suffix: `('^low', 'normal')` for LOL-V2. Defaults to None.
         **kwargs: the other arguments of mmengine's BaseDataset. The `pipeline` begins with :class:`LoadPair`.
 
     Raises:
-        PreflightError: a folder does not exist, there is no image, or one has no target; names it.
+        PreflightError: a folder does not exist, there is no image, or an image has no target.
     """
 
     SOURCES = {
@@ -85,7 +85,7 @@ class LoadPair(BaseTransform):
         """Adds the images.
 
         Raises:
-            LocalError: an image cannot be read, or the two have not the same size.
+            LocalError: an image cannot be read, or their sizes differ.
         """
         results['img'] = _read(results['img_path'])
         if 'target_path' not in results:
@@ -94,7 +94,7 @@ class LoadPair(BaseTransform):
         if results['img'].shape != results['target'].shape:
             sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
             raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
-                             f'{sizes[1]}: a pair must have one size.')
+                             f'{sizes[1]}: both must have the same size.')
         return results
 
 
@@ -104,13 +104,13 @@ def _read(path: str) -> np.ndarray:
     except (OSError, cv2.error):
         image = None
     if image is None:
-        raise LocalError(f'cannot use the image {path}: it is missing, empty, cut off, or no image.')
+        raise LocalError(f'cannot use the image {path}: it is missing, empty, truncated, or not an image.')
     return image
 
 
 @TRANSFORMS.register_module()
 class RandomCropPair(BaseTransform):
-    """Cuts the same random part out of both images; an image that is smaller stays as it is along that side.
+    """Crops the same random part of both images; a side that is smaller than the crop is not cropped.
 
     Args:
         crop_size (Sequence[int]): height and width.
@@ -130,7 +130,7 @@ class RandomCropPair(BaseTransform):
 
 @TRANSFORMS.register_module()
 class RandomFlipPair(BaseTransform):
-    """Flips both images, along each axis in half of the cases."""
+    """Flips both images along each axis with a probability of 0.5."""
 
     def transform(self, results: dict) -> dict:
         for axis in (0, 1):

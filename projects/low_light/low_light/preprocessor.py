@@ -13,7 +13,7 @@ from .model import enhance_each
 
 
 class EnhancingPreprocessor(BaseDataPreprocessor):
-    """Enhances images, then hands them to the data preprocessor of a model, whose attributes it also has.
+    """Enhances images, then passes them to the data preprocessor of a model, whose attributes it also has.
 
     Args:
         inner (nn.Module): the data preprocessor of a detector or a classifier.
@@ -47,7 +47,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
         return self
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Returns what `inner` makes of a data loader's batch whose images, `(3, h, w)` of 0 to 255, are enhanced.
+        """Enhances the images `(3, h, w)`, 0 to 255, of a batch and returns the result of `inner`.
 
         Raises:
             TypeError: `inputs` are neither images of three channels nor a batch of them.
@@ -63,7 +63,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
 
     def enhance(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Enhances images `(N, 3, H, W)` of 0 to 255 in the channel order of `takes_rgb`; `sizes` as for IAT."""
-        rgb = self._flipped(images.float().clamp(0., 255.) / 255)  # distortions in training leave 0 to 255
+        rgb = self._flipped(images.float().clamp(0., 255.) / 255)  # training distortions may exceed 0 to 255
         rgb = self.enhancer(rgb) if sizes is None else self.enhancer(rgb, sizes)
         return self._flipped(rgb.float() * 255)
 
@@ -75,7 +75,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
 @MODELS.register_module(name='EnhancedModel')
 def enhanced_model(task_model: str, enhancer: dict, freeze_enhancer: bool = False, takes_rgb: bool = False,
                    **cfg) -> nn.Module:
-    """Builds a detector of mmdet or a classifier of mmpretrain with an enhancer before it.
+    """Builds a detector of mmdet or a classifier of mmpretrain with an image enhancer before it.
 
     Two lines change any config: `model=dict(type='EnhancedModel', task_model='MaskRCNN', enhancer=dict(type='IAT',
     init_cfg=...))`. The model is of the class `task_model` and keeps the names of its parameters. The enhancer is
@@ -84,9 +84,9 @@ def enhanced_model(task_model: str, enhancer: dict, freeze_enhancer: bool = Fals
     Args:
         task_model (str): the model's own type, such as 'MaskRCNN'.
         enhancer (dict): config of the enhancer.
-        freeze_enhancer (bool): whether the enhancer stays as it is. Otherwise the task's loss trains it. Defaults to
+        freeze_enhancer (bool): whether the enhancer is frozen. Otherwise it is trained by the task's loss. Defaults to
             False.
-        takes_rgb (bool): whether the data set gives RGB, as CIFAR does. mmcv reads BGR. Defaults to False.
+        takes_rgb (bool): whether the images of the data set are RGB, as in CIFAR. mmcv reads BGR. Defaults to False.
         **cfg: the model's other settings, unchanged.
     """
     model = MODELS.build(dict(type=task_model, **copy.deepcopy(cfg)))

@@ -1,4 +1,4 @@
-"""How near images are to their targets: PSNR and SSIM, by torchmetrics."""
+"""Image quality: PSNR and SSIM, by torchmetrics."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
 
 @METRICS.register_module()
 class ImageQuality(BaseMetric):
-    """PSNR in dB and SSIM of enhanced images, and of the images before, as means over all images.
+    """PSNR in dB and SSIM of enhanced images, and of the input images, averaged over all images.
 
     Values are in [0, 1]. SSIM has torchmetrics' Gaussian window of 11 x 11 with sigma 1.5, over RGB. Arguments are
     `collect_device` and `prefix` of mmengine's BaseMetric.

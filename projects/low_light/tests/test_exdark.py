@@ -59,9 +59,9 @@ def test_the_recipe_reads_it(root):
     ('imageclasslist.txt', 'a.png 13 1 1 1', r"imageclasslist.txt, line 1: .* got 'a.png 13 1 1 1'"),
     ('ExDark_Annno/Cat/2015_00002.JPG.txt', f'{HEADER}Cow 1 2 3 4',
      r"JPG.txt, line 2: must begin with one of Bicycle.* got 'Cow"),
-    ('ExDark/Cat/2015_00002.jpg', '', 'is no image, or cut off'),
+    ('ExDark/Cat/2015_00002.jpg', '', 'is not an image, or truncated'),
     ('imageclasslist.txt', 'header\na.png,1,1,1,1\n', "line 2: .* got 'a.png,1,1,1,1'"),
-    ('imageclasslist.txt', 'header\n', 'names no image'),
+    ('imageclasslist.txt', 'header\n', 'lists no image'),
     ('imageclasslist.txt', None, 'there is no .*imageclasslist.txt'),
     ('ExDark/Cat/2015_00002.jpg', None, 'there is no image .*2015_00002.JPG'),
 ])

@@ -71,6 +71,6 @@ def test_dark_scenes_are_the_same_scenes(tmp_path, capsys):
         else:
             assert np.asarray(Image.open(dark / name)).mean() < 0.5 * np.asarray(Image.open(light / name)).mean()
     tiny_runs.call('low_light:make_dark')
-    assert 'already there' in capsys.readouterr().out
+    assert 'already exists' in capsys.readouterr().out
     shutil.rmtree(light)
     assert 'make_digits.py' in tiny_runs.error_of(capsys, 'low_light:make_dark', '--out', 'other')

@@ -3,8 +3,8 @@
     python projects/low_light/tools/benchmark.py
     python projects/low_light/tools/benchmark.py --device cuda --threads 8
 
-With LayerNorm the light norms and BatchNorms fold, too. In each round, the four run in turn. Ratios are of
-medians, with the quartiles of single rounds. A table is printed, and the rows go to
+With LayerNorm, the light norms and BatchNorms are folded. The four models run in rotation in each round. Ratios are
+ratios of medians, with the quartiles over single rounds. Prints a table and writes the rows to
 benchmarks/results/low_light_speed_DEVICE.jsonl.
 """
 import argparse

@@ -1,4 +1,4 @@
-"""Writes ExDark's annotations in the COCO format, for projects/low_light/configs/exdark."""
+"""Converts ExDark's annotations to COCO format, for projects/low_light/configs/exdark."""
 import argparse
 
 from mmunorm.cli.arguments import command

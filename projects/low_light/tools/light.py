@@ -1,4 +1,4 @@
-"""Draws images before and after an IAT, with the gamma and the colour matrix that it gives each."""
+"""Draws images before and after an IAT, with the predicted gamma and colour matrix."""
 import argparse
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config of an ImageEnhancer, or of an EnhancedModel')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('images', help='an image, or a folder that is searched for images')
-    parser.add_argument('--out', required=True, help='folder, which gets light.png')
-    parser.add_argument('--limit', type=positive, default=6, help='at most so many images (default: 6)')
+    parser.add_argument('--out', required=True, help='output folder of light.png')
+    parser.add_argument('--limit', type=positive, default=6, help='maximum number of images (default: 6)')
     add_device_argument(parser)
     add_config_arguments(parser)
     return parser.parse_args(argv)

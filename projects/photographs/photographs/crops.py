@@ -1,6 +1,6 @@
-"""Unlabelled square crops of images, to calibrate and adapt a converted model on; from images that Debian ships.
+"""Unlabelled square crops of Debian's images, to calibrate and adapt converted models.
 
-Flat and tiny images are left out, and so are near-duplicates. No image gives crops to both train and test.
+Flat images, small images and near-duplicates are ignored. Train and test have crops of different images.
 """
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 
 SPLITS = ('train', 'test')
 TEST_SHARE = 8  # one image in so many
-# Of an image that is used: its shorter side, and the colours of its thumbnail with 4 bits a channel.
+# Minimum shorter side of an image, and minimum number of colours of its thumbnail with 4 bits per channel.
 SHORTEST, COLOURS = 200, 250
-# A crop's side is from this to the image's shorter side; an image has a crop for each such area, within the bounds.
+# Minimum side of a crop; the number of crops of an image is its area over this area, within the bounds.
 SMALLEST_CROP, CROPS = 224, (4, 60)
-# Thumbnails of 4 x 4 pixels whose channels differ by less than this on average are of one image.
+# Images are near-duplicates if the mean difference of their thumbnails of 4 x 4 pixels is below this.
 SAME = 4.
-# Goes up when the code changes and the same settings give other files.
+# Must be incremented when a change of the code changes the files for the same settings.
 VERSION = 1
 
 PACKAGES = (
@@ -36,12 +36,12 @@ PACKAGES = (
     'ukui-wallpapers', 'gnome-backgrounds', 'jigzo-data', 'palapeli-data', 'gcompris-qt-data', 'opencv-doc',
     'stellarium-data', 'supertuxkart-data')
 INSTEAD = 'name folders of your own images with --images'
-# How JPEG, PNG and WebP files begin.
+# Magic bytes of JPEG, PNG and WebP files.
 _IMAGE = re.compile(rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF.{4}WEBP', re.DOTALL)
 
 
 class Source(NamedTuple):
-    """An image file, or one inside a file of Qt's resources, where it is `size` bytes from `start`."""
+    """An image file, or an image in a Qt resource file, `size` bytes from `start`."""
     name: str
     path: Path
     start: int = 0
@@ -53,10 +53,10 @@ class Source(NamedTuple):
             return file.read(self.size)
 
     def open(self) -> Image.Image:
-        """The image in RGB, on grey where it is transparent.
+        """The image in RGB, with transparent pixels on grey.
 
         Raises:
-            OSError: it cannot be read as an image. Pillow has many other errors for damaged files.
+            OSError: it is not an image. Pillow raises various other errors for damaged files.
         """
         image = Image.open(io.BytesIO(self.read()))
         if 'A' in image.getbands() or 'transparency' in image.info:
@@ -66,7 +66,7 @@ class Source(NamedTuple):
 
 
 def find_images(folder: Path) -> list[Source]:
-    """The images below a folder, by name; of a wallpaper in several sizes, `NAME/contents/images*/`, the largest."""
+    """The images below a folder, by name; the largest of wallpapers in several sizes, `NAME/contents/images*/`."""
     found: dict[str, Source] = {}
     for path in sorted(folder.rglob('*')):
         if path.is_symlink() or not path.is_file():
@@ -83,7 +83,7 @@ def find_images(folder: Path) -> list[Source]:
 
 
 def _images_inside(path: Path, name: str) -> Iterator[Source]:
-    """Those that Qt's resource compiler stored as they are: four bytes of size come before each."""
+    """Images that Qt's resource compiler stored uncompressed, each after four bytes with its size."""
     data = path.read_bytes()
     for match in _IMAGE.finditer(data):
         start = match.start()
@@ -98,7 +98,7 @@ def varied_images(sources: Sequence[Source]) -> list[Source]:
     for source in tqdm(sources, 'reading', unit='image', mininterval=0.5, disable=None):
         try:
             image = source.open()
-        except Exception:  # packages have files that only look like images
+        except Exception:  # packages have files with image suffixes that are not images
             continue
         if min(image.size) < SHORTEST:
             continue
@@ -116,7 +116,7 @@ def varied_images(sources: Sequence[Source]) -> list[Source]:
 
 
 def crops_of(image: Image.Image, rng: np.random.Generator, size: int) -> Iterator[Image.Image]:
-    """Crops of an image at random places, of a random scale; each is `size` pixels wide and high."""
+    """Crops of an image at random places and scales, resized to `size` x `size` pixels."""
     short = min(image.size)
     smallest = min(SMALLEST_CROP, short)
     for _ in range(int(np.clip(image.width * image.height / SMALLEST_CROP**2, *CROPS))):
@@ -129,24 +129,24 @@ def crops_of(image: Image.Image, rng: np.random.Generator, size: int) -> Iterato
 def make_crops(out, images=(), seed=0, size=256, force=False):
     """Make a folder of unlabelled crops, as a whole or not at all.
 
-    The folder gets ``train/`` and ``test/`` with a JPEG ``IMAGE_CROP.jpg`` a crop, and ``README.md`` with number,
-    origin and checksum of each image. The same arguments and files give the same crops.
+    The folder has ``train/`` and ``test/`` with a JPEG ``IMAGE_CROP.jpg`` per crop, and ``README.md`` with number,
+    origin and checksum of each image. The crops are deterministic, given the arguments and the images.
 
     Args:
         out (str | Path): the folder.
-        images (Sequence[str | Path]): folders of images. Defaults to none: apt gets `PACKAGES`, which are unpacked in
-            `debian_images` beside `out`.
-        seed (int): decides the splits, and the places and scales of the crops.
+        images (Sequence[str | Path]): folders of images. Defaults to none: apt downloads `PACKAGES`, which are unpacked
+            in `debian_images` next to `out`.
+        seed (int): random seed of the splits, and the places and scales of the crops.
         size (int): side of a crop in pixels.
         force (bool): whether to overwrite a folder that this function made before.
 
     Returns:
-        dict | None: `images` and `crops`, the number of each in each split; None if the folder is already there with
-        the same settings.
+        dict | None: `images` and `crops`, the number of each in each split; None if the folder exists with the same
+        settings.
 
     Raises:
-        PreflightError: there are too few images, or apt does not get them.
-        FolderError: the folder must not be written; see ``made_folder.is_made``.
+        PreflightError: there are too few images, or apt cannot download them.
+        FolderError: the folder must not be overwritten; see ``made_folder.is_made``.
     """
     settings = dict(seed=seed, size=size, version=VERSION, images=[str(folder) for folder in images])
     if is_made(out, settings, force):
@@ -158,7 +158,7 @@ def make_crops(out, images=(), seed=0, size=256, force=False):
         folders = [root / package for package in PACKAGES]
     found = [source._replace(name=f'{folder.name}/{source.name}')
              for folder in folders for source in find_images(folder)]
-    with warnings.catch_warnings():  # of large images, and of palettes
+    with warnings.catch_warnings():  # for large images and palettes
         warnings.filterwarnings('ignore', module='PIL')
         kept = varied_images(found)
         if len(kept) < 2:

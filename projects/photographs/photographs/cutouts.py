@@ -1,6 +1,6 @@
-"""Images of cut-out objects on photographs, drawn from files of Debian's packages.
+"""Images of cut-out objects on photographs from Debian packages.
 
-Everything here is a function of a ``numpy.random.Generator``: the same generator state gives the same image.
+All functions are deterministic, given the state of a ``numpy.random.Generator``.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SCENE_SIDE_RANGE = (28 / 128, 72 / 128)
 SINGLE_SIDE_RANGE = (0.85, 1.)
 MAX_ANGLE = 20.
 MAX_OBJECTS = 6
-# Sides in pixels that the sources are reduced to: what an image of 128 pixels can show of them.
+# Sides in pixels that the sources are downscaled to, sufficient for images of 128 pixels.
 STAMP_SIDE = 160
 BACKGROUND_SIDE = 900
 
-# The light of an image, one value of each: a dark one has a high gamma and a low gain.
+# Ranges of the illumination of an image. A dark image has a high gamma and a low gain.
 GAMMA_RANGE = (0.6, 1.8)
 GAIN_RANGE = (0.35, 1.)
 CAST_RANGE = (0.85, 1.15)  # of each colour
@@ -41,7 +41,7 @@ class Stamp:
 
 
 def read_stamp(path: Path, name: str, label: int) -> Stamp:
-    """A stamp of a PNG with transparency, without its empty margin."""
+    """A stamp from a PNG with transparency, cropped to its content."""
     image = Image.open(path).convert('RGBA')
     return Stamp(name, label, _reduced(image.crop(_box(image)), STAMP_SIDE))
 
@@ -59,7 +59,7 @@ def _reduced(image, side):
 
 
 def _box(image):
-    """The box of what is more than half opaque."""
+    """The bounding box of pixels that are more than half opaque."""
     return image.getchannel('A').point(lambda alpha: 255 * (alpha > 127)).getbbox()
 
 
@@ -76,12 +76,12 @@ def draw_background(rng, photographs, size):
 
 
 def random_cutout(rng, stamp, size, sides, light):
-    """A stamp at a random place of an image of `size`, wholly inside it: turned, stretched, some mirrored."""
+    """A stamp at a random place inside an image of `size`, randomly rotated, stretched and mirrored."""
     image = stamp.image.rotate(rng.uniform(-MAX_ANGLE, MAX_ANGLE), Image.Resampling.BILINEAR, expand=True)
     image = image.crop(_box(image))
     extents = np.array(image.size) * np.exp(rng.uniform(-0.1, 0.1, size=2))
     extents *= np.exp(rng.uniform(*np.log(sides))) * size / extents.max()
-    # Thin objects stay visible: a mask has pixels.
+    # Keeps thin objects visible.
     image = image.resize([max(3, int(extent)) for extent in extents], Image.Resampling.BICUBIC)
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -92,12 +92,12 @@ def random_cutout(rng, stamp, size, sides, light):
 
 
 def background_light(background):
-    """What an object's pixels are multiplied by: as bright as a bright background, less bright in a dark one."""
+    """The brightness factor of objects on a background."""
     return np.clip(np.sqrt(background.mean() / 110), 0.6, 1.2)
 
 
 def illuminate(rng, image):
-    """The image in another light, from dark to bright, with a colour cast and a sensor's noise: uint8."""
+    """The image with random illumination, colour cast and sensor noise, uint8."""
     gamma, gain, noise = (rng.uniform(*each) for each in (GAMMA_RANGE, GAIN_RANGE, NOISE_RANGE))
     cast = rng.uniform(*CAST_RANGE, size=3)
     seen = 255 * gain * cast * (image / 255)**gamma + rng.normal(scale=noise, size=image.shape)
@@ -108,8 +108,8 @@ def draw_scene(rng, stamps, photographs, size):
     """One to six objects on a part of a photograph.
 
     Args:
-        rng (np.random.Generator): decides everything.
-        stamps (Sequence[Sequence[Stamp]]): what may be drawn of each class; the classes are equally frequent.
+        rng (np.random.Generator): source of randomness.
+        stamps (Sequence[Sequence[Stamp]]): stamps of each class; the classes are equally frequent.
         photographs (Sequence[Image.Image]): the backgrounds.
         size (int): side of the square image in pixels.
 
@@ -132,7 +132,7 @@ def draw_scene(rng, stamps, photographs, size):
 
 
 def draw_single(rng, stamp, photographs, size):
-    """One object that fills most of an image, uint8 `(size, size, 3)`, looking as objects do in scenes."""
+    """One object that fills most of an image, uint8 `(size, size, 3)`, similar to objects in scenes."""
     background = draw_background(rng, photographs, size)
     cutout = random_cutout(rng, stamp, size, SINGLE_SIDE_RANGE, background_light(background))
     return illuminate(rng, compose(background, [cutout])[0])

@@ -1,8 +1,8 @@
-"""Data sets of cut-out objects on photographs, in the formats that OpenMMLab reads, from images that Debian ships.
+"""Data sets of cut-out objects on photographs in OpenMMLab's formats, made from images of Debian packages.
 
 One is a COCO-format set of scenes for detection and instance segmentation, the other an ImageNet-folder set for
-classification. Its images look like the objects in the scenes, so a detector can start from a classifier's weights.
-Both have the splits train, val and test. No two splits share an object or a background.
+classification. Its images are similar to the objects in the scenes, so a detector can start from a classifier's
+weights. Both have the splits train, val and test, with distinct objects and backgrounds.
 """
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .stamps import BACKGROUNDS, STAMPS
 
 CLASSES = tuple(sorted(STAMPS))
 SPLITS = ('train', 'val', 'test')
-# Of every kind, one stamp in HELD_OUT is in val and one in test; of the backgrounds, too.
+# Of each kind, and of the backgrounds, one in HELD_OUT is in val and one in test.
 HELD_OUT = 5
-# Goes up when the code changes and the same settings give other files.
+# Must be incremented when a change of the code changes the files for the same settings.
 VERSION = 1
 
 STAMP_PACKAGE = 'tuxpaint-stamps-default'
@@ -44,10 +44,10 @@ INSTEAD = ('unpack the packages ' + ', '.join(LICENCES) + ' of Debian elsewhere,
 
 
 def find_stamps(folder: Path) -> list[list[tuple[str, Path]]]:
-    """Name and file of the stamps of each class that are below a folder.
+    """Name and file of the stamps of each class below a folder.
 
     Raises:
-        PreflightError: a class has fewer than three, which is one for each split.
+        PreflightError: a class has fewer than three, one for each split.
     """
     found = []
     for kind in CLASSES:
@@ -62,10 +62,10 @@ def find_stamps(folder: Path) -> list[list[tuple[str, Path]]]:
 
 
 def find_backgrounds(folders: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Name and file of the backgrounds that are anywhere below some folders; of several sizes, the largest file.
+    """Name and file of the backgrounds below some folders; the largest file of each.
 
     Raises:
-        PreflightError: there are fewer than three, which is one for each split.
+        PreflightError: there are fewer than three, one for each split.
     """
     found = {}
     for folder in folders:
@@ -80,7 +80,7 @@ def find_backgrounds(folders: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def split_sources(sources: Sequence, seed: int) -> dict[str, list]:
-    """The sources of each split: a fifth in val and in test, at least one, and the others in train."""
+    """The sources of each split: a fifth, at least one, in each of val and test, and the others in train."""
     order = np.random.default_rng([seed, 0]).permutation(len(sources))
     count = max(1, round(len(sources) / HELD_OUT))
     places = dict(val=order[:count], test=order[count:2 * count], train=order[2 * count:])
@@ -91,29 +91,29 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
                      train_images=12000, val_images=1000, image_size=32, force=False):
     """Make both sets in one folder, as a whole or not at all.
 
-    The folder gets ``coco/``, ``imagenet/``, ``preview.png``, annotated val scenes, and ``README.md`` with licence and
-    checksum of each file that was used. The same arguments and files give the same images.
+    The folder has ``coco/``, ``imagenet/``, ``preview.png`` with annotated val scenes, and ``README.md`` with licence
+    and checksum of each source file. The images are deterministic, given the arguments and source files.
 
     Args:
         out (str | Path): the folder.
         stamps (str | Path, optional): the folder of tuxpaint's stamps, such as /usr/share/tuxpaint/stamps. Defaults to
-            None: apt gets the packages, and they are unpacked in `debian_images` beside `out`.
-        backgrounds (Sequence[str | Path]): folders that have the backgrounds; needed with `stamps`.
-        seed (int): decides everything random, the splits, too.
-        train_scenes, val_scenes (int): how many scenes; test has as many as val.
+            None: apt downloads the packages, which are unpacked in `debian_images` next to `out`.
+        backgrounds (Sequence[str | Path]): folders of the backgrounds; required with `stamps`.
+        seed (int): random seed, also of the splits.
+        train_scenes, val_scenes (int): number of scenes; test has as many as val.
         scene_size (int): side of a scene in pixels.
-        train_images, val_images (int): how many images for classification; test has as many as val.
+        train_images, val_images (int): number of images for classification; test has as many as val.
         image_size (int): side of such an image in pixels.
         force (bool): whether to overwrite a folder that this function made before.
 
     Returns:
-        dict | None: `stamps`, `backgrounds` and `objects`, the number of each in each split; None if the folder is
-        already there with the same settings.
+        dict | None: `stamps`, `backgrounds` and `objects`, the number of each in each split; None if the folder exists
+        with the same settings.
 
     Raises:
         ValueError: a number is outside ``digits.LIMITS``.
-        PreflightError: there are no images to make it of.
-        FolderError: the folder must not be written; see ``made_folder.is_made``.
+        PreflightError: source images are missing.
+        FolderError: the folder must not be overwritten; see ``made_folder.is_made``.
     """
     sizes = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
                  train_images=train_images, val_images=val_images, image_size=image_size)
@@ -148,7 +148,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
 
 
 class _Drawer:
-    """Draws the images of a split; image k does not depend on how many there are."""
+    """Draws the images of a split; image k does not depend on the number of images."""
 
     def __init__(self, split: str, seed: int, stamps: list[list[Stamp]], photographs: list[Image.Image]):
         self.split, self.seed, self.stamps, self.photographs = split, seed, stamps, photographs

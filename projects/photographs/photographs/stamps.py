@@ -1,4 +1,4 @@
-"""Which images of Debian's packages are photographs: cut-out objects by kind, and backgrounds."""
+"""The photographs in Debian's packages: cut-out objects by kind, and backgrounds."""
 
 # The objects: folders and names, without `.png`, below the folder of tuxpaint's stamps. Drawings, mirrored twins and
 # silhouettes are left out, and so are kinds with few photographs (insects, trees) or little in common (sea animals,

@@ -142,7 +142,7 @@ def test_the_tool(folder, in_a_folder, capsys):
     tiny_runs.call(tool, *arguments)
     assert 'data/crops/train 32 crops of 8 images' in capsys.readouterr().out and Path('data/crops/test').is_dir()
     tiny_runs.call(tool, *arguments)
-    assert 'already there' in capsys.readouterr().out
+    assert 'already exists' in capsys.readouterr().out
     for bad in ('--seed', -1), ('--size', 0), ('--images', 'nowhere', '--out', 'b'):
         with pytest.raises(SystemExit) as stop:
             tiny_runs.call(tool, *bad)

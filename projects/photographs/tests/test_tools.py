@@ -47,7 +47,7 @@ def test_made_from_packages_and_only_once(call, packages):
     assert 'data/photographs has 7 kinds: animal,' in printed
     assert Path('data/photographs/preview.png').is_file()
     assert {path.name for path in Path('data').iterdir()} == {'photographs', 'debian_images'}
-    assert 'already there' in call(*TINY)
+    assert 'already exists' in call(*TINY)
     assert 'seed 0 instead of 1' in call(*TINY, '--seed', 1)
     # What was fetched is used again.
     (packages / 'mate-backgrounds').rename(packages / 'gone')

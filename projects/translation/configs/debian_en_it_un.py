@@ -1,6 +1,6 @@
 # English to Italian, Debian's package descriptions, as
-# `python projects/translation/tools/make_translation.py --pair en-it` writes them. The network is small, for a CPU: few
-# steps, so small batches, no dropout, and a rate that falls to the end.
+# written by `python projects/translation/tools/make_translation.py --pair en-it`. The network is small, for a CPU, with
+# few steps, hence small batches, no dropout, and a rate that decays to the end.
 _base_ = ['./_base_/translation.py']
 
 data_root = 'data/translation/en-it'

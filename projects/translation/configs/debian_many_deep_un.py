@@ -1,5 +1,6 @@
-# English to German, French and Italian with one network, as BranchNorm's paper has OPUS-100 and MultiUN. A token before
-# the source says which. Text: `python projects/translation/tools/make_translation.py --pair en-de en-fr en-it`.
+# English to German, French and Italian with one network, like OPUS-100 and MultiUN in BranchNorm's paper. A language
+# token before the source selects the language. Text:
+# `python projects/translation/tools/make_translation.py --pair en-de en-fr en-it`.
 _base_ = ['./debian_en_it_deep_un.py']
 
 data_root = 'data/translation/en-de-fr-it'

@@ -2,8 +2,8 @@
 _base_ = ['./_base_/translation.py']
 
 data_root = 'data/translation/wmt14_en_fr'
-# UN's paper: Transformer-base. Its scores are of the mean of the last 5 checkpoints, which the run keeps. All else is
-# ours: 8 GPUs with 4096 tokens each.
+# UN's paper: Transformer-base. Its scores are of the average of the last 5 checkpoints, which the run keeps. The rest
+# is ours: 8 GPUs with 4096 tokens each.
 model = dict(
     backbone=dict(
         vocab_size=40000, arch='base', dropout=0.1, norm_cfg=dict(type='UN', window=4, outlier_filter=False)))

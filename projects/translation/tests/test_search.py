@@ -28,7 +28,7 @@ def searched(seed, scheme='PreNorm', norm='LN', end=1., **kwargs):
 
 @torch.no_grad()
 def log_probabilities(model, source, prefixes):
-    """Of what comes behind each of some prefixes of one length."""
+    """Logits after each of several prefixes of the same length."""
     tokens = torch.tensor([[BOS, *prefix] for prefix in prefixes])
     logits = model.backbone(source.expand(len(prefixes), -1), tokens)[:, -1]
     return (logits - logits.logsumexp(1, keepdim=True)).tolist()

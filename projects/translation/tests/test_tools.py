@@ -52,7 +52,7 @@ def test_made_from_package_descriptions(call, fake_apt):
     assert counts['train'] > 500
     assert len(Subwords(folder / 'subwords.model')) == VOCAB_SIZE
     assert not list(fake_apt.glob('mmunorm-apt-*'))
-    assert 'already there' in call(*MAKE)
+    assert 'already exists' in call(*MAKE)
     assert 'with --force' in call(*MAKE[:2], 330) and (folder / 'train.src').exists()
 
 
@@ -72,7 +72,7 @@ def test_several_pairs_are_one_text_with_one_split(call, fake_apt):
         english[name] = set(german)
     assert not english['train'] & english['test'] and not english['valid'] & english['test']
     assert Subwords(folder / 'subwords.model').encode(['<2de>', '<2it>']) == [[4], [5]]
-    assert 'already there' in call(*MAKE, '--pair', 'en-de', 'en-it', 'en-de')
+    assert 'already exists' in call(*MAKE, '--pair', 'en-de', 'en-it', 'en-de')
 
 
 def test_noise_stays_in_its_line(call, text):  # noqa: F811

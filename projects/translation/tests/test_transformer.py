@@ -205,7 +205,7 @@ def test_wrong_arguments(kwargs, message):
 
 
 def test_a_row_of_padding_and_another_vocabulary_are_refused():
-    with pytest.raises(ValueError, match='source: each row must have a token, and row 1 is padding alone'):
+    with pytest.raises(ValueError, match='source: each row must have a token, but row 1 has only padding'):
         transformer().encode(torch.tensor([[5, 3], [0, 0]]))
-    with pytest.raises(PreflightError, match=f'vocabulary of {VOCABULARY} tokens, and the config one of vocab_size=13'):
+    with pytest.raises(PreflightError, match=f'vocabulary of {VOCABULARY} tokens, but the config has vocab_size=13'):
         transformer(vocab_size=13).load_state_dict(transformer().state_dict())

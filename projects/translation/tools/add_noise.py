@@ -1,4 +1,4 @@
-"""Put typing errors into a text of one sentence a line, to test how robust a translation is."""
+"""Adds typing errors to a text of one sentence per line, to test the robustness of translation."""
 import argparse
 import random
 
@@ -13,7 +13,7 @@ def parse_args(argv=None):
     parser.add_argument('text', help='text to read, such as test.src')
     parser.add_argument('out', help='text to write')
     parser.add_argument('--share', type=share, default=0.1,
-                        help='of the words of two letters or more, those with an error (default: 0.1)')
+                        help='share of words with an error, of those with at least two letters (default: 0.1)')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='default: all')
     parser.add_argument('--seed', type=int, default=0, help='default: 0')
     return parser.parse_args(argv)

@@ -1,13 +1,13 @@
-"""Measures the Transformer of translation: training with UN beside LN, search with a cache, folded search; random ids.
+"""Measures the translation model on random ids: training with UN and LN, search with a cache, and folded search.
 
     python projects/translation/tools/benchmark.py
     python projects/translation/tools/benchmark.py --arch base --device cuda
 
 - training: steps of LN and UN on batches of sentences of 10 to 30 tokens with padding, after UN's warm-up.
-- search: a beam of 4 writes so many tokens for each sentence, with the keys and values of earlier tokens and with none
-  kept; and with LN, UN, and UN folded.
+- search: beam search with a beam of 4 and a fixed number of tokens, with and without cached keys and values; with LN,
+  UN, and UN folded.
 
-In each round, all run in turn. Ratios are of medians. A table is printed, and the rows go to
+All run in rotation in each round. Ratios are ratios of medians. Prints a table and writes the rows to
 benchmarks/results/translation_speed_DEVICE.jsonl.
 """
 import argparse
@@ -49,7 +49,7 @@ def parse_args(argv=None):
 
 
 class PrefixDecoder(CachedDecoder):
-    """The decoder without a cache: each step runs it on the whole prefixes."""
+    """The decoder without a cache: each step decodes the whole prefixes."""
 
     def step(self, prefixes):
         logits = self.model.decode(prefixes.flatten(0, 1), self.memory)[:, -1]
@@ -60,7 +60,7 @@ class PrefixDecoder(CachedDecoder):
 
 
 def sentences(number, device):
-    """Random ids of 9 to 29 words and the end."""
+    """Random ids of 9 to 29 words and EOS."""
     lengths = torch.randint(10, 31, (number, 1))
     places = torch.arange(30)
     ids = torch.randint(4, VOCABULARY, (number, 30)).masked_fill(places >= lengths, PAD)
@@ -74,7 +74,7 @@ def build(norm, args):
 
 
 def training(models, args, device):
-    """A training step of each, by name, and the tokens in it."""
+    """A training step of each model by name, and its number of tokens."""
     source, target = sentences(args.sentences, device), sentences(args.sentences, device)
 
     def step(model, optimizer):
@@ -88,7 +88,7 @@ def training(models, args, device):
 
 
 def searching(models, args, device):
-    """A search of each, by name, and the tokens that it writes."""
+    """A search of each model by name, and its number of output tokens."""
     source = sentences(args.searched, device)
     models = {name: copy.deepcopy(model).eval() for name, model in models.items()}
     for model in models.values():  # the limit ends each sentence

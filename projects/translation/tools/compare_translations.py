@@ -1,4 +1,4 @@
-"""Compare two systems' translations: BLEU and chrF with intervals, and a paired bootstrap test, by sacrebleu."""
+"""Compares two systems' translations: BLEU and chrF with intervals, and a paired bootstrap test, by sacrebleu."""
 import argparse
 
 from mmunorm.cli.arguments import command, positive
@@ -9,14 +9,14 @@ from projects.translation.translation.text.metric import paired_bootstrap
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog='All files are plain text, one sentence a line. The p-value is how likely so large '
-        'a difference would be by chance. SACREBLEU_SEED in the environment sets the seed.')
-    parser.add_argument('reference', metavar='REFERENCE', help='the right translations')
+        description=__doc__, epilog='All files are plain text, one sentence per line. The p-value is the probability '
+        'of such a difference by chance. SACREBLEU_SEED in the environment sets the seed.')
+    parser.add_argument('reference', metavar='REFERENCE', help='the reference translations')
     parser.add_argument('a', metavar='A', help='translations of the baseline')
     parser.add_argument('b', metavar='B', help='translations of the other system')
     parser.add_argument('--source', metavar='FILE', help='the source text, shown with --examples')
     parser.add_argument('--examples', type=positive, metavar='N',
-                        help='also print N translations side by side, lines at even distances')
+                        help='also print N evenly spaced translations side by side')
     parser.add_argument('--samples', type=positive, default=1000, help='number of resampled test sets (default: 1000)')
     args = parser.parse_args(argv)
     if args.source and not args.examples:

@@ -1,4 +1,4 @@
-"""Train the subwords of both languages together on a text of your own, one sentence a line."""
+"""Trains joint subwords of both languages on custom text, one sentence per line."""
 import argparse
 
 from mmunorm.cli.arguments import command, out_file, positive
@@ -9,7 +9,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('texts', metavar='TEXT', nargs='+', help='training text, such as train.src train.tgt')
     parser.add_argument('--out', required=True, metavar='FILE', help='model to write, such as subwords.model')
-    parser.add_argument('--vocab-size', type=positive, default=8000, help='subwords of all texts (default: 8000)')
+    parser.add_argument('--vocab-size', type=positive, default=8000, help='number of subwords (default: 8000)')
     parser.add_argument('--type', choices=['unigram', 'bpe'], default='unigram', help='default: unigram')
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""Translates text: reads one sentence a line, writes one translation a line."""
+"""Translates text: reads one sentence per line, writes one translation per line."""
 import argparse
 import os
 import sys
@@ -80,7 +80,7 @@ def format_hypotheses(number, hypotheses, nbest, with_scores):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    with redirect_stdout(sys.stderr):  # what libraries say is no translation
+    with redirect_stdout(sys.stderr):  # keeps messages of libraries out of the output
         cfg = load_config(args.config, args.cfg_options, args.norm)
         match_folded(cfg, args.checkpoint)
         set_search(cfg, args)

@@ -1,4 +1,4 @@
-"""Translation: an encoder-decoder Transformer with any norm and any residual, its task, its search and its text."""
+"""Translation: an encoder-decoder Transformer with any norm and any residual scheme, its task, search and text."""
 from . import fold_rules, text  # noqa: F401  register themselves
 from .model import TranslationModel
 from .schedule import InverseSquareRoot

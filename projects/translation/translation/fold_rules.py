@@ -1,4 +1,4 @@
-"""What a run does not show of the translator when it is folded: its residual streams, and its shared weight."""
+"""Fold rules of the translation model: examples, residual streams, and its shared weight."""
 import torch
 
 from mmunorm.fusion.rules import Example, Stream, Unties, fold_rule
@@ -11,7 +11,7 @@ fold_rule(EncoderLayer, DecoderLayer)(residual_layer)
 
 
 def _sentences(backbone):
-    """Two sentences and the beginnings of their translations, the second of each shorter."""
+    """Two sentences and prefixes of their translations, the second of each shorter."""
     ids = torch.randint(4, backbone.vocab_size, (2, 2, 9), generator=torch.Generator().manual_seed(0))
     ids[:, 1, 6:] = 0
     return ids.to(next(backbone.parameters()).device)

@@ -1,4 +1,4 @@
-"""The translation task: a network, its loss, its search, and what mmengine's Runner asks of them."""
+"""The translation model for mmengine's Runner: a network, its loss and its search."""
 from __future__ import annotations
 
 import torch
@@ -19,13 +19,13 @@ class TranslationModel(BaseModel):
 
     Args:
         backbone (dict): config of the network, such as `dict(type='UNTransformer', vocab_size=8000)`.
-        label_smoothing (float): share of the target's probability that all tokens get alike. Defaults to 0.1.
-        beam (int): hypotheses that the search follows; 1 is greedy search. Defaults to 4.
+        label_smoothing (float): share of the target's probability that is uniform over tokens. Defaults to 0.1.
+        beam (int): beam size; 1 is greedy search. Defaults to 4.
         length_penalty (float): p in `score / length^p`, from 0 to 10. Defaults to 1.
         **kwargs: `data_preprocessor` and `init_cfg` of mmengine's BaseModel.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
     """
 
     not_stressed = 'token ids'  # for tools/analysis/compare_norms.py --stress
@@ -44,18 +44,18 @@ class TranslationModel(BaseModel):
 
     def forward(self, source: Tensor, target: Tensor | None = None, index: Tensor | None = None,
                 mode: str = 'tensor') -> Tensor | dict | list[dict]:
-        """Translates, or learns to.
+        """Translates, or computes the loss.
 
         Args:
-            source: ids `(N, S)`, int64, each row with its end and padded on the right.
-            target: ids `(N, T)`, the same, for 'tensor' and 'loss'. Defaults to None.
-            index: `(N,)`, which line of the data set each row is. Defaults to None, for the rows' numbers.
-            mode: 'tensor' gives the logits `(N, T', V)` of each token of the target, T' of the longest; 'loss' a dict
+            source: ids `(N, S)`, int64, each row with EOS and padded on the right.
+            target: ids `(N, T)`, in the same format, for 'tensor' and 'loss'. Defaults to None.
+            index: `(N,)`, the line of the data set for each row. Defaults to None, for the row numbers.
+            mode: 'tensor' returns the logits `(N, T', V)` of each token of the target, T' of the longest; 'loss' a dict
                 of the loss, a mean over tokens, and the perplexity; 'predict' a list of dicts with `index`,
-                `hypotheses` (ids without special ones, int64 on the CPU, the best first) and their `scores`.
+                `hypotheses` (ids without special tokens, int64 on the CPU, the best first) and their `scores`.
 
         Raises:
-            ValueError: there is no such mode, or a row has no token.
+            ValueError: `mode` is unknown, or a row has no token.
         """
         if mode == 'predict':
             lines = range(len(source)) if index is None else index.tolist()
@@ -76,7 +76,7 @@ class TranslationModel(BaseModel):
     def translate(self, source: Tensor) -> list[list[Hypothesis]]:
         """The best translations of sources `(N, S)`: see :func:`projects.translation.translation.search.beam_search`.
 
-        A translation may be twice as long as its source, and 20 tokens more.
+        The maximum length of a translation is twice that of its source plus 20 tokens.
         """
         limits = [2 * length + 20 for length in source.ne(PAD).sum(dim=1).tolist()]
         with torch.no_grad():
@@ -84,6 +84,6 @@ class TranslationModel(BaseModel):
 
 
 def shifted(target: Tensor) -> Tensor:
-    """What the decoder reads to learn a target `(N, T)`: the beginning of the sentence, and no token without a next."""
+    """The decoder's input for a target `(N, T)`: shifted right, beginning with BOS."""
     begin = torch.full_like(target[:, :1], BOS)
     return torch.cat([begin, target[:, :-1]], dim=1).masked_fill(target.eq(PAD), PAD)

@@ -10,13 +10,13 @@ from mmunorm.norms.base import check_count
 class InverseSquareRoot(LRSchedulerMixin, _ParamScheduler):
     """`lr * min(t / warmup, sqrt(warmup / t))` at step t, from 1: the optimizer's `lr` is the highest value.
 
-    No other scheduler of the learning rate can run beside it.
+    It cannot be combined with another learning rate scheduler.
 
     Args:
-        optimizer (Optimizer | BaseOptimWrapper): whose rates it sets.
-        warmup (int): steps that the rate grows in; a ValueError if less than 1.
-        **kwargs: `begin`, `end`, `last_step`, `by_epoch` and `verbose` of mmengine's schedulers. Steps are those of
-            training with `by_epoch=False`, and epochs without.
+        optimizer (Optimizer | BaseOptimWrapper): the optimizer.
+        warmup (int): number of warm-up steps; a ValueError if less than 1.
+        **kwargs: `begin`, `end`, `last_step`, `by_epoch` and `verbose` of mmengine's schedulers. Steps are training
+            steps with `by_epoch=False`, else epochs.
     """
 
     def __init__(self, optimizer, *, warmup: int, **kwargs):

@@ -1,4 +1,4 @@
-"""Search for the best translations: beam search, of which greedy search is that with a beam of 1."""
+"""Beam search; with a beam of 1, greedy search."""
 from __future__ import annotations
 
 import torch
@@ -7,11 +7,11 @@ from torch import Tensor
 from .text.ids import BOS, EOS, PAD
 from .transformer import Memory, UNTransformer
 
-Hypothesis = tuple[float, list[int]]  # its score and its tokens, without the special ones at its ends
+Hypothesis = tuple[float, list[int]]  # score and tokens, without special tokens at the ends
 
 
 class CachedDecoder:
-    """The decoder on a batch of sources, one token after the other, with the keys and values of those before.
+    """Decodes a batch of sources token by token, with cached keys and values.
 
     Args:
         model (UNTransformer): in eval mode.
@@ -24,13 +24,13 @@ class CachedDecoder:
         self.cache = [{} for _ in model.decoder]
 
     def step(self, prefixes: Tensor) -> Tensor:
-        """The logits `(N, B, V)` after prefixes `(N, B, t)`, which are one token longer at each call."""
+        """The logits `(N, B, V)` after prefixes `(N, B, t)`, which grow by one token in each call."""
         position = prefixes.shape[-1] - 1
         logits = self.model.decode(prefixes[..., -1].reshape(-1, 1), self.memory, cache=self.cache, position=position)
         return logits.view(*prefixes.shape[:2], -1)
 
     def select(self, parents: Tensor, rows: list[int]) -> None:
-        """Goes on from the prefixes `parents` `(N, B)` of each sentence, then with the sentences `rows` alone."""
+        """Selects the prefixes `parents` `(N, B)` of each sentence, then the sentences `rows`."""
         kept = torch.tensor(rows, device=parents.device)
         flat = (parents + torch.arange(len(parents), device=parents.device)[:, None] * parents.shape[1])[kept].flatten()
         for layer in self.cache:
@@ -43,27 +43,26 @@ class CachedDecoder:
 
 @torch.no_grad()
 def beam_search(decoder: CachedDecoder, limits: list[int], beam: int, length_penalty: float) -> list[list[Hypothesis]]:
-    """The best translations that a beam search finds.
+    """Beam search.
 
-    A hypothesis is finished when its end is among the `beam` best continuations. A sentence is, when it has `beam` of
-    them, or at its limit, where the end is all that may come. The score is the sum of the logarithms of the
-    probabilities over `length^length_penalty`; the length counts the end. Padding and the beginning of a sentence are
-    never chosen.
+    A hypothesis is finished if EOS is among its `beam` best continuations. A sentence is finished if it has `beam`
+    finished hypotheses, or at its limit, where only EOS is allowed. The score is the sum of log probabilities divided
+    by `length^length_penalty`; the length includes EOS. PAD and BOS are never chosen.
 
     Args:
-        decoder: `step` and `select` as those of :class:`CachedDecoder`, on N sentences.
-        limits: of each sentence, how many tokens its translation may have, with the end.
-        beam: hypotheses that are followed.
-        length_penalty: 0 prefers short ones, 1 takes the mean over tokens.
+        decoder: `step` and `select` like those of :class:`CachedDecoder`, on N sentences.
+        limits: the maximum length of each translation, including EOS.
+        beam: beam size.
+        length_penalty: 0 prefers short hypotheses, 1 is the mean over tokens.
 
     Returns:
-        Of each sentence at most `beam` hypotheses, the best one first, and at least one.
+        For each sentence one to `beam` hypotheses, the best one first.
     """
     finished: list[list[Hypothesis]] = [[] for _ in limits]
     active = list(range(len(limits)))
     device = decoder.memory.tokens.device
     prefixes = torch.full((len(limits), beam, 1), BOS, device=device)
-    # The first token has one prefix; the others are there to be a full beam.
+    # The first token has one prefix, the others fill the beam.
     scores = torch.tensor([0.] + [-torch.inf] * (beam - 1), device=device).expand(len(limits), -1)
     for length in range(1, max(limits) + 1):
         logits = decoder.step(prefixes)

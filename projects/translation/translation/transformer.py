@@ -1,4 +1,4 @@
-"""The Transformer of translation (arXiv 1706.03762) with every norm and every residual replaceable."""
+"""The Transformer for translation (arXiv 1706.03762) with replaceable norms and residuals."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -27,18 +27,18 @@ Cache = dict[str, tuple[Tensor, Tensor]]
 
 
 class Memory(NamedTuple):
-    """What the encoder leaves for the decoder: `(N, S, C)`, and `(N, S)`, True where a token is padding, or None."""
+    """The encoder's output `(N, S, C)`, and its mask `(N, S)`, True where a token is padding, or None."""
     tokens: Tensor
     pad_mask: Tensor | None
 
 
 def _leave(last: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """The last linear layer of a sublayer, with what a residual scheme has put before it."""
+    """The last linear layer of a sublayer, with the modules of a residual scheme before it."""
     return last(x, pad_mask) if isinstance(last, Entrance) else last(x)
 
 
 class Attention(nn.Module):
-    """What both attentions share: heads, and the output layer `out`."""
+    """Base class of both attentions, with the heads and the output layer `out`."""
 
     def __init__(self, embed_dims: int, num_heads: int, dropout: float):
         super().__init__()
@@ -50,13 +50,13 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool) -> Tensor:
-        """`(N, H, T, d)` to `(N, T, C)`; `hidden` `(N, S)` is True where nobody looks."""
+        """`(N, H, T, d)` to `(N, T, C)`; `hidden` `(N, S)` is True for masked keys."""
         mask = None if hidden is None else ~hidden[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 class SelfAttention(Attention):
-    """Attention within a sequence. If `causal`, a token sees itself and those before it alone."""
+    """Self-attention. If `causal`, a token attends only to itself and earlier tokens."""
 
     def __init__(self, embed_dims: int, num_heads: int, dropout: float, causal: bool):
         super().__init__(embed_dims, num_heads, dropout)
@@ -74,13 +74,13 @@ class SelfAttention(Attention):
             if 'self' in cache:
                 k, v = (torch.cat(pair, dim=2) for pair in zip(cache['self'], (k, v), strict=True))
             cache['self'] = k, v
-        # Padding is on the right: where later tokens are hidden, so is that.
+        # Padding is on the right, so the causal mask also hides it.
         hidden = None if self.causal else pad_mask
         return self.drop(_leave(self.out, self._attend(q, k, v, hidden, self.causal and cache is None), pad_mask))
 
 
 class CrossAttention(Attention):
-    """Attention of the decoder to what the encoder leaves."""
+    """Attention of the decoder to the encoder's output."""
 
     def __init__(self, embed_dims: int, num_heads: int, dropout: float):
         super().__init__(embed_dims, num_heads, dropout)
@@ -92,7 +92,7 @@ class CrossAttention(Attention):
         return Sublayer(self, self.q, ('q', ), self, 'out', 'out', self, 'drop', memory=self.kv)
 
     def forward(self, x: Tensor, memory: Memory, pad_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """`(B N, T, C)` to the same, where B sequences in a row belong to each of the N of `memory`."""
+        """`(B N, T, C)` to the same, with B consecutive sequences for each of the N of `memory`."""
         cache = {} if cache is None else cache
         if 'memory' not in cache:
             cache['memory'] = tuple(map(self._heads, self.kv(memory.tokens).chunk(2, -1)))
@@ -159,9 +159,9 @@ class DecoderLayer(EncoderLayer):
 class UNTransformer(BaseModule):
     """Encoder and decoder with `norm_cfg` in every norm, and `residual_cfg` in every residual.
 
-    Token ids are those of :mod:`.text.ids`. Padding is on the right, and changes no output and no statistic. Positions
-    are sines in the first half of the channels and cosines in the second. One matrix embeds source
-    and target, times `sqrt(C)`, and is that of the output layer.
+    Token ids are those of :mod:`.text.ids`. Padding is on the right, and does not affect outputs or statistics.
+    Position encodings are sines in the first half of the channels and cosines in the second. The embedding of source
+    and target, times `sqrt(C)`, is shared with the output layer.
 
     Args:
         vocab_size (int): tokens V, of both languages together.
@@ -172,12 +172,12 @@ class UNTransformer(BaseModule):
             schemes without norms.
         residual_cfg (dict): config of every residual, as in :class:`mmunorm.backbones.UNVisionTransformer`. Linear
             layers start as Xavier's, unless the scheme has initial weights. Defaults to `dict(type='PreNorm')`.
-        act_cfg (dict): of the activation. Defaults to `dict(type='ReLU')`.
-        dropout (float): of the embedding and of each sublayer's output. Defaults to 0.1.
-        init_cfg (dict, optional): such as a checkpoint to start from. Defaults to None.
+        act_cfg (dict): config of the activation. Defaults to `dict(type='ReLU')`.
+        dropout (float): dropout of the embedding and of each sublayer's output. Defaults to 0.1.
+        init_cfg (dict, optional): initialization config, such as a checkpoint. Defaults to None.
 
     Raises:
-        ValueError: `vocab_size` or `arch` is wrong; the message says what is right.
+        ValueError: `vocab_size` or `arch` is invalid.
         TypeError: `norm_cfg` is not a dict with a `type`.
         ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the norms.
     """
@@ -205,7 +205,7 @@ class UNTransformer(BaseModule):
         self._draw_weights()
 
     def init_weights(self) -> None:
-        """Draws the weights anew, or takes those of the checkpoint that `init_cfg` names."""
+        """Initializes the weights, or loads those of the checkpoint in `init_cfg`."""
         self._draw_weights()
         super().init_weights()
 
@@ -223,10 +223,10 @@ class UNTransformer(BaseModule):
             residuals.initialize(self, layers, embedding)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Ids `(N, S)` and `(N, T)`, int64, to the logits of what comes after each token of the target.
+        """Ids `(N, S)` and `(N, T)`, int64, to the logits of the next token after each token of the target.
 
-        The target is with the beginning of the sentence, and without its end. The logits are `(N, T', V)`, T' of the
-        longest target; those of padded tokens mean nothing.
+        The target begins with BOS and has no EOS. The logits are `(N, T', V)`, T' of the longest target; those of
+        padded tokens are undefined.
 
         Raises:
             ValueError: a row has no token.
@@ -236,7 +236,7 @@ class UNTransformer(BaseModule):
         return self.decode(target, memory, pad_mask)
 
     def encode(self, source: Tensor) -> Memory:
-        """Ids `(N, S)` to what the decoder reads.
+        """Encodes ids `(N, S)` for the decoder.
 
         Raises:
             ValueError: a row has no token.
@@ -252,12 +252,12 @@ class UNTransformer(BaseModule):
         """The logits `(N, T, V)` after each token of the target, ids `(N, T)`.
 
         Args:
-            target: or `(B N, T)`, where B in a row belong to each row of `memory`.
-            memory: of :meth:`encode`.
+            target: ids, or `(B N, T)` with B consecutive rows for each row of `memory`.
+            memory: the result of :meth:`encode`.
             pad_mask: `(N, T)`, True where a token is padding.
-            cache: a dict for each layer, with keys and values: of earlier tokens, to which `target` (T = 1) is added,
-                and of `memory`. With None, `target` is all there is.
-            position: of the first token.
+            cache: a dict for each layer with the keys and values of earlier tokens, to which `target` (T = 1) is
+                appended, and of `memory`. With None, `target` is the whole prefix.
+            position: position of the first token.
         """
         x = self._embed(target, position)
         for i, layer in enumerate(self.decoder):
@@ -271,20 +271,20 @@ class UNTransformer(BaseModule):
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         weight = state_dict.get(f'{prefix}embedding.weight')
         if weight is not None and len(weight) != self.vocab_size:
-            raise PreflightError(f'the checkpoint has a vocabulary of {len(weight)} tokens, and the config one of '
+            raise PreflightError(f'the checkpoint has a vocabulary of {len(weight)} tokens, but the config has '
                                  f'vocab_size={self.vocab_size}: it was trained with other subwords.')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def trim(tokens: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-    """Ids `(N, L)` without what is padding in every row, and where there is padding left; None if nowhere.
+    """Ids `(N, L)` without columns of padding only, and the mask of the remaining padding, or None.
 
     Raises:
-        ValueError: a row has no token; says `name`.
+        ValueError: a row has no token; the message has `name`.
     """
     lengths = tokens.ne(PAD).sum(dim=1).tolist()
     if min(lengths) == 0:
-        raise ValueError(f'{name}: each row must have a token, and row {lengths.index(0)} is padding alone')
+        raise ValueError(f'{name}: each row must have a token, but row {lengths.index(0)} has only padding')
     tokens = tokens[:, :max(lengths)]
     return tokens, tokens.eq(PAD) if min(lengths) < max(lengths) else None
 

@@ -1,4 +1,4 @@
-"""Lines of text to lines of text."""
+"""Translates lines of text."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -10,26 +10,26 @@ from torch.nn.utils.rnn import pad_sequence
 from .model import TranslationModel
 from .text import EOS, PAD, Subwords
 
-# Lines that are sorted by length together.
+# The number of lines that are sorted by length together.
 _CHUNK = 2000
 
 
 def translate_lines(model: TranslationModel, subwords: Subwords, lines: Iterable[str],
                     batch_tokens: int) -> Iterator[list[tuple[float, str]]]:
-    """Gives of each line its hypotheses, score and text, the best first; none for an empty line.
+    """Yields the hypotheses of each line, score and text, the best first; none for an empty line.
 
     Args:
-        model: in eval mode.
-        subwords: of the text that it was trained on.
-        lines: sentences. They are read as they are needed.
-        batch_tokens: at most so many tokens of sources in a batch, padding counted, except for one long sentence.
+        model: a model in eval mode.
+        subwords: the subwords of its training text.
+        lines: sentences, read lazily.
+        batch_tokens: maximum number of source tokens in a batch, including padding, except for one long sentence.
     """
     lines = iter(lines)
     device = next(model.parameters()).device
     while chunk := list(islice(lines, _CHUNK)):
         ids = [torch.tensor([*subwords.encode(line), EOS]) for line in chunk]
         found: list[list[tuple[float, str]]] = [[] for _ in chunk]
-        # The longest first, so that it decides how many fit into a batch with it.
+        # The longest first, because it determines the batch size.
         waiting = sorted((i for i in range(len(ids)) if len(ids[i]) > 1), key=lambda i: -len(ids[i]))
         while waiting:
             count = max(1, batch_tokens // len(ids[waiting[0]]))

@@ -1,4 +1,4 @@
-# IAT on pairs of images (arXiv 2205.14871): L1, Adam, random crops and flips. A recipe names its folders and epochs.
+# IAT on pairs of images (arXiv 2205.14871): L1, Adam, random crops and flips. Recipes set the folders and epochs.
 custom_imports = dict(imports=['mmunorm', 'projects.low_light.low_light'], allow_failed_imports=False)
 default_scope = 'mmengine'
 

@@ -5,7 +5,7 @@ default_scope = 'mmseg'
 
 pretrained = 'work_dirs/swin_t_un_imagenet/epoch_300.pth'
 
-# Few night images have a rider, truck, bus or motorcycle: IAT's authors leave these four of Cityscapes' classes out.
+# Few night images have a rider, truck, bus or motorcycle, so IAT's authors omit these four Cityscapes classes.
 classes = ('road', 'sidewalk', 'building', 'wall', 'fence', 'pole', 'traffic light', 'traffic sign', 'vegetation',
            'terrain', 'sky', 'person', 'car', 'train', 'bicycle')
 
@@ -54,7 +54,7 @@ model = dict(
         loss_decode=dict(type='CrossEntropyLoss', loss_weight=0.4)),
     test_cfg=dict(mode='whole'))
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some images have.
+# Without PhotoMetricDistortion, whose brightness changes of up to 32 exceed the brightness of some images.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),

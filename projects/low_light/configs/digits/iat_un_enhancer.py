@@ -1,5 +1,5 @@
 # IAT on pairs of dark and light digit scenes: `python projects/low_light/tools/make_dark.py`. Each image of 128 pixels
-# has one gamma, so that a quarter of it tells as much.
+# has one gamma, so crops of a quarter are sufficient.
 _base_ = ['../_base_/enhancer.py']
 
 # The run has about 750 steps: the paper's warm-up of 4000 would never end.

@@ -1,7 +1,7 @@
 # The Mask R-CNN of this folder on dark scenes: `python projects/low_light/tools/make_dark.py`.
 _base_ = ['../../../../configs/digits/swin_un_maskrcnn.py']
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that these images have.
+# Without PhotoMetricDistortion, whose brightness changes of up to 32 exceed the brightness of these images.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),

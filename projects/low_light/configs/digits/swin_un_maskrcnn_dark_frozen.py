@@ -1,4 +1,4 @@
-# A trained IAT, which stays as it is, before the Mask R-CNN on dark scenes.
+# A trained, frozen IAT before the Mask R-CNN on dark scenes.
 _base_ = ['./swin_un_maskrcnn_dark.py']
 custom_imports = dict(imports=['mmunorm', 'projects.low_light.low_light'], allow_failed_imports=False)
 

@@ -1,4 +1,4 @@
-# The detector's loss trains the IAT before it, too.
+# The IAT before the detector is trained jointly by its loss.
 _base_ = ['./swin_un_maskrcnn_dark_frozen.py']
 
 model = dict(freeze_enhancer=False)

@@ -1,5 +1,5 @@
 # IAT from its LOL-V1 weights before the Swin-T Mask R-CNN of this package, trained jointly on ExDark. ExDark has
-# no masks, so that what is left of the Mask R-CNN is its Faster R-CNN. A frozen IAT: `--cfg-options
+# no masks, so the Mask R-CNN is reduced to its Faster R-CNN. A frozen IAT: `--cfg-options
 # model.freeze_enhancer=True`.
 _base_ = ['../../../../configs/swin_t_un_fasterrcnn_1x.py', './_base_/exdark.py']
 custom_imports = dict(imports=['mmunorm', 'projects.low_light.low_light'], allow_failed_imports=False)

@@ -17,7 +17,7 @@ model = dict(
     backbone=dict(init_cfg=None),
     bbox_head=dict(num_classes=12))
 
-# Without PhotoMetricDistortion, whose steps of up to 32 are all the light that some images have.
+# Without PhotoMetricDistortion, whose brightness changes of up to 32 exceed the brightness of some images.
 train_pipeline = [step for step in _base_.train_pipeline if step.type != 'PhotoMetricDistortion']
 train_dataloader = dict(dataset=dict(
     _delete_=True,

@@ -1,4 +1,4 @@
-# LOL-V1, 485 pairs to train on and 15 to test on, 400 x 600 pixels.
+# LOL-V1, 485 training and 15 test pairs of 400 x 600 pixels.
 _base_ = ['../_base_/enhancer.py']
 
 # The run has about 12,000 steps on one GPU.

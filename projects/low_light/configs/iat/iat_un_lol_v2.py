@@ -1,4 +1,4 @@
-# LOL-V2-real, 689 pairs to train on and 100 to test on; low00001.png is the image of normal00001.png.
+# LOL-V2-real, 689 training and 100 test pairs; low00001.png is the image of normal00001.png.
 _base_ = ['../_base_/enhancer.py']
 
 # The run has about 17,000 steps on one GPU.

@@ -1,5 +1,5 @@
-# Translation in mmengine's Runner (arXiv 1706.03762): Adam, a rate that grows and then falls with the root of the
-# steps, and batches of so many tokens. A recipe names the folder of its texts, its network and its steps.
+# Translation in mmengine's Runner (arXiv 1706.03762): Adam, an inverse square root
+# schedule with warm-up, and batches by number of tokens. A recipe sets the folder of its texts, its network and steps.
 custom_imports = dict(imports=['mmunorm', 'projects.translation.translation'], allow_failed_imports=False)
 default_scope = 'mmengine'
 
@@ -10,7 +10,7 @@ model = dict(
     length_penalty=1.,
     backbone=dict(type='UNTransformer', norm_cfg=dict(type='LN')))
 
-# `max_tokens` is what one process has in a batch, padding counted; `batch_size` the most pairs.
+# `max_tokens` is per process and batch, including padding; `batch_size` is the maximum number of pairs.
 train_dataloader = dict(
     batch_size=1024,
     num_workers=1,

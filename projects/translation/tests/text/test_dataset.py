@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_is_named(settings, monkeypatch):
         raise PermissionError(13, 'Permission denied', str(path))
 
     monkeypatch.setattr(dataset, 'open', refuse, raising=False)
-    with pytest.raises(PreflightError, match=r'cannot write .*train.src.*Permission denied; subword ids are kept'):
+    with pytest.raises(PreflightError, match=r'cannot write .*train.src.*Permission denied; subword ids are cached'):
         TranslationDataset(**settings)
 
 

@@ -34,7 +34,7 @@ def test_no_text_gives_the_end_of_a_sentence(text, sentence):
 
 def test_what_is_no_model_is_refused(text, tmp_path):
     from sentencepiece import SentencePieceTrainer
-    with pytest.raises(PreflightError, match='train.src is no model of sentencepiece'):
+    with pytest.raises(PreflightError, match='train.src is not a sentencepiece model'):
         Subwords(text / 'train.src')
     with pytest.raises(PreflightError, match='cannot read the subword model .*none: No such file'):
         Subwords(tmp_path / 'none')

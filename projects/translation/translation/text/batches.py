@@ -1,4 +1,4 @@
-"""Batches of about equally many tokens."""
+"""Batches with similar numbers of tokens."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from mmunorm.utils import PreflightError
 class TokenBatchSampler:
     """Batches of pairs of similar length with at most `max_tokens` tokens, for `batch_sampler=dict(...)`.
 
-    mmengine hands over `sampler` and `batch_size` from the config of the data loader. An epoch's pairs are sorted by
-    length, those of equal lengths in random order, and cut into batches, whose order is random as well. Epochs have
-    equally many batches, and so have the processes of a distributed run, for which some batches may come twice.
+    mmengine passes `sampler` and `batch_size` from the config of the data loader. In each epoch, pairs are sorted by
+    length, with equal lengths in random order, and split into batches, which are shuffled. All epochs, and all
+    processes of a distributed run, have the same number of batches; some may be repeated for that.
 
-    With a seed in the config, a resumed run goes on with the batches that it would have seen.
+    With a seed in the config, a resumed run continues with the same batches.
 
     Args:
-        sampler (DefaultSampler): its data set, which has `lengths`, its `shuffle`, seed and epoch count; its order
-            does not.
-        batch_size (int): at most so many pairs in a batch.
-        max_tokens (int): at most so many tokens in a batch: its pairs times the length of its longest sentence, on
-            the side where that is.
+        sampler (DefaultSampler): a sampler whose data set has `lengths`; its `shuffle`, seed and epoch are used, its
+            order is not.
+        batch_size (int): maximum number of pairs in a batch.
+        max_tokens (int): maximum number of tokens in a batch: its pairs times the length of its longest sentence, on
+            the longer side.
 
     Raises:
-        PreflightError: a pair is longer than `max_tokens`, or the sampler or data set is of another kind.
+        PreflightError: a pair is longer than `max_tokens`, or the sampler or data set is of another type.
     """
 
     def __init__(self, sampler: DefaultSampler, batch_size: int, max_tokens: int):
@@ -46,11 +46,11 @@ class TokenBatchSampler:
         self.sampler = sampler
         # Sorted by the longer side, then by the source, then by the target.
         self._keys = np.stack([lengths[:, 1], lengths[:, 0], longest])
-        # Equal lengths change places from epoch to epoch; where batches are cut stays the same.
+        # Equal lengths are shuffled in each epoch; the boundaries of batches are fixed.
         self._cuts = _cut(np.sort(longest), batch_size, max_tokens)
 
     def __len__(self) -> int:
-        """The batches of this process in an epoch."""
+        """The number of batches of this process in an epoch."""
         return -(-(len(self._cuts) - 1) // self.sampler.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -66,7 +66,7 @@ class TokenBatchSampler:
 
 
 def _cut(longest: np.ndarray, batch_size: int, max_tokens: int) -> np.ndarray:
-    """Where batches start and end in pairs sorted by their longer side, for as many pairs a batch as fit."""
+    """The boundaries of batches in pairs sorted by their longer side, with as many pairs per batch as fit."""
     cuts = [0]
     while cuts[-1] < len(longest):
         start = cuts[-1]

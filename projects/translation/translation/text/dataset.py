@@ -1,4 +1,4 @@
-"""Pairs of sentences as subword ids, which are kept in files beside the texts and mapped into memory."""
+"""Pairs of sentences as subword ids, cached in files next to the texts and memory-mapped."""
 from __future__ import annotations
 
 import hashlib
@@ -29,25 +29,25 @@ LINES = 10_000  # lines that are encoded at once
 
 @DATASETS.register_module()
 class TranslationDataset(Dataset):
-    """Two text files, of which a line of one is the translation of that line of the other.
+    """Two text files with parallel lines, a sentence and its translation.
 
-    Items are dicts: `source` and `target`, int64 arrays of subword ids with EOS at the end, and `index`, the number
-    of the line from 0. The texts may be of any size: see :class:`TokenIds`.
+    Items are dicts: `source` and `target`, int64 arrays of subword ids with EOS at the end, and `index`, the line
+    number from 0. The texts may be of any size: see :class:`TokenIds`.
 
     Args:
-        source (str | os.PathLike): file in UTF-8, one sentence a line.
-        target (str | os.PathLike): the same in the other language.
+        source (str | os.PathLike): UTF-8 file with one sentence per line.
+        target (str | os.PathLike): the file of the other language.
         subwords (str | os.PathLike): subword model of both.
-        data_root (str | os.PathLike): the folder that these paths begin in. Defaults to ''.
-        max_length (int, optional): leave pairs out with more ids than this on a side, EOS counted. For training: a
-            test set has to keep all. Defaults to None, for all pairs.
+        data_root (str | os.PathLike): the root folder of these paths. Defaults to ''.
+        max_length (int, optional): drop pairs with more ids than this on a side, including EOS. Only for training,
+            because a test set must keep all pairs. Defaults to None, for all pairs.
 
     Attributes:
         lengths (numpy.ndarray): ids of both sides of each item, int64 `(n, 2)`.
         subwords (Subwords): the subword model.
 
     Raises:
-        PreflightError: a file cannot be used, the two have not equally many lines, or no pair is short enough.
+        PreflightError: a file cannot be used, the numbers of lines differ, or no pair is short enough.
     """
 
     FILES = ('source', 'target', 'subwords')
@@ -69,7 +69,7 @@ class TranslationDataset(Dataset):
                 raise PreflightError(f'each pair of {source} and {target} has more than max_length={max_length} '
                                      'subwords on a side.')
             if left_out:
-                print_log(f'{source}: {left_out} of {len(lengths)} pairs are left out, with more than '
+                print_log(f'{source}: {left_out} of {len(lengths)} pairs are dropped, with more than '
                           f'max_length={max_length} subwords on a side.', 'current')
         self.lengths = lengths[self._lines]
 
@@ -102,12 +102,12 @@ def pad_translations(items: Sequence[dict]) -> dict[str, Tensor]:
 class TokenIds:
     """The ids of a text's lines, each with EOS at its end. Item i is line i, an int64 array.
 
-    A text is encoded once for each subword model. The ids go into a file beside it, of 2 bytes an id, or 4 with more
-    than 65,536 subwords. In a distributed run, the first process writes it, and the others wait. The file is found
-    again by the size and time of the text and the content of the subword model. `lengths` has the ids of each line.
+    A text is encoded once for each subword model. The ids are cached in a file next to it, with 2 bytes per id, or 4
+    for more than 65,536 subwords. In a distributed run, the first process writes it, and the others wait. The cache is
+    identified by the size and time of the text and the content of the subword model. `lengths` are the numbers of ids.
 
     Raises:
-        PreflightError: the text is missing, has an empty line or is not UTF-8, or nothing can be written beside it.
+        PreflightError: the text is missing, has an empty line or is not UTF-8, or its folder is not writable.
     """
 
     def __init__(self, text: str | os.PathLike, subwords: Subwords):
@@ -126,7 +126,7 @@ class TokenIds:
                 _remove_ids_before(text, stamp)
             dist.barrier()
         self._ids = np.memmap(path, dtype, 'r') if path.stat().st_size else np.empty(0, dtype)
-        # EOS never comes out of a text, so it marks the ends.
+        # EOS does not occur in a text, so it marks the ends.
         self._ends = np.concatenate([[0], np.flatnonzero(self._ids == EOS) + 1])
         self.lengths = np.diff(self._ends)
 
@@ -143,12 +143,12 @@ def _encode(text: Path, subwords: Subwords, path: Path, dtype: type) -> None:
                 np.array([i for ids in subwords.encode(batch) for i in (*ids, EOS)], dtype).tofile(file)
                 bar.update(sum(len(line.encode()) + 1 for line in batch))
     except OSError as error:
-        raise PreflightError(f'cannot write {error.filename}: {error.strerror}; subword ids are kept beside the text, '
-                             'so put it, or a link to it, into a folder that can be written.') from error
+        raise PreflightError(f'cannot write {error.filename}: {error.strerror}; subword ids are cached next to the '
+                             'text, so put it, or a link to it, into a writable folder.') from error
 
 
 def _remove_ids_before(text: Path, stamp: str) -> None:
-    """Removes the ids of a text before it was changed."""
+    """Removes outdated caches of a text."""
     digits = '[0-9a-f]' * 8  # or the files of another text would do as well, whose name goes on with a dot
     for other in text.parent.glob(f'{escape(text.name)}.{digits}-{digits}.ids'):
         if not other.name.startswith(f'{text.name}.{stamp}-'):

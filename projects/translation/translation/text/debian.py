@@ -1,7 +1,7 @@
-"""Parallel text of Debian's package descriptions and their translations: found, paired, and split for training.
+"""Parallel text of Debian's package descriptions and their translations: extraction, alignment and splitting.
 
-A description in English and its translation have the same `Description-md5`. Paragraphs are paired where both sides
-have equally many, then the entries of lists, then sentences.
+A description in English and its translation have the same `Description-md5`. Paragraphs are paired if both sides have
+the same number of them, then list entries, then sentences.
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .lines import language_token
 
 Pair = tuple[str, str]
 
-N = 5  # words that are compared at once
-LEAST_WORDS = N + 2  # a test sentence has at least three such groups
-# Of 100 sources; the others are for training.
+N = 5  # n-gram size of the comparison
+LEAST_WORDS = N + 2  # a test sentence has at least three n-grams
+# Percentages of sources; the others are for training.
 TEST, VALID = 3, 1
 
 # In running text, a line may begin with the Italian word 'o'.
@@ -72,7 +72,7 @@ def parallel_text(english: dict[str, list[str]], translations: dict[str, list[st
 
 
 def description_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]:
-    """Pairs the sentences of a description with those of its translation, both as :func:`descriptions` has them."""
+    """Pairs the sentences of a description with those of its translation, both from :func:`descriptions`."""
     yield _normal(english[0]), _normal(translation[0])
     for paragraphs in _zip_equal(_paragraphs(english[1:]), _paragraphs(translation[1:])):
         for blocks in _zip_equal(*paragraphs):
@@ -84,7 +84,7 @@ def _normal(text: str) -> str:
 
 
 def _zip_equal(a: list, b: list) -> list[tuple]:
-    """Pairs of items; none if the two are not equally long."""
+    """Pairs of items; empty if the lengths differ."""
     return list(zip(a, b, strict=True)) if len(a) == len(b) else []
 
 
@@ -104,8 +104,8 @@ def _paragraphs(lines: Iterable[str]) -> list[list[str]]:
 
 
 def is_translation(pair: Pair) -> bool:
-    """Whether the sides of a pair have letters, differ, and are not more than three times as long as each other."""
-    # Places that nobody has translated yet are marked.
+    """Whether the sides of a pair have letters, differ, and their length ratio is at most three."""
+    # Untranslated places are marked.
     if pair[0] == pair[1] or '<trans>' in pair[1] or not all(re.search(r'[^\W\d_]{2}', side) for side in pair):
         return False
     lengths = sorted(map(len, pair))
@@ -113,7 +113,7 @@ def is_translation(pair: Pair) -> bool:
 
 
 class SplitText(NamedTuple):
-    """Pairs for training, validation and test; and how many sentences the test set was chosen from."""
+    """Pairs for training, validation and test, and the number of candidate sentences of the test set."""
     train: list[Pair]
     valid: list[Pair]
     test: list[Pair]
@@ -121,21 +121,21 @@ class SplitText(NamedTuple):
 
 
 def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
-    """Splits pairs by where they come from, and removes duplicates.
+    """Splits pairs by their source, and removes duplicates.
 
-    The name of a source, such as a package, decides, so that it stays on its side when others come and go. A pair of
-    another side is not in the validation set. The test set has sentences of 7 words or more, each once, of whose groups
-    of 5 words at most half occur in training.
+    The split depends only on the name of a source, such as a package. Pairs that also occur in another split are not in
+    the validation set. The test set has distinct sentences of at least 7 words, of whose 5-grams at most half occur in
+    training.
 
     Args:
-        text: sources and pairs. The first side of a pair is the one whose words are compared, without its language
-            token. Training in one language counts for the test of another.
+        text: sources and pairs. The words of the first side of a pair are compared, without its language token, over
+            all languages.
     """
     train, valid, test = {}, {}, {}
     for source, pair in text:
         part = zlib.crc32(source.encode()) % 100
         (test if part < TEST else valid if part < TEST + VALID else train)[pair] = None
-    # Hashes take a tenth of the memory of words.
+    # Hashes need a tenth of the memory of words.
     seen = {hash(group) for first, _ in train for group in _groups(first)}
     candidates = {first: second for first, second in test if len(_words(first)) >= LEAST_WORDS}
     chosen = []

@@ -12,23 +12,23 @@ _LANGUAGE_TOKEN = re.compile(r'<2[a-z]{2,3}>(?= )')
 
 
 def language_token(line: str) -> str:
-    """What a source sentence begins with where a text has several languages, such as '<2it>'; '' if there is none.
+    """The language token at the start of a source sentence, such as '<2it>'; '' if there is none.
 
-    It names the language of the translation.
+    It is the language of the translation, in texts with several languages.
     """
     token = _LANGUAGE_TOKEN.match(line)
     return token[0] if token else ''
 
 
 def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[str]:
-    """Gives the lines of a UTF-8 file one at a time, without line ends and white space around them.
+    """Yields the lines of a UTF-8 file without surrounding white space.
 
     Args:
         path: the file. Only a line feed ends a line.
-        allow_empty: whether a line may be empty, as a bad translation may be.
+        allow_empty: whether a line may be empty, such as that of a bad translation.
 
     Raises:
-        PreflightError: there is no such file, or a line is empty or not UTF-8; names the line.
+        PreflightError: the file does not exist, or a line is empty or not UTF-8.
     """
     try:
         file = open(path, 'rb')  # noqa: SIM115  closed below
@@ -42,16 +42,16 @@ def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[s
                 raise PreflightError(f'{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the '
                                      'line); convert the file, for example with iconv.') from error
             if not text and not allow_empty:
-                raise PreflightError(f'{path}, line {number}: an empty line; remove it and the line of this number on '
-                                     'the other side.')
+                raise PreflightError(f'{path}, line {number}: an empty line; remove it and the same line of the '
+                                     'other side.')
             yield text
 
 
 def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
-    """Checks that files, given with their numbers of lines, have equally many.
+    """Checks that files, given with their numbers of lines, have the same number of lines.
 
     Raises:
-        PreflightError: they have not, or have none.
+        PreflightError: the numbers differ, or are 0.
     """
     if len({count for _, count in counts}) > 1:
         raise PreflightError('each line must have its translation on the line of the same number, but '
@@ -61,13 +61,13 @@ def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
 
 
 def spread(count: int, number: int) -> list[int]:
-    """At most `number` of the indices 0 to `count` - 1, at even distances."""
+    """At most `number` evenly spaced indices from 0 to `count` - 1."""
     number = min(count, number)
     return [(2 * k + 1) * count // (2 * number) for k in range(number)]
 
 
 def how_to_get(path: str) -> str:
-    """How to get a text that is missing: pairs of languages that Debian has can be made, others are the user's."""
+    """How to get a missing text: make it for language pairs of Debian, or provide it for others."""
     from .made_text import LANGUAGES
     for english, *languages in (folder.split('-') for folder in Path(path).parts):
         if english == 'en' and languages and set(languages) <= set(LANGUAGES):

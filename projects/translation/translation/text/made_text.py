@@ -1,4 +1,4 @@
-"""Makes a folder of parallel text from the translated package descriptions that apt fetches."""
+"""Makes a folder of parallel text from translated Debian package descriptions."""
 from __future__ import annotations
 
 import os
@@ -11,7 +11,7 @@ from mmunorm.utils import PreflightError, check_installed
 from .debian import SplitText, descriptions, parallel_text, source_packages, split_text
 from .subwords import train_subwords
 
-LANGUAGES = ('it', 'da', 'fr', 'de')  # of those that Debian has, the ones that were tried
+LANGUAGES = ('it', 'da', 'fr', 'de')  # the tested ones of Debian's
 OWN_TEXT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "
             '`python projects/translation/tools/train_subwords.py` makes the subwords')
 
@@ -24,18 +24,18 @@ def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_siz
     several languages, each file has the pairs of all, and a source begins with its :func:`language_token`.
 
     Args:
-        out: the folder, made whole or not at all.
-        languages: of the translations, different ones of `LANGUAGES`.
-        vocab_size: subwords, with the four special ones.
-        force: whether to overwrite a folder that was made before.
-        say: is told what happens next.
+        out: the folder, written atomically.
+        languages: languages of the translations, distinct and from `LANGUAGES`.
+        vocab_size: number of subwords, including the four special ones.
+        force: whether to overwrite a folder that this function created.
+        say: called with a description of each step.
 
     Returns:
-        SplitText | None: what was written; None if it was there.
+        SplitText | None: the written text; None if it exists.
 
     Raises:
-        PreflightError: apt or sentencepiece is missing, or apt does not have the text.
-        FolderError: the folder must not be written.
+        PreflightError: apt or sentencepiece is missing, or apt cannot get the text.
+        FolderError: the folder must not be overwritten.
     """
     check_installed('sentencepiece', 'subwords', 'translate')
     settings = dict(pair='-'.join(['en', *languages]), vocab_size=vocab_size)

@@ -1,4 +1,4 @@
-"""BLEU and chrF, by sacrebleu: of a test run, and of two systems compared."""
+"""BLEU and chrF by sacrebleu: of a test run, and a comparison of two systems."""
 from __future__ import annotations
 
 import os
@@ -24,17 +24,17 @@ SCALARS['translation/BLEU'] = 'BLEU'
 class TranslationScore(BaseMetric):
     """BLEU and chrF of translations in percent, by sacrebleu. Logs their signatures and a few translations.
 
-    The first hypothesis of each sentence counts. Sentences that several processes have translated count once. If each
-    source begins with a language token, each language has its own score too, such as `BLEU/it`, and the score of all is
-    their mean.
+    The first hypothesis of each sentence is used. Sentences translated by several processes are counted once. If each
+    source begins with a language token, there is also a score for each language, such as `BLEU/it`, and the total score
+    is their mean.
 
     Args:
-        subwords (str | os.PathLike): subword model that makes text of ids.
-        reference (str | os.PathLike): the right translations, as plain text.
-        source (str | os.PathLike): what they are translations of, shown beside them.
-        data_root (str | os.PathLike): the folder that these paths begin in. Defaults to ''.
-        out_file (str | os.PathLike, optional): file for the translations, one a line. Defaults to None.
-        examples (int): so many translations are logged, at even distances. Defaults to 3.
+        subwords (str | os.PathLike): subword model to decode ids.
+        reference (str | os.PathLike): the reference translations, as plain text.
+        source (str | os.PathLike): the source text, shown with examples.
+        data_root (str | os.PathLike): the root folder of these paths. Defaults to ''.
+        out_file (str | os.PathLike, optional): file for the translations, one per line. Defaults to None.
+        examples (int): number of evenly spaced translations to log. Defaults to 3.
         **kwargs: `collect_device` and `prefix` of mmengine's BaseMetric.
 
     Raises:
@@ -63,7 +63,7 @@ class TranslationScore(BaseMetric):
 
     def evaluate(self, size: int) -> dict[str, float]:
         """The scores over all processes."""
-        # mmengine joins as many results of each process as the shortest list has, so each gives one result, its list.
+        # mmengine truncates results to the shortest list of a process, so each process returns one result, its list.
         self.results = [self.results]
         return super().evaluate(get_world_size())
 
@@ -97,7 +97,7 @@ class TranslationScore(BaseMetric):
 
 
 def _lines_by_language(sources: Sequence[str]) -> dict[str, list[int]]:
-    """The lines of each language that the sources name; all lines under '' if a source names none."""
+    """The lines of each language of the language tokens; all lines under '' if a source has none."""
     groups: dict[str, list[int]] = {}
     for i, source in enumerate(sources):
         groups.setdefault(language_token(source)[2:-1], []).append(i)
@@ -107,8 +107,8 @@ def _lines_by_language(sources: Sequence[str]) -> dict[str, list[int]]:
 class Comparison(NamedTuple):
     """Two systems' scores in percent, and sacrebleu's paired bootstrap of them.
 
-    `intervals` has mean and half width of each system's 95 % interval. `p_value` is how likely so large a difference
-    would be by chance. `signature` is sacrebleu's, which says how it was computed.
+    `intervals` has mean and half width of each system's 95 % interval. `p_value` is the probability of such a
+    difference by chance. `signature` is sacrebleu's signature of the computation.
     """
     values: tuple[float, float]
     intervals: tuple[tuple[float, float], tuple[float, float]]
@@ -121,8 +121,8 @@ def paired_bootstrap(a: Sequence[str], b: Sequence[str], references: Sequence[st
     """BLEU and chrF of two systems' translations, with intervals and p-value.
 
     Args:
-        a, b, references: equally many sentences; a is the baseline.
-        samples: how many test sets to draw.
+        a, b, references: the same number of sentences; a is the baseline.
+        samples: number of bootstrap samples.
 
     Raises:
         PreflightError: sacrebleu is not installed.
@@ -134,7 +134,7 @@ def paired_bootstrap(a: Sequence[str], b: Sequence[str], references: Sequence[st
     comparisons = {}
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
         pair = results[key]
-        # sacrebleu counts differences that are greater than none, and so calls equal outputs different.
+        # sacrebleu counts differences greater than 0, so it would report equal outputs as different.
         p_value = 1. if list(a) == list(b) else pair[1].p_value
         comparisons[name] = Comparison(tuple(result.score for result in pair),
                                        tuple((result.mean, result.ci) for result in pair), p_value, str(signature))

@@ -1,4 +1,4 @@
-"""Typing errors, which show how robust a translation is: kinds of noise of arXiv 1711.02173, and others as simple."""
+"""Typing errors to test the robustness of translation: kinds of noise of arXiv 1711.02173, and similar ones."""
 from __future__ import annotations
 
 import random
@@ -37,8 +37,8 @@ def _case(word: str, rng: random.Random) -> str:
     return word.swapcase()
 
 
-# Two neighbouring letters change places, one is left out, comes twice, or is that of a key beside it; or capitals and
-# small letters change places in the word.
+# Two neighbouring letters are swapped, a letter is dropped, doubled, or replaced by that of a neighbouring key, or the
+# case of the word is inverted.
 KINDS = dict(swap=_swap, drop=_drop, double=_double, keyboard=_keyboard, case=_case)
 
 
@@ -46,10 +46,10 @@ def add_noise(line: str, share: float, kinds: Sequence[str], rng: random.Random)
     """A line with errors.
 
     Args:
-        line: a sentence. A language token at its start stays.
-        share: of the words, those of two letters or more, that get an error, each with this probability.
-        kinds: of `KINDS`, one of which each of these words gets.
-        rng: draws words, kinds and letters.
+        line: a sentence. A language token at its start is kept.
+        share: probability of an error in each word of at least two letters.
+        kinds: the kinds of errors from `KINDS`.
+        rng: source of randomness.
     """
     token = language_token(line)
     return token + _WORD.sub(lambda word: KINDS[rng.choice(kinds)](word[0], rng) if rng.random() < share else word[0],
