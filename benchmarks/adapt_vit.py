@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 from mmunorm import convert_norms
+from mmunorm.cli.arguments import device
 from mmunorm.conversion import adapt, agreement
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
@@ -42,7 +43,7 @@ def parse_args(argv=None):
     parser.add_argument('--tokens', type=int, nargs='+', default=[64], help='random patch tokens of a step; 0: all')
     parser.add_argument('--batch', type=int, default=64)
     parser.add_argument('--limit', type=int, help='crops of each folder, for a quick try')
-    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--device', type=device, default='cpu')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/adapt_vit'))
     return parser.parse_args(argv)
 

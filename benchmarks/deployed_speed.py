@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from mmunorm.benchmark.files import measure_formats
 from mmunorm.benchmark.output import draw_bars, markdown_table, quartiles, speed_beside
 from mmunorm.benchmark.subjects import Subject
-from mmunorm.cli.arguments import command, load_config, positive
+from mmunorm.cli.arguments import command, load_config, positive, threads
 from mmunorm.config.models import build_model
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.deploy.export import describe_model
@@ -43,7 +43,7 @@ def parse_args(argv=None):
                         default=[name for name in VARIANTS if name not in ('compiled', 'openvino-bf16')])
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
-    parser.add_argument('--threads', type=positive, nargs='+', default=[1, 2])
+    parser.add_argument('--threads', type=threads, nargs='+', default=[1, 2])
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     parser.add_argument('--image', type=Path, default=ROOT / 'docs/images/deployed_speed.png')
     return parser.parse_args(argv)

@@ -18,7 +18,7 @@ from mmengine.device import get_device
 
 from mmunorm.benchmark import Settings, markdown, run_benchmark
 from mmunorm.benchmark.measure import ratio
-from mmunorm.cli.arguments import add_config_arguments, command, load_config
+from mmunorm.cli.arguments import add_config_arguments, command, device, load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')
@@ -36,7 +36,7 @@ def parse_args(argv=None):
     parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'],
                         help='precisions (default: float32, on a GPU also fp16)')
     parser.add_argument('--preset', choices=['paper'], help='batch 512 at 224 x 224; 2 at 1333 x 800')
-    parser.add_argument('--device', default=get_device(), help='e.g. cpu or cuda:0')
+    parser.add_argument('--device', type=device, default=get_device(), help='e.g. cpu or cuda:0')
     parser.add_argument('--batch-size', type=int)
     parser.add_argument('--shape', type=int, nargs=2)
     parser.add_argument('--repeat', type=int)

@@ -32,7 +32,8 @@ ROOT = Path(__file__).parent.parent
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
+    parser.add_argument('--models', nargs='+', required=True, type=parse_model,
+                        metavar='NAME=CONFIG:CHECKPOINT...')
     parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in VARIANTS.items() if form.int8],
                         metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
     parser.add_argument('--num-samples', type=positive, default=300, help='training images for calibration')
@@ -46,6 +47,8 @@ def parse_model(text):
     """The name, the config and the checkpoints of one of `--models`."""
     name, _, paths = text.partition('=')
     config, *checkpoints = paths.split(':')
+    if not checkpoints:
+        raise argparse.ArgumentTypeError(f'takes NAME=CONFIG:CHECKPOINT, got {text!r}')
     return name, config, checkpoints
 
 
@@ -98,8 +101,7 @@ def main(argv=None):
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     lines = ['| model | form | metrics | SNR, dB |', '|---|---|---|---|']
-    for text in args.models:
-        name, config, checkpoints = parse_model(text)
+    for name, config, checkpoints in args.models:
         seeds = []
         for seed, checkpoint in enumerate(checkpoints):
             with tempfile.TemporaryDirectory() as folder:

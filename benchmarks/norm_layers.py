@@ -20,6 +20,7 @@ from torch import nn
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
+from mmunorm.cli.arguments import device, threads
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
 from mmunorm.norms.layers import ONLINE_NORMS
 
@@ -58,10 +59,10 @@ def parse_args(argv=None):
     parser.add_argument('--dtypes', nargs='+', choices=['float32', 'bfloat16', 'float16'],
                         default=['float32'],
                         help="dtypes of the activations; parameters are float32, as under autocast")
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--device', type=device, default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=16)
     parser.add_argument('--rounds', type=int, default=40)
-    parser.add_argument('--threads', type=int, help='threads of a CPU')
+    parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
                         help='cpu counts the time of this process on all its threads. Use it with --threads 1 '
                         'on a CPU that others use too')

@@ -23,6 +23,7 @@ from mmengine.registry import MODELS
 from tqdm import tqdm
 
 from mmunorm.analysis import NormStatisticsHook
+from mmunorm.cli.arguments import device
 
 DIGITS = dict(arch=dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16]), img_size=32,
               patch_size=4, window_size=4, pad_small_map=True)
@@ -96,7 +97,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--steps', type=int, default=30, help='measured steps of each kind, up to 90')
     parser.add_argument('--only', choices=['digits', 'swin-t'], help='measure only this model')
-    parser.add_argument('--device', default=get_device())
+    parser.add_argument('--device', type=device, default=get_device())
     args = parser.parse_args()
     un = dict(type='UN', warmup_iters=1)
     print(f'device {args.device}, torch {torch.__version__}, {torch.get_num_threads()} threads\n')

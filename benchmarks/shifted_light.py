@@ -27,7 +27,8 @@ LIGHT = {'as it is': {}, 'darker': dict(brightness=0.4), 'brighter': dict(bright
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', nargs='+', required=True, metavar='NAME=CONFIG:CHECKPOINT...')
+    parser.add_argument('--models', nargs='+', required=True, type=parse_model,
+                        metavar='NAME=CONFIG:CHECKPOINT...')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
 
@@ -44,8 +45,7 @@ def shifted(cfg, factors):
 def main(argv=None):
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    for text in args.models:
-        name, config, checkpoints = parse_model(text)
+    for name, config, checkpoints in args.models:
         cfg = load_config(config)
         set_dataloader_defaults(cfg)
         for seed, checkpoint in enumerate(checkpoints):

@@ -20,6 +20,7 @@ from mmunorm.backbones import UNSwinTransformer
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.folding import precision
+from mmunorm.cli.arguments import device, threads
 
 # isort: split
 from norm_layers import ROOT
@@ -30,7 +31,8 @@ NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', default='tiny', help='architecture of the Swin in mmpretrain')
+    parser.add_argument('--arch', default='tiny', choices=UNSwinTransformer.arch_zoo,
+                        help="mmpretrain's name of a Swin")
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
     parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
     parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'], default=['none'],
@@ -40,11 +42,11 @@ def parse_args(argv=None):
 
 
 def add_step_arguments(parser):
-    """Adds the common arguments of benchmarks of training steps."""
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    """What every benchmark of training steps takes."""
+    parser.add_argument('--device', type=device, default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--rounds', type=int, default=15)
-    parser.add_argument('--threads', type=int, help='threads of a CPU')
+    parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--clock', choices=['wall', 'cpu'], default='wall',
                         help='cpu counts the time of this process. Use it with --threads 1 on a CPU that others '
                         'use too')

@@ -60,6 +60,16 @@ def test_residual_step(run):
     assert all(row['to_post_norm']['value'] > 0 for row in rows)
 
 
+@pytest.mark.parametrize(('name', 'arguments', 'said'), [
+    ('shifted_light', ['--models', 'foo'], "takes NAME=CONFIG:CHECKPOINT, got 'foo'"),
+    ('train_step', ['--arch', 'nope'], "invalid choice: 'nope'"),
+    *((name, ['--device', 'nope'], 'must be such as cpu') for name in ('train_step', 'norm_layers', 'fuse_models'))])
+def test_wrong_arguments_are_one_line(name, arguments, said, script, capsys):
+    with pytest.raises(SystemExit):
+        script(name).main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_shifted_light(script, tmp_path):
     config, checkpoint, _ = tiny_runs.untrained_classifier(tmp_path)
     light = script('shifted_light')

@@ -163,10 +163,11 @@ def read_cka(paths: Sequence[str | Path]) -> list[dict]:
 def _read_summary(path: Path) -> dict:
     try:
         summary = json.loads(path.read_text())
-        if {'model_a', 'model_b', 'layers_a', 'layers_b', 'cka'} <= set(summary):
+        if {'model_a', 'model_b'} <= set(summary) and np.array(summary['cka'], dtype=float).shape == (
+                len(summary['layers_a']), len(summary['layers_b'])):
             return summary
     except OSError as error:
         raise RecordError(f'there is no {path}: create it with tools/analysis/cka.py.') from error
-    except (ValueError, TypeError):
+    except (KeyError, ValueError, TypeError):
         pass
     raise RecordError(f'{path} is not a cka.json of tools/analysis/cka.py.')

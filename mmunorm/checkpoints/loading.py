@@ -76,8 +76,10 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
         if odd and all(key.rpartition('.')[0] in norms for key in odd):
             key = min(odd)
             has = 'has' if key in weights else 'lacks'
+            of_norms = {name.rpartition('.')[2] for name in weights if name.rpartition('.')[0] in norms}
+            kind = 'UN+' if 'running_mean' in of_norms else 'UN' if 'running_var' in of_norms else 'LN'
             raise PreflightError(f"the checkpoint {checkpoint} {has} {key}: its norms are not the config's. Name them "
-                                 'with --norm, such as --norm UN+.') from error
+                                 f'with --norm, such as --norm {kind}.') from error
         if prefixes := _odd_prefixes({*weights}, {*model.state_dict()}):
             raise PreflightError(f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and "
                                  "the model's do not: save the weights of one without it "

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -97,6 +98,13 @@ def positive(text: str, least: int = 1) -> int:
     value = int(text)
     if value < least:
         raise argparse.ArgumentTypeError(f'must be at least {least}, got {value}')
+    return value
+
+
+def threads(text: str) -> int:
+    """An argument that is a number of threads, for argparse's `type`; thousands would hang or exhaust the machine."""
+    if (value := positive(text)) > 1024:
+        raise argparse.ArgumentTypeError(f'must be at most 1024, got {value}')
     return value
 
 
@@ -193,6 +201,9 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
     Raises:
         PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
     """
+    package, _, name = path.rpartition('::')
+    if package and (spec := find_spec(package)):  # as in `_base_`
+        path = os.path.join(spec.submodule_search_locations[0], '.mim/configs', name)
     if not os.path.isfile(path):
         raise PreflightError(f'there is no config file {path} (working directory {os.getcwd()}).')
     try:
@@ -269,6 +280,8 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
         PreflightError: the path is a file or inside a file, or is not writable.
     """
     folder = Path(path)
+    if path == '':
+        raise PreflightError(f"{option} '': it must be a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -22,7 +22,7 @@ from .preflight import check_norms
 def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that say how often and where a recipe is trained, and when a run has diverged."""
     parser.add_argument('--seeds', type=positive, default=3, help='runs of each, with seeds 0, 1, ... (default 3)')
-    parser.add_argument('--out', required=True, type=Path, help='folder for the runs and the results')
+    parser.add_argument('--out', required=True, type=_folder, help='folder for the runs and the results')
     parser.add_argument('--jobs', type=positive, default=1,
                         help='runs at a time (default 1); if there is a GPU, they all share it')
     parser.add_argument('--fail-factor', type=float, default=3.0,
@@ -30,6 +30,12 @@ def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--fail-patience', type=int, default=10,
                         help='number of bad steps in a row that ends a run (default 10)')
     add_config_arguments(parser, norm=False)
+
+
+def _folder(text: str) -> Path:
+    if not text:  # it would be the working directory
+        raise argparse.ArgumentTypeError("must be a folder, got ''")
+    return Path(text)
 
 
 def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> None:

@@ -1,6 +1,7 @@
 """Quick checks before a run: is everything that it reads where its config says?"""
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -42,13 +43,20 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     'val' and 'test'; a config may lack any of their loaders and evaluators.
 
     Raises:
-        PreflightError: something is missing, empty or damaged. The message says what, and where to get it.
+        PreflightError: something is missing, empty or damaged, or a metric has more classes than the model. The
+            message says what, and where to get it.
     """
     parts = [(part, _class_of(part, registry)) for split in splits
              for found, registry in ((_leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
+    num_classes = (cfg.get('model', {}).get('head') or {}).get('num_classes', math.inf)
+    for metric in [metric for split in splits for metric in _metrics(cfg, split)]:
+        topk = metric.get('topk') or 1
+        if class_name(metric) == 'Accuracy' and max(topk if isinstance(topk, (list, tuple)) else [topk]) > num_classes:
+            raise PreflightError(f'the evaluators have topk={topk}, and the model has {num_classes} classes: set '
+                                 'val_evaluator.topk and test_evaluator.topk, for example to 1.')
     for path, uses in sorted(_annotations(cfg, splits).items()):
         for warning in check_annotations(path, uses):
             warn(warning)
@@ -150,8 +158,10 @@ def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
                 classes = _classes(dataset)
                 prefix = (dataset.get('data_prefix') or {}).get('img') or ''
                 masks = any(key.endswith('with_mask') and value for key, value in walk(dataset.get('pipeline') or []))
+                evaluated = any(class_name(metric) == 'CocoMetric' and not metric.get('format_only')
+                                for metric in _metrics(cfg, split))  # else the evaluation's -1 says nothing
                 add(dataset, Use(classes, os.path.join(dataset.get('data_root') or '', prefix), masks,
-                                 objects=split == 'train'))
+                                 objects=split == 'train' or evaluated))
         for metric in _metrics(cfg, split):
             if class_name(metric) == 'CocoMetric':  # which takes the classes of the data set
                 masks = 'segm' in metric.get('metric', '')

@@ -32,7 +32,7 @@ def set_resume(cfg: Config, resume: str | None) -> None:
         where = 'the run starts at the beginning' if source is None else f'resuming from {source}'
         if damaged:
             warn(f'{damaged[0]} was not written to its end: {where}.')
-        elif source is None:
+        elif source is None and os.path.isdir(cfg.work_dir):
             warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
         # With resume=True and nothing to load, mmengine would search itself, and take what was refused here.
         cfg.resume = source is not None

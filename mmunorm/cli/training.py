@@ -142,6 +142,26 @@ def introduce(runner: Runner) -> None:
     runner.logger.info(f'{processes}{get_device()}; results in {runner.work_dir}, the whole log in {runner.log_dir}')
 
 
+def check_schedule(runner: Runner) -> None:
+    """Warns if the learning rate warms up for most of the run; `train_cfg` may be shortened, and the schedule not.
+
+    Raises:
+        PreflightError: a part of the schedule begins when the run is over.
+    """
+    schedule = runner.cfg.get('param_scheduler') or []
+    for number, part in enumerate([schedule] if isinstance(schedule, dict) else schedule):
+        by_epoch, key = part.get('by_epoch', True), f'param_scheduler.{number}'
+        length, unit = (runner.max_epochs, 'epochs') if by_epoch else (runner.max_iters, 'steps')
+        begin, end = part.get('begin', 0), part.get('end', length)
+        if end <= begin:
+            raise PreflightError(f'{key}.begin={begin}: this {class_name(part)} ends before, after {end} {unit} (by '
+                                 'default those of the run): shorten the whole schedule with the run.')
+        rises = class_name(part) == 'LinearLR' and part.get('start_factor', 1 / 3) < part.get('end_factor', 1)
+        if rises and 2 * end > length:
+            warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}.end, for example to "
+                 f'{max(1, length // 10)}.')
+
+
 def train(runner: Runner) -> None:
     """Trains, and calls `flush(runner)` of each hook that has it when an error or Ctrl-C ends the run.
 
@@ -154,6 +174,7 @@ def train(runner: Runner) -> None:
             _ = runner.val_loop
         if runner.max_iters < 1:
             raise PreflightError('train_cfg: this run has no training step; set max_epochs or max_iters to 1 or more.')
+        check_schedule(runner)
     introduce(runner)
     try:
         runner.train()
@@ -166,8 +187,9 @@ def train(runner: Runner) -> None:
                     runner.logger.warning(
                         f'{type(hook).__name__} could not write its data: {error_text(problem)}')
         if isinstance(error, OSError):  # a full disk, or one that has become read-only
+            advice = 'Once that is fixed, --resume goes on from the last whole checkpoint.' if runner.iter else ''
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
-                             'Once that is fixed, --resume goes on from the last whole checkpoint.') from error
+                             f'{advice}'.rstrip()) from error
         if isinstance(error, KeyboardInterrupt):
             raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
                            f'{runner.work_dir}, if there is one.') from None

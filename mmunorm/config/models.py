@@ -15,10 +15,10 @@ from ..utils import PreflightError, error_text
 
 @contextmanager
 def clear_build_errors():
-    """Turns errors of building a config, such as an unknown type or a wrong argument, into a PreflightError."""
+    """Turns errors of what is built of a config, such as "no such type" or a missing package, into a PreflightError."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, ImportError) as error:
         if isinstance(error, KeyError) and 'registry' not in str(error):
             raise
         message = f'cannot build the config: {error_text(error)} (--verbose shows where)'

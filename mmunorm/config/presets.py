@@ -110,11 +110,10 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
             key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
         if _hands_norms_on(cfg, part):
             cfg.model[part] = replace_norm_cfgs(cfg.model[part], {**inherited, **norm_cfg})
-        elif cfg.model[part].type == REPLACED_TYPE or norm_cfg['type'] != 'LN':
-            of = cfg.model[part].get('of', cfg.model[part].type)
-            cfg.model[part].update(type=REPLACED_TYPE, of=of, norm_cfg={**inherited, **norm_cfg})
-        elif not base['type'].startswith('LN'):
-            del cfg.model[part]['norm_cfg']
+        elif norm_cfg['type'] != 'LN' or not base['type'].startswith('LN'):
+            kind = cfg.model[part].get('of', cfg.model[part].type)
+            cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind,
+                               'norm_cfg': {**inherited, **norm_cfg}}
 
 
 @MODELS.register_module(name=REPLACED_TYPE)

@@ -91,10 +91,12 @@ def test_folders_that_are_no_runs(tmp_path):
                            ([run, run], 'named twice')):
         with pytest.raises(RecordError, match=message):
             read_work_dirs(given)
-    (tmp_path / 'cka.json').write_text('[1]')
-    for path, message in ((tmp_path / 'gone.json', 'there is no'), (tmp_path, 'is not a cka.json')):
-        with pytest.raises(RecordError, match=message):
-            read_cka([path])
+    with pytest.raises(RecordError, match='there is no'):
+        read_cka([tmp_path / 'gone.json'])
+    for content in ([1], {**CKA, 'cka': [[1], [1, 2], [1, 2, 3]]}, {**CKA, 'cka': [[1]]}):
+        (tmp_path / 'cka.json').write_text(json.dumps(content))
+        with pytest.raises(RecordError, match='is not a cka.json'):
+            read_cka([tmp_path])
 
 
 def test_cka_of_the_same_models_twice(tmp_path):

@@ -11,9 +11,11 @@ from mmunorm.cli.arguments import (
     add_runner_arguments,
     command,
     load_config,
+    out_folder,
     positive_number,
     prepare,
     share,
+    threads,
 )
 from mmunorm.utils import LocalError, PreflightError
 
@@ -50,6 +52,7 @@ def test_arguments_keep_their_stock_names(capsys):
     (add_config_arguments, ['--cfg-options', 'a=[f(b,c)]'], 'maximum recursion depth'),
     (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
     (add_device_argument, ['--device', 'cuda:77'], 'GPUs'),
+    (lambda parser: parser.add_argument('--a', type=threads), ['--a', '100000'], 'must be at most 1024, got 100000'),
     (lambda parser: parser.add_argument('--a', type=share), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
     (lambda parser: parser.add_argument('--a', type=share), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
     (lambda parser: parser.add_argument('--a', type=positive_number), ['--a', 'inf'], 'a finite number above 0'),
@@ -109,6 +112,19 @@ val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
                        ('total_epochs', 'did you mean train_cfg.max_epochs?')):
         load_config(path, {key: 3})
         assert f'warning: --cfg-options {key}: nothing reads this key; {meant}' in capsys.readouterr().err
+
+
+def test_a_config_of_an_installed_package():
+    cfg = load_config('mmunorm::configs/digits/swin_un_classifier.py')
+    assert cfg.model.backbone.type == 'UNSwinTransformer'
+    for path in ('mmunorm::configs/gone.py', 'no_such_package::a.py'):
+        with pytest.raises(PreflightError, match='there is no config file'):
+            load_config(path)
+
+
+def test_no_folder_is_not_the_working_directory():
+    with pytest.raises(PreflightError, match="--out '': it must be a folder"):
+        out_folder('')
 
 
 @pytest.mark.parametrize('folder', ['', 'a.py'])

@@ -67,6 +67,23 @@ def test_only_the_asked_splits_and_evaluators_are_looked_at(tmp_path):
     assert 'annotations and categories must be objects' in error(cfg, 'test')
 
 
+def test_validation_without_objects_is_refused(tmp_path):
+    data_makers.make_coco(tmp_path)
+    change_annotations(tmp_path / 'annotations/instances_val2017.json', lambda content: content['annotations'].clear())
+    cfg = config(coco_dataset(tmp_path, 'val'), 'val')
+    check_data(cfg, ['val'])
+    cfg.val_evaluator = dict(type='CocoMetric')  # which takes the file of the data set
+    assert 'it has no objects' in error(cfg, 'val')
+
+
+@pytest.mark.parametrize('topk', [5, (1, 5)])
+def test_topk_of_fewer_classes(topk):
+    cfg = Config(dict(model=dict(head=dict(num_classes=2)), val_evaluator=[dict(type='Accuracy', topk=topk)]))
+    assert 'and the model has 2 classes: set val_evaluator.topk' in error(cfg, 'val')
+    cfg.model.head.num_classes = 5
+    check_data(cfg, ['val'])
+
+
 def test_categories_of_other_names(tmp_path):
     data_makers.make_coco(tmp_path, splits=['train2017'])
     dataset = coco_dataset(tmp_path)

@@ -81,11 +81,12 @@ def config(tmp_path, **others):
 
 
 def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_does_not_need_them(tmp_path, capsys):
-    for resume, said in ((None, ''), ('auto', f'no checkpoint in {tmp_path} to resume from: the run starts at the b')):
-        cfg = config(tmp_path)
+    for folder, resume, said in (('', None, ''), ('new', 'auto', ''), ('', 'auto', 'to resume from: the run starts')):
+        cfg = config(tmp_path / folder)
         set_resume(cfg, resume)
         assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
-        assert said in capsys.readouterr().err
+        warning = capsys.readouterr().err
+        assert said in warning and bool(said) == bool(warning)
     checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save({}, checkpoint)
     with pytest.raises(PreflightError, match=f'cannot be resumed: .*--cfg-options load_from={checkpoint}'):

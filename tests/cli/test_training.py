@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from mmengine.config import Config
 
@@ -39,6 +41,21 @@ def test_training_has_its_hooks_once_whatever_the_config_lists():
         cfg = Config(dict(a=1) if listed is None else dict(custom_hooks=listed))
         training.add_hooks(cfg, 'OfflineNormHook', 'RepeatableHook')
         assert cfg.custom_hooks == [*(listed or []), *new]
+
+
+@pytest.mark.parametrize(('warm_up', 'said'), [
+    (dict(by_epoch=False, end=50), ''), (dict(by_epoch=False, end=1000, start_factor=1.), ''),
+    (dict(by_epoch=False, end=1000), 'takes 1000 steps, and the run 100: set param_scheduler.0.end, for example to 10'),
+    (dict(end=3), 'takes 3 epochs, and the run 4: set param_scheduler.0.end, for example to 1')])
+def test_a_schedule_that_is_longer_than_the_run(warm_up, said, capsys):
+    schedule = [dict(type='LinearLR', **warm_up), dict(type='CosineAnnealingLR', begin=3)]
+    runner = SimpleNamespace(cfg=Config(dict(param_scheduler=schedule)), max_epochs=4, max_iters=100)
+    training.check_schedule(runner)
+    assert capsys.readouterr().err.endswith(f'{said}.\n' if said else '')
+    runner.max_epochs = 3
+    with pytest.raises(PreflightError, match=r'param_scheduler\.1\.begin=3: this CosineAnnealingLR .* 3 epochs'):
+        training.check_schedule(runner)
+    training.check_schedule(SimpleNamespace(cfg=Config(dict(param_scheduler=None))))
 
 
 @pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])

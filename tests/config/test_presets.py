@@ -65,10 +65,9 @@ default_scope = {scope!r}
 model = dict(type='ImageClassifier', backbone=dict(type='mmpretrain.ConvNeXt', norm_cfg=dict(type='UN', window=2)))
 """)
     assert load_config(str(path)).model.backbone.norm_cfg == dict(type='UN2d', window=2)
-    for norm, backbone in (('LN', dict(type='mmpretrain.ConvNeXt')), ('UN+', dict(
-            type='ReplacedNorms', of='mmpretrain.ConvNeXt',
-            norm_cfg=dict(type='UN', window=2, centered=True, eta=0.)))):
-        assert load_config(str(path), norm=norm).model.backbone == backbone
+    for norm, norm_cfg in (('LN', dict(type='LN')), ('UN+', dict(type='UN', window=2, centered=True, eta=0.))):
+        assert load_config(str(path), norm=norm).model.backbone == dict(
+            type='ReplacedNorms', of='mmpretrain.ConvNeXt', norm_cfg=norm_cfg)
 
 
 @pytest.mark.parametrize(('name', 'norm', 'folder', 'weights'), [

@@ -69,6 +69,6 @@ def test_detections_are_those_of_torch(name, retinanet, tmp_path):
 def test_what_is_refused(retinanet):
     with pytest.raises(PreflightError, match='RetinaNet cannot be exported whole: .*--parts backbone'):
         prepare_export(retinanet, describe_model(retinanet, CFG, {}))
-    with pytest.raises(PreflightError, match='--format x supports classifier and detector, but RetinaNet would be feat'):
+    with pytest.raises(PreflightError, match='--format x supports classifier and detector, but RetinaNet'):
         chosen = type('X', (type(find_format('onnx')), ), dict(name='x', tasks=('classifier', 'detector')))()
         chosen.check_model(exportable_of(retinanet))

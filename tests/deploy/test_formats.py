@@ -18,7 +18,7 @@ from .conftest import SHAPE, blurred, folded, long_queries, meta_of, normalizing
 
 
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
-                                            ('zzz', f"one of {', '.join(FORMATS)}, got 'zzz'")])
+                                            ('tensorrt', f"one of {', '.join(FORMATS)}, got 'tensorrt'.")])
 def test_a_mistyped_format_gets_the_nearest(name, expected):
     with pytest.raises(PreflightError) as error:
         find_format(name)

@@ -60,8 +60,10 @@ def test_every_norm_and_seed_is_trained_once(config, fake, capsys):
     # Nothing is left to do; more seeds and norms may join.
     compare(config, '--norms', 'LN', 'UN', '--seeds', 2)
     assert fake.calls() == []
+    compare(config, '--norms', 'LN', '--seeds', 1, '--first-seed', 2)
+    assert fake.calls() == ['out/ln/seed_2']
     compare(config, '--norms', 'LN', 'UN-nofilter', '--seeds', 3)
-    assert sorted(fake.calls()) == ['out/ln/seed_2', *(f'out/un-nofilter/seed_{seed}' for seed in range(3))]
+    assert sorted(fake.calls()) == [f'out/un-nofilter/seed_{seed}' for seed in range(3)]
 
 
 @pytest.mark.slow
@@ -193,7 +195,7 @@ def test_what_cannot_be_stressed_is_refused_before_the_runs(recipe, reads, fake,
 
 @pytest.mark.parametrize(('arguments', 'text'), [
     (['XN'], "no norm 'XN'"), (['a=XN'], "'XN'"), (['LN', 'LN'], 'the same name'), (['a=UN,size=3'], 'size'),
-    (['LN', '--seeds', '0'], '--seeds: must be at least 1'),
+    (['LN', '--seeds', '0'], '--seeds: must be at least 1'), (['LN', '--out', ''], "must be a folder, got ''"),
     (['LN', '--fail-factor', '0.5'], 'factor must be a finite number above 1'),
     (['LN', '--stress', '--stress-probability', '2'], '--stress-probability'),
     (['LN', '--pretrained', 'a/{nrm}.pth'], '{norm} and {seed}'),

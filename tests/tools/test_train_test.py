@@ -124,8 +124,8 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
     before = (tmp_path / 'own.pth').read_bytes()
     other = ('--cfg-options', 'model.head.num_classes=3')
     for said, *command in (
-            ("own.pth has backbone.norm1.activation_record: its norms are not the config's", '--norm', 'LN'),
-            ("own.pth lacks backbone.norm1.eta: its norms are not the config's", '--norm', 'UN+'),
+            (r"own.pth has backbone.norm1.activation_record: its norms are not the config's.* UN\.$", '--norm', 'LN'),
+            (r"own.pth lacks backbone.norm1.eta: its norms are not the config's.* UN\.$", '--norm', 'UN+'),
             ('own.pth does not fit the config: .*head.fc.weight', *other)):
         for tool, *arguments in (('test', 'own.pth'), ('train', '--work-dir', 'w', '--resume', 'own.pth')):
             assert re.search(said, tiny_runs.error_of(capsys, tool, config, *arguments, *command))
@@ -141,6 +141,17 @@ def test_what_cannot_be_built_is_one_line(classifier, capsys):
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
     assert 'no training step' in tiny_runs.error_of(
         capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', 'train_cfg.max_epochs=0')
+    assert re.search('param_scheduler.0.begin=1: this CosineAnnealingLR .* 1 epochs', tiny_runs.error_of(
+        capsys, 'train', write_schedule(classifier[0]), '--work-dir', 'w'))
+    assert 'pip install wandb' in tiny_runs.error_of(
+        capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options',
+        'visualizer.vis_backends.0.type=WandbVisBackend')
+
+
+def write_schedule(config):
+    path = config.with_name('schedule.py')
+    path.write_text(f"_base_ = ['{config}']\nparam_scheduler = dict(type='CosineAnnealingLR', begin=1)\n")
+    return path
 
 
 @pytest.mark.slow

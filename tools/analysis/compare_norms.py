@@ -21,7 +21,7 @@ from mmengine.registry import MODELS
 from mmunorm.benchmark.results import write_norms
 from mmunorm.benchmark.runs import CALM, STRESSED, ComparedRun
 from mmunorm.benchmark.training import missing_weights
-from mmunorm.cli.arguments import command, load_config, positive_number
+from mmunorm.cli.arguments import command, load_config, not_negative, positive_number
 from mmunorm.cli.comparing import (
     add_comparison_arguments,
     check_settings,
@@ -64,6 +64,7 @@ def parse_args(argv=None):
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
     stress.add_argument('--stress-lr', type=positive_number, default=1.5,
                         help='factor for the learning rate (default 1.5)')
+    parser.add_argument('--first-seed', type=not_negative, default=0, help='the first of the --seeds (default 0)')
     add_comparison_arguments(parser)
     return parser.parse_args(argv)
 
@@ -88,7 +89,7 @@ def plan(args):
         build_model(recipe)  # an invalid config fails before the first run
     configs = {}
     for condition in (CALM, STRESSED) if args.stress else (CALM, ):
-        for seed in range(args.seeds):
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
             for name, recipe in recipes.items():
                 run = ComparedRun(args.out, name, seed, condition)
                 configs[run] = make_config(recipe, run, args)

@@ -12,6 +12,7 @@ from mmunorm.cli.arguments import (
     out_file,
     out_folder,
     positive,
+    threads,
 )
 
 
@@ -34,7 +35,7 @@ def parse_args(argv=None):
                         help='rounds that are not counted (default 1, with --compile 2, on a GPU 10)')
     parser.add_argument('--repeat', type=positive,
                         help='rounds that are counted, with one batch of each row (default: as many as fit in 45 s)')
-    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
+    parser.add_argument('--threads', type=threads, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--save', metavar='FILE', help='write the folded checkpoint to this file')
     add_config_arguments(parser)
     args = parser.parse_args(argv)

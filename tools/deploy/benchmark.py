@@ -18,6 +18,7 @@ from mmunorm.cli.arguments import (
     out_folder,
     positive,
     set_dataloader_defaults,
+    threads,
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import PARTS, loaded_model
@@ -49,7 +50,7 @@ def parse_args(argv=None):
                         help='rounds, with one batch of each row (default: as many as fit in 45 s)')
     parser.add_argument('--metrics-of', nargs='*', choices=list(VARIANTS), metavar='FORMAT',
                         help='test these alone, or none; speed and size are measured of all (default: test all)')
-    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: torch's choice)")
+    parser.add_argument('--threads', type=threads, help="threads of the CPU (default: torch's choice)")
     parser.add_argument('--out', help='folder of the results (default: work_dirs/CONFIG/formats)')
     add_config_arguments(parser)
     return parser.parse_args(argv)

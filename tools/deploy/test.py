@@ -12,8 +12,8 @@ from mmunorm.cli.arguments import (
     command,
     load_config,
     out_folder,
-    positive,
     set_dataloader_defaults,
+    threads,
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import load_model
@@ -29,7 +29,7 @@ def parse_args(argv=None):
     parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('--checkpoint', help='of a file with a backbone alone: the model whose rest runs in torch')
     parser.add_argument('--work-dir', type=Path, help='folder for the metrics as JSON, as tools/test.py writes them')
-    parser.add_argument('--threads', type=positive, help="threads of the CPU (default: the runtime's choice)")
+    parser.add_argument('--threads', type=threads, help="threads of the CPU (default: the runtime's choice)")
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
 

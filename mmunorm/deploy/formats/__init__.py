@@ -36,7 +36,7 @@ def find_format(name: str, int8: bool = False) -> Format:
         PreflightError: the format is unknown, a package is missing, or torch is too old.
     """
     if name not in FORMATS:
-        near = difflib.get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.3)
+        near = difflib.get_close_matches(name.lower(), FORMATS, n=1)
         meant = f': did you mean {near[0]}?' if near else '.'
         raise PreflightError(f'--format must be one of {", ".join(FORMATS)}, got {name!r}{meant}')
     chosen = FORMATS[name]

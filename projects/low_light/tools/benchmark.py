@@ -21,7 +21,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive
+from mmunorm.cli.arguments import positive, threads
 from projects.low_light.low_light import IAT
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def parse_args(argv=None):
                         metavar='SIDE', help='height and width, in turn (default: 400 600 800 1333)')
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--rounds', type=positive, default=15)
-    parser.add_argument('--threads', type=positive, help='threads of a CPU')
+    parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
     args = parser.parse_args(argv)
     if len(args.sizes) % 2:

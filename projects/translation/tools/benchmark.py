@@ -24,7 +24,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive
+from mmunorm.cli.arguments import positive, threads
 from projects.translation.translation import TranslationModel
 from projects.translation.translation.search import CachedDecoder, beam_search
 from projects.translation.translation.text.ids import EOS, PAD
@@ -42,7 +42,7 @@ def parse_args(argv=None):
     parser.add_argument('--length', type=positive, default=50, help='tokens of a translation (default: 50)')
     parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
     parser.add_argument('--rounds', type=positive, default=9)
-    parser.add_argument('--threads', type=positive, help='threads of a CPU')
+    parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--out', default=Path(__file__).parents[3] / 'benchmarks/results', type=Path,
                         help='folder of the results')
     return parser.parse_args(argv)
