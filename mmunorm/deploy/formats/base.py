@@ -50,7 +50,7 @@ class Format(ABC):
     name: str  # value of `--format`
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
     runtime: str  # label of the runtime
-    tasks: tuple[str, ...] = ('classifier', 'detector')  # supported tasks
+    tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')  # supported tasks
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first

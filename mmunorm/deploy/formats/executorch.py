@@ -37,7 +37,7 @@ class ExecuTorch(Format):
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
-    install, tasks = EDGE_INSTALL, ('classifier', )
+    install, tasks = EDGE_INSTALL, ('classifier', 'tensors')
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,

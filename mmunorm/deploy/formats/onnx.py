@@ -46,7 +46,7 @@ class OnnxSession(Session):
 class Onnx(Format):
     name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
-    tasks = ('classifier', 'detector', 'features')
+    tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds = ('static', )
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 

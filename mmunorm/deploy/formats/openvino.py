@@ -36,7 +36,7 @@ class OpenVinoSession(Session):
 class OpenVino(Format):
     name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
-    tasks = ('classifier', 'detector', 'features')
+    tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     variants = {'openvino': Variant(runtime),
                 'openvino-bf16': Variant(f'{runtime} bfloat16', how=dict(precision='bf16')),

@@ -34,7 +34,7 @@ class Torch(Format):
     is_offered = False  # see above
     variants = {'torch': Variant('torch eager'), 'compiled': Variant('torch compiled', how=dict(compiled=True))}
 
-    tasks = ('classifier', 'detector', 'features')
+    tasks = ('classifier', 'detector', 'features', 'tensors')
 
     def check(self, int8: bool = False) -> None:
         """Accepts any torch version."""
