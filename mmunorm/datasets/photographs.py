@@ -139,7 +139,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
                              [read_background(path) for _, path in photographs[split]])
             held_out = 'train' if split == 'train' else 'val'
             counts['objects'][split] = write_scenes(
-                [folder / 'coco'], split, sizes[f'{held_out}_scenes'],
+                folder / 'coco', split, sizes[f'{held_out}_scenes'],
                 lambda index, drawer=drawer: drawer.scene(index, scene_size), _coco_content(split), progress)
             drawer.write_images(folder / 'imagenet' / split, sizes[f'{held_out}_images'], image_size, progress)
         draw_contact_sheet(folder / 'coco/annotations/instances_val.json', folder / 'coco/val', folder / 'preview.png')
