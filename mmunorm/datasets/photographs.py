@@ -157,8 +157,7 @@ class _Drawer:
         return np.random.default_rng([self.seed, kind, SPLITS.index(self.split), index])
 
     def scene(self, index: int, size: int):
-        image, owner, cutouts = draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
-        return [image], owner, cutouts
+        return draw_scene(self._rng(1, index), self.stamps, self.photographs, size)
 
     def write_images(self, folder: Path, count: int, size: int, progress: bool) -> None:
         """Writes images with alternating classes, and alternating stamps in each class."""
