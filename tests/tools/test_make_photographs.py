@@ -87,6 +87,6 @@ def test_from_folders(call, tmp_path):
     stamps, wallpapers = make_stamps(tmp_path)
     assert '7 kinds' in call(*TINY, '--stamps', stamps, '--backgrounds', wallpapers)
     assert {path.name for path in Path('data').iterdir()} == {'photographs'}
-    assert 'belong together' in call(*TINY, '--stamps', stamps)
+    assert 'must be given together' in call(*TINY, '--stamps', stamps)
     assert '0 of the 97 stamps of the kind animal' in call('--out', 'b', '--stamps', '.', '--backgrounds', wallpapers)
     assert '--train-images must be a whole number' in call('--out', 'b', '--train-images', 0)
