@@ -103,7 +103,7 @@ def test_a_record_of_other_layers_or_steps_is_not_continued(path):
 @pytest.mark.parametrize('content', [b'', b'hello', b'[1]', b'{"layers": []}', b'\xff'])
 def test_what_is_no_record_is_named(tmp_path, content):
     (tmp_path / 'record.json').write_bytes(content)
-    with pytest.raises(RecordError, match='is no record'):
+    with pytest.raises(RecordError, match='is not a record'):
         NormRecord(tmp_path)
 
 
@@ -121,9 +121,9 @@ def test_a_damaged_file_another_version_and_what_is_missing_are_named(path, tmp_
     for layers in (LAYERS[:1], LAYERS[::-1][:1] * 2):
         info = json.loads(text)
         head.write_text(json.dumps(dict(info, layers=[layer._asdict() for layer in layers])))
-        with pytest.raises(RecordError, match='is no record'):
+        with pytest.raises(RecordError, match='is not a record'):
             NormRecord(path)
     head.write_text(text)
     (path / 'steps.npy').write_bytes(b'\x93NUMPY')
-    with pytest.raises(RecordError, match='is no record'):
+    with pytest.raises(RecordError, match='is not a record'):
         NormRecord(path)

@@ -88,7 +88,7 @@ def test_a_config_is_named_and_not_run(tmp_path):
 def test_folders_that_are_no_runs(tmp_path):
     run = write_record(tmp_path / 'run')
     for given, message in (([tmp_path / 'gone'], 'no work directory'), ([tmp_path], 'neither a record'),
-                           ([run, run], 'named twice')):
+                           ([run, run], 'given twice')):
         with pytest.raises(RecordError, match=message):
             read_work_dirs(given)
     with pytest.raises(RecordError, match='there is no'):
@@ -109,7 +109,7 @@ def test_cka_of_the_same_models_twice(tmp_path):
     labels = ['ln and un (early)', 'ln and un (late)', 'ln and bn']
     assert [summary['label'] for summary in summaries] == labels
     assert f'alt="Linear CKA at equal depth of {"; ".join(labels)}"' in build_report([], summaries)
-    with pytest.raises(RecordError, match='named twice'):
+    with pytest.raises(RecordError, match='given twice'):
         read_cka([tmp_path / 'early', tmp_path / 'early/cka.json'])
 
 

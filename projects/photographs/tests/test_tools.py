@@ -69,7 +69,7 @@ def test_from_folders(call, tmp_path):
     stamps, wallpapers = make_stamps(tmp_path)
     assert '7 kinds' in call(*TINY, '--stamps', stamps, '--backgrounds', wallpapers)
     assert {path.name for path in Path('data').iterdir()} == {'photographs'}
-    assert 'belong together' in call(*TINY, '--stamps', stamps)
+    assert 'must be given together' in call(*TINY, '--stamps', stamps)
     error = call(TOOL, '--out', 'b', '--stamps', '.', '--backgrounds', wallpapers)
     assert '0 of the 97 stamps of the kind animal' in error
     assert '--train-images must be a whole number' in call(TOOL, '--out', 'b', '--train-images', 0)

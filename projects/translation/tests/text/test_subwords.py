@@ -39,7 +39,7 @@ def test_what_is_no_model_is_refused(text, tmp_path):
     with pytest.raises(PreflightError, match='cannot read the subword model .*none: No such file'):
         Subwords(tmp_path / 'none')
     (tmp_path / 'empty').touch()
-    with pytest.raises(PreflightError, match='empty is no model'):
+    with pytest.raises(PreflightError, match='empty is not a sentencepiece model'):
         Subwords(tmp_path / 'empty')
     with open(tmp_path / 'a.model', 'wb') as file:
         SentencePieceTrainer.train(sentence_iterator=iter(['a b c'] * 9), model_writer=file, vocab_size=7,
