@@ -201,7 +201,7 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
     Raises:
         PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
     """
-    package, _, name = path.rpartition('::')
+    package, _, name = str(path).rpartition('::')
     if package and (spec := find_spec(package)):  # as in `_base_`
         path = os.path.join(spec.submodule_search_locations[0], '.mim/configs', name)
     if not os.path.isfile(path):
