@@ -42,5 +42,5 @@ def made(maker: Callable, out: str, **settings):
             raise
         raise PreflightError(f'--{error}.'.replace('_', '-')) from error
     if counts is None:
-        print(f'{out} is already there, made with these settings.')
+        print(f'{out} already exists with these settings.')
     return counts

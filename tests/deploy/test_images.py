@@ -38,7 +38,7 @@ def test_the_pipelines_of_the_recipes_are_known(name):
 
 
 def test_an_unknown_transform_is_named():
-    with pytest.raises(ValueError, match='Pad changes'):
+    with pytest.raises(ValueError, match='Pad is not supported by exported models'):
         steps_of([dict(type='mmdet.Pad', size=(3, 3))])
 
 

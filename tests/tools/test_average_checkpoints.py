@@ -42,7 +42,7 @@ def test_weights_and_statistics_are_means_and_counts_the_last(models):
     (['0.pth', '--out', 'mean.pth'], 'at least two'),
     (['0.pth', '1.pth', '--out', './1.pth'], '--out ./1.pth would overwrite'),
     (['0.pth', 'none.pth', '--out', 'mean.pth'], 'there is no checkpoint none.pth'),
-    (['0.pth', 'other.pth', '--out', 'mean.pth'], 'other.pth is of another model than 0.pth: 0.bias differs'),
+    (['0.pth', 'other.pth', '--out', 'mean.pth'], 'other.pth belongs to another model than 0.pth: 0.bias differs'),
 ])
 def test_what_is_wrong_is_one_line_and_nothing_is_written(models, arguments, message, capsys, tmp_path):
     torch.save(nn.Sequential(nn.Linear(3, 5), UN(4)).state_dict(), 'other.pth')

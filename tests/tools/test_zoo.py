@@ -73,7 +73,7 @@ def test_weights_that_have_changed_are_not_listed_as_they_were(zoo, tmp_path, ca
     assert stop.value.code == 2 and 'weights have changed' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('names, problem', [(['third'], 'there is no model third; there are first, ln'),
+@pytest.mark.parametrize('names, problem', [(['third'], 'there is no model third; choose from first, ln'),
                                             (['second'], 'second starts from first: train that first')])
 def test_what_cannot_be_trained_is_one_line(zoo, monkeypatch, capsys, names, problem):
     if names == ['second']:

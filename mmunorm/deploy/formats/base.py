@@ -89,6 +89,8 @@ class Format(ABC):
         Raises:
             PreflightError: the format has no such kind.
         """
+        if kind is not None and not self.int8_kinds:
+            raise PreflightError(f'--format {self.name} has no INT8.')
         if kind and kind not in self.int8_kinds:
             raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
@@ -166,7 +168,9 @@ REGISTERED: dict[str, Format] = {}  # by name
 
 
 def register_format(cls: type[Format]) -> type[Format]:
-    """Registers a format for the tools, by its `name`."""
+    """Registers a format for the tools, by its `name`, which no other format may have."""
+    if cls.name in REGISTERED:
+        raise ValueError(f'{cls.__name__}.name {cls.name!r} is that of {type(REGISTERED[cls.name]).__name__} already')
     REGISTERED[cls.name] = cls()
     return cls
 

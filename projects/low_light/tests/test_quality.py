@@ -37,5 +37,5 @@ def test_a_image_that_is_too_small_is_named():
 
 def test_without_torchmetrics_the_way_to_get_it_is_named(monkeypatch):
     monkeypatch.setattr(utils, 'find_spec', lambda name: None)
-    with pytest.raises(PreflightError, match=r'mmunorm\[enhance\]'):
+    with pytest.raises(PreflightError, match=r"pip install '\.\[enhance\]'"):
         ImageQuality()

@@ -23,7 +23,7 @@ def main(argv=None):
     args = vars(parse_args(argv))
     out = args['out']
     if (args['stamps'] is None) != (not args['backgrounds']):
-        raise PreflightError('--stamps and --backgrounds belong together: give both, or none of them.')
+        raise PreflightError('--stamps and --backgrounds must be given together.')
     counts = made(make_photographs, **args)
     if counts is None:
         return
