@@ -19,7 +19,7 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 
 help:
 	@echo "make install    create $(VENV) and install everything"
-	@echo "make demo       from LayerNorm to a file without norms, on handwritten digits, 9 minutes on 2 CPU cores"
+	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 10 minutes on 2 CPU cores"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
 	@echo "make test       lint and all tests, about 10 minutes on 2 CPU cores"
 	@echo "make test-fast  the same without the slow ones, 4 minutes"

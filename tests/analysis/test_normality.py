@@ -56,7 +56,7 @@ def test_spans_are_of_one_length_and_the_last_is_the_end():
 def test_density_is_a_density_with_the_right_place():
     values = np.array([30.0, 31, 32, 70, np.nan])
     grid = np.linspace(-100, 200, 3001)
-    # Scott's rule by hand: a Gaussian at each value.
+    # Scott's rule: a Gaussian at each value.
     width = np.std(values[:4], ddof=1) * 4 ** (-1 / 5)
     expected = np.mean([np.exp(-((grid - value) / width) ** 2 / 2) for value in values[:4]], axis=0)
     np.testing.assert_allclose(density(values, grid), expected / (width * (2 * np.pi) ** 0.5), atol=1e-12)
