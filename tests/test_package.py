@@ -54,7 +54,7 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
     assert capsys.readouterr().out == f'mmunorm {mmunorm.__version__}\n'
 
 
-@pytest.mark.parametrize('name, hint', [('trian', 'did you mean dist_train or train or translate?'),
+@pytest.mark.parametrize('name, hint', [('trian', 'did you mean dist_train or slurm_train or train?'),
                                         ('reprot', 'analysis/report'), ('xyzzy', '`mmunorm` lists them')])
 def test_a_tool_that_is_not_there(name, hint, capsys):
     with pytest.raises(SystemExit) as stop:

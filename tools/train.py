@@ -1,4 +1,4 @@
-"""Trains a model."""
+"""Trains a model from a config."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
