@@ -7,7 +7,7 @@ from mmdet.structures import DetDataSample
 from mmengine.config import Config, ConfigDict
 
 from mmunorm import fuse_norms
-from mmunorm.deploy import ExportedModel, describe_model, export_file, find_format, prepare_export
+from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, find_format, prepare_export
 from mmunorm.deploy.features import WithRest
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.utils import PreflightError
@@ -70,5 +70,5 @@ def test_what_is_refused(retinanet):
     with pytest.raises(PreflightError, match='RetinaNet cannot be exported whole: .*--parts backbone'):
         prepare_export(retinanet, describe_model(retinanet, CFG, {}))
     with pytest.raises(PreflightError, match='--format x supports classifier and detector, but RetinaNet'):
-        chosen = type('X', (type(find_format('onnx')), ), dict(name='x', tasks=('classifier', 'detector')))()
+        chosen = type('X', (type(FORMATS['onnx']), ), dict(name='x', tasks=('classifier', 'detector')))()
         chosen.check_model(exportable_of(retinanet))
