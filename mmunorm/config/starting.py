@@ -23,14 +23,14 @@ _RESIZED = ('relative_position_bias_table', 'pos_embed')
 
 
 def fit_pretrained(cfg: Config) -> None:
-    """Makes the checkpoints of the `init_cfg` of a backbone and an enhancer ones that these can load, in place.
+    """Makes the checkpoints of the `init_cfg` of the model's parts ones that these can load, in place.
 
     A file in another layout is written once more, into the work directory, with the part's own names.
 
     Raises:
         PreflightError: no matrix of the part is in its file, under any names that are known here.
     """
-    for name in ('backbone', 'enhancer'):
+    for name in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
         _fit_part(cfg, name)
 
 
