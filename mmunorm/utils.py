@@ -1,4 +1,4 @@
-"""One-line errors, atomic writes, and filtering of library messages."""
+"""One-line errors, atomic writes, filtering of library messages, and the mode of models."""
 from __future__ import annotations
 
 import logging
@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
+
+from torch import nn
 
 IMAGE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp'}
 
@@ -163,3 +165,16 @@ def quiet_console() -> Iterator[None]:
 
 def _concerns_a_user(record: logging.LogRecord) -> bool:
     return not _CHATTER.match(record.getMessage())
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """A context in which models are in eval mode; it restores the mode of each module afterwards."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

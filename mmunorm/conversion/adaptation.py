@@ -23,8 +23,9 @@ from tqdm import tqdm
 from ..norms import OfflineNorm
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
+from ..utils import eval_mode
 from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
-from .calls import eval_mode, recorded, tensors_of, watched
+from .calls import recorded, tensors_of, watched
 from .convert import ConversionError
 from .statistics import mean_and_square, token_sums, tokens_of
 

@@ -29,19 +29,6 @@ def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str,
         yield calls
 
 
-@contextmanager
-def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """A context in which models are in eval mode; it restores the mode of each module afterwards."""
-    modes = {module: module.training for model in models for module in model.modules()}
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def tensors_of(value) -> list[Tensor]:
     """The tensors in a value, also in tuples, lists and dicts."""
     if isinstance(value, Tensor):

@@ -27,7 +27,8 @@ from ..norms.replace import (
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
-from .calls import eval_mode, watched
+from ..utils import eval_mode
+from .calls import watched
 from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
 from .statistics import (

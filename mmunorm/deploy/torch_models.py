@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, error_text
+from ..utils import PreflightError, error_text, eval_mode
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import format_of
@@ -136,16 +136,12 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
     if file.meta['task'] != 'tensors':
         raise PreflightError(f'{path} is not of mmunorm.export: use tools/deploy/test.py.')
     images = _images_of(images, 'images', file.meta['shape'])
-    modes = {module: module.training for module in model.modules()}
     parts: dict[str, list[Tensor]] = {}
     like = next(model.parameters(), images)
-    try:
+    with eval_mode(model):
         for batch in images.split(file.meta['shape'][0]):
-            for name, out in named_outputs(model.eval()(batch.to(like.device, like.dtype))).items():
+            for name, out in named_outputs(model(batch.to(like.device, like.dtype))).items():
                 parts.setdefault(name, []).append(out.cpu())
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if list(parts) != file.meta['outputs']:
         raise PreflightError(f'{path} returns {", ".join(file.meta["outputs"])}, and the model {", ".join(parts)}.')
     found = Comparison({}, {}, {})
