@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
+from mmunorm import export
 from mmunorm.analysis.norm_record import NormRecordWriter
 from mmunorm.cli.arguments import load_config
 from mmunorm.deploy.graphs import Pixels
@@ -149,20 +150,18 @@ def test_the_table_of_swin_t(row, config, script):
 
 
 def test_the_vit_receives_what_torchvision_makes_of_a_photograph(script, tmp_path):
-    """The ViT's images are normalized in RGB. OpenMMLab's preprocessors take BGR."""
-    for package in ('onnx', 'timm'):
+    for package in ('onnx', 'onnxruntime', 'timm'):
         pytest.importorskip(package)
-    photograph = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
-    Image.fromarray(photograph).save(tmp_path / 'a.png')
-    of_timm, mean, std = (getattr(script('conversion_vit'), name) for name in ('crops_of', 'MEAN', 'STD'))
-    wanted = normalize(to_tensor(photograph), mean.tolist(), std.tolist())[None]
-    crops = list(of_timm(tmp_path, 1, ['a.png']))
-    torch.testing.assert_close(crops[0], wanted)
-    cfg = load_config(str(tiny_runs.ROOT / 'projects/deep/configs/deit_s_un_imagenet.py'))
-    preprocessor = MODELS.build(dict(cfg.data_preprocessor, type='mmpretrain.ClsDataPreprocessor'))
-    image, = script('int8_vit').bytes_of(crops)
-    torch.testing.assert_close(preprocessor(dict(inputs=image[None]), False)['inputs'], wanted, rtol=0, atol=1e-4)
-    torch.testing.assert_close(Pixels(preprocessor)(image[None].float()), wanted, rtol=0, atol=1e-4)
+    photograph = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    Image.fromarray(photograph).save(tmp_path / 'a_0.png')
+    of_timm, real_vit = script('adapt_vit'), script('real_vit')
+    mean, std = (each.flatten().tolist() for each in (of_timm.MEAN, of_timm.STD))
+    crops, _ = of_timm.load_crops(tmp_path)
+    wanted = normalize(to_tensor(photograph[16:240, 16:240]), mean, std)[None]
+    torch.testing.assert_close(of_timm.normalized(crops), wanted)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 14, 14), torch.nn.Flatten()).eval()
+    export(model, wanted, tmp_path / 'm.onnx', mean=mean, std=std)
+    torch.testing.assert_close(real_vit.InFile(tmp_path / 'm.onnx')(wanted), model(wanted), rtol=0, atol=1e-5)
 
 
 def test_a_network_receives_what_torchvision_makes_of_a_file(tmp_path):

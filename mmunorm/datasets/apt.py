@@ -45,10 +45,10 @@ def fetched_lists(languages: Sequence[str], what: str, instead: str) -> Iterator
 
 
 def fetch_packages(folder: Path, packages: Iterable[str], what: str, instead: str) -> None:
-    """Downloads and unpacks packages, each into a folder of its name, atomically and unless they exist.
+    """Downloads and unpacks packages, each atomically into a folder of its name, unless that exists.
 
     Args:
-        folder: output folder, created if missing.
+        folder: the folder of these folders, created if missing.
         packages: names of the packages.
         what, instead: see :func:`fetched_lists`.
 
@@ -56,12 +56,13 @@ def fetch_packages(folder: Path, packages: Iterable[str], what: str, instead: st
         PreflightError: apt is missing, or cannot download a package.
         FolderError: the folder must not be overwritten.
     """
-    settings = dict(packages=list(packages))
-    if is_made(folder, settings):
+    missing = [package for package in packages if not is_made(folder / package, dict(package=package))]
+    if not missing:
         return
-    with fetched_lists(('none', ), what, instead) as apt, making_folder(folder, settings) as new:
-        for package in tqdm(settings['packages'], 'packages', disable=None):
-            apt.unpack(package, new / package)
+    with fetched_lists(('none', ), what, instead) as apt:
+        for package in tqdm(missing, 'packages', disable=None):
+            with making_folder(folder / package, dict(package=package)) as new:
+                apt.unpack(package, new)
 
 
 class Apt:
@@ -103,7 +104,6 @@ class Apt:
         archives = list(self.folder.glob(f'{package}_*.deb'))
         if not archives:
             raise PreflightError(f'apt has not got the package {package} ({reason}); {self.instead}.')
-        folder.mkdir(parents=True)
         run = subprocess.run(['dpkg-deb', '-x', archives[0], folder], capture_output=True, text=True)
         archives[0].unlink()
         if run.returncode:

@@ -2,10 +2,13 @@
 import copy
 from collections import Counter
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
@@ -177,6 +180,21 @@ def test_what_a_data_preprocessor_does_before_it_normalizes_is_in_the_file(tmp_p
     images = torch.rand(1, 3, 32, 32) * 200
     got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores'])
     torch.testing.assert_close(got, plain((images * 1.5).clamp(0, 255)), rtol=0, atol=2e-6)
+
+
+def test_a_file_is_given_a_photograph_as_torchvision_gives_it_to_the_network(tmp_path):
+    """In BGR as cv2 reads it, in a file whose network takes RGB."""
+    photograph = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(photograph).save(tmp_path / 'a.png')
+    model = normalizing(one_stage())
+    model.data_preprocessor.to_rgb = True
+    inputs = normalize(to_tensor(photograph), [120 / 255] * 3, [60 / 255] * 3)[None]
+    with torch.no_grad():
+        wanted = model.eval()(inputs, mode='tensor').softmax(-1)[0]
+    runner = ExportedModel(export(prepare_export(model, meta_of(model, (32, 32))), 'onnx', tmp_path).path)
+    got = torch.from_numpy(runner.classify(cv2.imread(str(tmp_path / 'a.png'))))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+    assert (torch.from_numpy(runner.classify(photograph)) - wanted).abs().max() > 1e-3
 
 
 @pytest.mark.slow

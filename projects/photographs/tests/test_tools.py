@@ -62,7 +62,16 @@ def test_what_stops_it_leaves_nothing(call, packages, monkeypatch):
     monkeypatch.setattr(apt, 'HELPER', 'nowhere')
     error = call(*TINY)
     assert 'this system has no apt' in error and '--stamps and --backgrounds' in error
-    assert not any(path.is_file() for path in Path('data').rglob('*'))
+    assert [path.name for path in Path('data').iterdir()] == ['debian_images']
+    kept = {path.name for path in Path('data/debian_images').iterdir()}  # those that apt got before
+    assert kept == set(list(LICENCES)[:list(LICENCES).index('mate-backgrounds')])
+
+
+def test_packages_of_other_tools_beside_them_stay(call, packages):
+    (packages / 'other').mkdir()
+    apt.fetch_packages(Path('data/debian_images'), ['other', STAMP_PACKAGE], 'the images', '')
+    assert '7 kinds' in call(*TINY)
+    assert {path.name for path in Path('data/debian_images').iterdir()} == {'other', *LICENCES}
 
 
 def test_from_folders(call, tmp_path):
