@@ -369,8 +369,9 @@ def _update(output, args: tuple, is_norm: bool) -> Tensor:
 
 
 def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
-    """`log1p(squared error / variance of wanted)` of each image, `(N,)`."""
-    x, wanted = x.flatten(1), wanted.flatten(1)
+    """`log1p(squared error / variance of wanted)` of each image, `(N,)`; of the batch if images have one value each."""
+    number = len(wanted) if wanted.numel() > len(wanted) else 1
+    x, wanted = x.reshape(number, -1), wanted.reshape(number, -1)
     size = (wanted - wanted.mean(1, keepdim=True)).square().sum(1).clamp(min=TINY)
     return ((x - wanted).square().sum(1) / size).log1p()
 

@@ -42,8 +42,9 @@ class Agreement:
 def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], batch_size: int = 16) -> Agreement:
     """Compares a model with its teacher, in the precision of the models.
 
-    "All tokens" are those of the last LayerNorm's output. "Pooled" is the model's output if that is one vector per
-    image, `(N, C)`, such as the class token or logits, else the mean of these tokens.
+    "All tokens" are those of the model's output if that is one tensor of more than two dimensions, such as an image,
+    else those of the last LayerNorm's output. "Pooled" is the model's output if that is one vector per image, `(N, C)`,
+    such as the class token or logits, else the mean of all tokens.
 
     Args:
         model, teacher (nn.Module): models of the same architecture, in eval mode.
@@ -64,9 +65,12 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
             errors[name] += torch.stack([(y - t).square().sum(), (t - t.mean()).square().sum()])
         axis = 1 if is_channels_first(names[mine[-1][0]]) else -1
         for rows, calls, whole in zip(vectors, (mine, theirs), (output, wanted), strict=True):
-            last = tensors_of(calls[-1][-1])[0].movedim(axis, -1)
-            is_vector = isinstance(whole, Tensor) and whole.dim() == 2
-            rows.append((whole if is_vector else last.flatten(1, -2).mean(1)).double())
+            dims = whole.dim() if isinstance(whole, Tensor) else 0
+            if dims > 2:
+                last = whole.movedim(1 if dims == 4 else -1, -1)
+            else:
+                last = tensors_of(calls[-1][-1])[0].movedim(axis, -1)
+            rows.append((whole if dims == 2 else last.flatten(1, -2).mean(1)).double())
             lasts.append(last.flatten(1).double())
         x, y = lasts
         sums.append(torch.stack([torch.full_like(x[:, 0], x.shape[1]), x.sum(1), y.sum(1), x.square().sum(1),

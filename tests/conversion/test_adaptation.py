@@ -123,6 +123,15 @@ def test_images_of_several_sizes():
     assert report.history[-1]['loss'] < report.history[0]['loss']
 
 
+@torch.no_grad()
+def test_agreement_is_that_of_an_output_that_has_tokens():
+    teacher = Pooled()
+    model, given = copy.deepcopy(teacher), images()
+    convert_norms(model, given)
+    both = torch.stack([each.eval()(given).flatten() for each in (model, teacher)])
+    assert agreement(model, teacher, given).tokens == pytest.approx(both.corrcoef()[0, 1].item(), abs=1e-6)
+
+
 class Gain(Pooled):
     """A number of each image, which multiplies it."""
 
@@ -140,11 +149,12 @@ class Scaled(torch.nn.Module):
         return x * self.gain(x)[:, None, None, None]
 
 
-def test_the_norms_of_a_part_without_channels_are_the_parts():
-    model, teacher = pair(Scaled)
+@pytest.mark.parametrize('make, name', [(Scaled, 'gain.norm'), (Gain, 'norm')])
+def test_the_norms_of_a_part_without_channels_are_the_parts(make, name):
+    model, teacher = pair(make)
     report = adapt(model, teacher, images(), 20, block_steps=10, **FAST)
     _, first, last = report.history  # of the blocks, and of the whole
-    assert last['loss'] < first['loss'] and list(report.norms) == ['gain.norm']
+    assert last['loss'] < first['loss'] and list(report.norms) == [name]
 
 
 def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monkeypatch):
