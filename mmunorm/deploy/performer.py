@@ -12,9 +12,10 @@ from .windows import is_exactly, thirds
 class EdgePerformer(nn.Module):
     """The Performer in a form suitable for 8 bits: `phi(q)` divided by `exp(-|q|^2 / 2)`, then by its sum.
 
-    Then `phi(q)` is a softmax over `w q`, and the random directions are folded into the layer of the queries. The
-    `eps` of the quotient becomes an additional feature, of `N` keys with value 0. For long queries it has all the
-    weight, and the attention is 0, as in the stock layer.
+    Then `phi(q)` is a softmax over `w q`, and the random directions are folded into the layer of the queries. Each
+    feature of the keys is divided by its largest value over the tokens, whose logarithm is added to `w q`, so that all
+    features use the whole range of 8 bits. The `eps` of the quotient becomes an additional feature, of `N` keys with
+    value 0. For long queries it has all the weight, and the attention is 0, as in the stock layer.
     """
 
     def __init__(self, stock: nn.Module, eps: float = 1e-8):
@@ -30,8 +31,10 @@ class EdgePerformer(nn.Module):
         v = self.value(x)
         tokens = v.shape[1]
         rest = half_square(self.query(x)) + (self.rest - math.log(tokens))
-        q_features = torch.cat([self.queries(x), rest], -1).softmax(-1)
-        k_features = torch.exp(self.keys(x) - half_square(self.key(x)))
+        scores = half_square(self.key(x)) - self.keys(x)  # of opposite sign: the quantizer knows no maximum
+        least = scores.amin(1, keepdim=True)
+        q_features = torch.cat([self.queries(x) - least, rest], -1).softmax(-1)
+        k_features = torch.exp(least - scores)
         weighted = q_features @ nn.functional.pad(k_features.transpose(1, 2) @ v, (0, 0, 0, 1))
         total = q_features @ nn.functional.pad(k_features.sum(1), (0, 1), value=tokens).unsqueeze(-1)
         return v + self.proj(weighted / torch.maximum(total, self.least))

@@ -235,7 +235,8 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
       instead of XNNPACK, which took 40 % of a Swin-T's time.
     - The mask of shifted windows lowers scores to 8 below all others, instead of by 1000: `exp(-8)` is 0 in 8 bits, and
       with a range from -1000 the step size of the scores would be 4.
-    - The input range of EXP begins at 8 below its maximum. The last feature of a Performer's queries may exceed the
+    - The input range of EXP begins at 8 below its maximum, and that of the scores it is computed from ends 8 above the
+      greatest of their minima, from which they are subtracted. The last feature of a Performer's queries may exceed the
       others by any amount: its range ends at 8 above them. The divisor of DIV is at least one step.
     """
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
@@ -277,8 +278,13 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
             least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), seen(tensor)['max'].max() / 255)
             buffer.data = least.astype(np.float32).view(np.uint8)
         elif kind(operator) == 'EXP':
-            for each in filter(None, map(seen, back(operator.inputs[0]))):
+            tensors = back(operator.inputs[0])
+            for each in filter(None, map(seen, tensors)):
                 each.update(min=np.maximum(each['min'], each['max'] - 8))
+            added = maker.get(tensors[-1])
+            if kind(added) == 'SUB' and all(pair := [seen(tensor) for tensor in added.inputs]):
+                least, scores = pair
+                scores.update(max=np.minimum(scores['max'], least['max'] + 8))
     for buffer, readers in blocks.items():
         data = model.buffers[buffer].data
         constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
