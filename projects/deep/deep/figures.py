@@ -71,8 +71,9 @@ def quality_figure(results: Mapping[tuple[str, str], Mapping[int, Quality]], met
                               [each.std or 0 for each in found.values()], linestyle=line, color=colour, label=norm,
                               marker='.', capsize=2)
             failed = [depth for depth, each in by_depth.items() if each.diverged]
-            axes.plot(failed, [0.04 + 0.08 * i] * len(failed), 'x', color=colour,
-                      transform=axes.get_xaxis_transform(), label=None if found else f'{norm}: diverged')
+            if failed:
+                axes.plot(failed, [0.04 + 0.08 * i] * len(failed), 'x', color=colour,
+                          transform=axes.get_xaxis_transform(), label=None if found else f'{norm}: diverged')
         axes.set_title(scheme, fontsize='small')
         axes.set_xscale('log', base=2)
         axes.set_xticks(depths, list(map(str, depths)))

@@ -25,5 +25,5 @@ def test_quality_against_depth_has_a_panel_for_each_scheme():
     assert [line.get_xydata().tolist() for line in pre.lines if line.get_marker() == '.'] == [
         [[2, 50]], [[2, 60], [4, 55]]]
     assert [line.get_xdata().tolist() for axes in (pre, post) for line in axes.lines if line.get_marker() == 'x'] == [
-        [4], [], [2], []]
+        [4], [2]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ['LN', 'UN', 'LN: diverged']
