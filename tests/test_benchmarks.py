@@ -92,6 +92,14 @@ def test_train_step(run):
     assert all(row['to_ln']['value'] > 0 for row in rows)
 
 
+def test_the_signal_through_initial_weights(script, tmp_path, capsys):
+    script('initial_signal').main(
+        ['--layers', '3', '--width', '64', '--samples', '8', '--out', str(tmp_path / 'a.png')])
+    assert min(Image.open(tmp_path / 'a.png').size) > 500
+    left = {name: float(value) for name, value in re.findall('(.*): ([0-9.e-]+)\n', capsys.readouterr().out)}
+    assert left["torch's own, ReLU"] < 0.1 and 0.3 < left['He, ReLU'] < 3 and 0.7 < left['SecondMoment, SELU'] < 1.4
+
+
 def test_the_figure_of_speed_has_one_order_of_formats_and_the_machine_with_most(script, monkeypatch):
     speed, figures = script('deployed_speed'), []
     monkeypatch.setattr(speed, 'save', lambda figure, path: figures.append(figure))
