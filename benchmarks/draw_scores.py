@@ -30,6 +30,8 @@ FIGURES = {
     'comparison_t2t': ('t2t', 'Digits T2T-ViT: a dot is a seed, a line the mean',
                        {TOP1: {'mean ± std': ''}}),
     'stress': ('stress_intel', 'Digits Swin, seed 0', {TOP1: {'calm': 'calm', 'stressed': 'stressed'}}),
+    'conversion_classifier': ('conversion', 'Digits Swin: mean ± std of 3 seeds',
+                              {TOP1: {'untrained': 'untrained', 'after 188 steps': 'after 188 steps'}}),
     'conversion_detector': (
         'conversion_detector', 'Digits Mask R-CNN: mean ± std of 3 seeds',
         {metric: {f'{name}, untrained': 'untrained', f'{name}, fine-tuned': 'fine-tuned'}
