@@ -2,11 +2,14 @@
 
     python benchmarks/deployed_speed.py
 
+    python benchmarks/deployed_speed.py --draw     # measures nothing: docs/images/deployed_speed.png from the results
+
 The rows are those of tools/deploy/benchmark.py, without metrics. Earlier rows of the same network and number of threads
 are replaced. UN's statistics are measured on the inputs of its norms.
 """
 import argparse
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -14,10 +17,12 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 
 # isort: split
 import torch
-from matplotlib.figure import Figure
 
+from mmunorm.analysis.curves import NORM_COLOURS
+from mmunorm.analysis.figures import small_labels
+from mmunorm.analysis.layout import finish, new_panels, save
 from mmunorm.benchmark.files import measure_formats
-from mmunorm.benchmark.output import draw_bars, markdown_table, quartiles, speed_beside
+from mmunorm.benchmark.output import markdown_table, quartiles, speed_beside
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, threads
 from mmunorm.config.models import build_model
@@ -28,24 +33,27 @@ from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import batch_of
 from mmunorm.norms import OfflineNorm
-from mmunorm.utils import whole_file, write_text
+from mmunorm.utils import write_text
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = {'Swin-T': 'swin_t_un_imagenet', 'DeiT-S': 'deep/deit_s_un_imagenet',
             'T2T-ViT-14': 't2t_vit_14_un_imagenet', 'Mask R-CNN': 'swin_t_un_maskrcnn_3x'}
 DETECTOR_SHAPE = (512, 512)
+# In the order of the tables and of the figure.
+FORMATS = ('torch', 'onnx', 'openvino', 'litert', 'executorch', 'onnx-int8', 'openvino-int8', 'executorch-int8',
+           'litert-dynamic', 'litert-products', 'litert-full', 'litert-full16')
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=list(NETWORKS), metavar='NETWORK')
-    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT',
-                        default=[name for name in VARIANTS if name not in ('compiled', 'openvino-bf16')])
+    parser.add_argument('--formats', nargs='+', choices=list(VARIANTS), metavar='FORMAT', default=FORMATS)
     parser.add_argument('--batch', type=positive, default=1)
     parser.add_argument('--repeat', type=positive)
     parser.add_argument('--threads', type=threads, nargs='+', default=[1, 2])
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
-    parser.add_argument('--image', type=Path, default=ROOT / 'docs/images/deployed_speed.png')
+    parser.add_argument('--draw', type=Path, nargs='?', const=ROOT / 'docs/images/deployed_speed.png', metavar='IMAGE',
+                        help='measure nothing, and draw the results in the folder')
     return parser.parse_args(argv)
 
 
@@ -101,28 +109,52 @@ def table(rows):
 
 
 def chart(rows):
-    """Milliseconds per image by form, one panel per network, with the fewest threads."""
-    threads = min(row['threads'] for row in rows)
-    # 16-bit activations have no fast CPU kernel; their bars would dwarf all others.
-    rows = [row for row in rows if row['error'] is None and row['threads'] == threads
-            and row['format'] != 'litert-full16']
-    names = list(dict.fromkeys(row['network'] for row in rows))
-    figure = Figure(figsize=(11, 3.4 * len(names)), layout='constrained')
-    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
-        series = {}
+    """Milliseconds per image with one thread: medians and quartiles, one panel per network.
+
+    A network's rows are those of the machine on which most of its formats were measured. A speed-up stands where the
+    quartiles exclude 1 and the difference is larger than that of the control.
+    """
+    # 16-bit activations have no fast CPU kernel: they would dwarf all others.
+    rows = [row for row in rows if row['threads'] == 1 and row['format'] != 'litert-full16']
+    labels = {row['format']: row['label'] for row in rows}
+    formats = [name for name in FORMATS if name in labels]
+    networks = [name for name in NETWORKS if any(row['network'] == name for row in rows)]
+    figure, panels = new_panels(len(networks))
+    for axes, network in zip(panels, networks, strict=True):
+        by_machine = {}
         for row in rows:
-            if row['network'] == name:
-                label = row['label'].replace(' INT8', '\nINT8').replace(', ', ',\n')
-                series.setdefault(row['model'], {})[label] = row['latency_ms']
-        draw_bars(axes, series, 'ms per image, less is better')
-        axes.tick_params(axis='x', labelsize=7)
-        axes.set_title(f'{name}, threads: {threads}, {rows[0]["environment"]["cpu"]}', fontsize=10)
+            if row['network'] == network:
+                by_machine.setdefault(row['environment']['cpu'], {})[row['format'], row['model']] = row
+        cpu, found = max(by_machine.items(), key=lambda item: len(item[1]))
+        for place, name in enumerate(formats):
+            if (name, 'UN') not in found:
+                axes.text(0.01, place, 'not measured', color='0.5', fontsize='small', va='center',
+                          transform=axes.get_yaxis_transform())
+                continue
+            for model in ('LN', 'UN'):
+                time = found[name, model]['latency_ms']
+                axes.plot([time['low'], time['high']], [place] * 2, color=NORM_COLOURS[model], alpha=0.5)
+                axes.plot(time['median'], place, 'o', color=NORM_COLOURS[model], markersize=5, label=model)
+            speed, control = found[name, 'UN']['to_baseline'], found[name, 'UN']['control']['ratio']
+            if not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
+                end = max(found[name, model]['latency_ms']['high'] for model in ('LN', 'UN'))
+                axes.annotate(f'{speed["value"]:.2f}x', (end, place), (5, 0), textcoords='offset points',
+                              fontsize='small', va='center')
+        axes.set_yticks(range(len(formats)), [labels[name] for name in formats], fontsize='small')
+        axes.set(xlim=(0, 1.2 * axes.get_xlim()[1]), ylim=(len(formats) - 0.4, -0.6))
+        small_labels(axes, 'ms per image', '')
+        axes.set_title(f'{network}, {re.sub("[(].*?[)]| Processor", "", cpu)}, 1 thread', fontsize='small')
+    finish(figure, 0.175 * len(formats), 'LN and folded UN: time, and speed-up of UN')
     return figure
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
+    if args.draw:
+        save(chart([json.loads(line) for path in sorted(args.out.glob('deployed_speed*.jsonl'))
+                    for line in path.read_text().splitlines()]), args.draw)
+        return print(f'written: {args.draw}')
     rows = []
     for network in args.networks:
         with tempfile.TemporaryDirectory() as folder:
@@ -148,9 +180,7 @@ def main(argv=None):
         rows = [row for row in old if (row['network'], row['threads']) not in measured] + rows
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(out, ''.join(json.dumps(row) + '\n' for row in rows))
-    with whole_file(args.image) as part:
-        chart(rows).savefig(part, dpi=120)
-    print(f'written: {out}\nwritten: {args.image}')
+    print(f'written: {out}')
 
 
 if __name__ == '__main__':

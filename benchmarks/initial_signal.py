@@ -2,7 +2,7 @@
 
     python benchmarks/initial_signal.py
 
-The first panels have layers of a linear map and an activation, for each initialization. The last has 100 residual
+Each panel but the last has layers of a linear map and an activation, for one initialization. The last has 100 residual
 branches, random linear maps of their inputs, with PostNorm, PreNorm and the sum over sqrt(2): the correlation of each
 branch's output with the end of the stream, and the theory of Su (kexue 8620). Writes docs/images/initial_signal.png.
 """
@@ -15,11 +15,11 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import nn
 
-from mmunorm.analysis.curves import COLOURS, LINES
-from mmunorm.analysis.layout import finish, save
+from mmunorm.analysis.curves import COLOURS
+from mmunorm.analysis.figures import small_labels
+from mmunorm.analysis.layout import finish, new_panels, save, wrapped
 from mmunorm.cli.arguments import command, positive
 from mmunorm.init import ScaledActivation, keep_second_moment_, sample_
 
@@ -73,27 +73,34 @@ def weights(scheme, args):
 
 
 def figure_of(args):
-    """A figure with a panel for each activation, and one for the residual schemes."""
-    figure = Figure(figsize=(8, 4), layout='constrained')
-    *panels, last = figure.subplots(2, 2).flat
-    for axes, activation in zip(panels, ACTIVATIONS, strict=True):
-        for i, name in enumerate(INITIALIZATIONS):
-            axes.plot(moments(name, activation, args), LINES[i // len(COLOURS)], color=COLOURS[i % len(COLOURS)],
-                      label=name)
-        axes.set(title=activation, xlabel='layer', ylabel='E[y$^2$]', yscale='log', ylim=(1e-12, 1e6))
-        axes.grid(alpha=0.3)
-    back = np.arange(args.layers, 0, -1)  # from the branch's own layer to the end
-    theory = dict(PostNorm=2.**(-back / 2), PreNorm=np.full(args.layers, (args.layers + 1)**-0.5),
-                  ScaledResidual=2.**(-back / 2))
-    for i, (scheme, expected) in enumerate(theory.items()):
-        last.plot(range(1, args.layers + 1), np.abs(weights(scheme, args)), '.', color=COLOURS[i + 3],
-                  label=f'{scheme}, measured')
-        last.plot(range(1, args.layers + 1), expected, '-' if i < 2 else ':', color=COLOURS[i + 3],
-                  label=f'{scheme}, derived')
-    last.set(title='what is left of a branch', xlabel='layer', ylabel='correlation with the end', yscale='log',
-             ylim=(1e-4, 1))
-    last.grid(alpha=0.3)
-    finish(figure, 2.4, f'Initial weights: {args.layers} layers of width {args.width}')
+    """A figure with a panel for each initialization, and one for the residual schemes."""
+    figure, (*panels, last) = new_panels(4, 2)
+    for axes, name in zip(panels, INITIALIZATIONS, strict=True):
+        for i, activation in enumerate(ACTIVATIONS):
+            values = moments(name, activation, args)
+            if name.endswith('SELU'):  # in place of the activation
+                axes.plot(values, color='black')
+                print(f'{name}: {values[-1]:.3g}')
+                break
+            axes.plot(values, color=COLOURS[i + 3], label=activation)
+            print(f'{name}, {activation}: {values[-1]:.3g}')
+        axes.set(yscale='log', ylim=(1e-12, 1e12), yticks=(1e-10, 1e-5, 1, 1e5, 1e10))
+        axes.set_title(wrapped(name, 1.7), fontsize='small')
+        small_labels(axes, '', 'E[y$^2$]' if axes in panels[::2] else '')
+    small_labels(panels[-1], 'layer', 'E[y$^2$]')
+    layers = np.arange(1, args.layers + 1)
+    halved, constant = 2.**((layers - args.layers - 1) / 2), np.full(args.layers, (args.layers + 1)**-0.5)
+    for scheme, derived, colour in (('PostNorm', halved, '0.4'), ('ScaledResidual', halved, '0.75'),
+                                    ('PreNorm', constant, 'black')):
+        last.plot(layers, np.abs(weights(scheme, args)), '.', color=colour, markersize=3)
+        last.plot(layers, derived, color=colour, linewidth=1)
+    last.set(yscale='log', ylim=(1e-4, 1.5))
+    for scheme, place, colour in (('PreNorm', 0.14, 'black'), ('PostNorm', 0.04, '0.4'),
+                                  ('ScaledResidual', 2e-4, '0.6')):
+        last.annotate(scheme, (2, place), fontsize='small', color=colour)
+    last.set_title('residual branches: correlation\nwith the end of the stream', fontsize='small')
+    small_labels(last, 'layer', '')
+    finish(figure, 1.2, f'Initial weights, {args.layers} layers of width {args.width}')
     return figure
 
 
@@ -101,9 +108,6 @@ def figure_of(args):
 def main(argv=None):
     args = parse_args(argv)
     torch.manual_seed(0)
-    for name in INITIALIZATIONS:
-        last = {activation: moments(name, activation, args)[-1] for activation in ACTIVATIONS}
-        print(f'{name}: ' + ', '.join(f'{activation} {value:.3g}' for activation, value in last.items()))
     save(figure_of(args), args.out)
     print(f'written: {args.out}')
 

@@ -236,7 +236,7 @@ def page(rows):
     return f'''# Models whose norms fold
 
 This page shows which norms `fuse_norms` folds in 72 architectures. To try another model, see
-[fusion.md](fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
+[Folding](how_to/fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
 
 Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
 folds these and the BatchNorms. GroupNorm is kept.

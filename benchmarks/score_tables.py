@@ -140,11 +140,11 @@ TABLES = {
                  'at the end, on all images': dict(metric=TOP1, digits=1)}),
     'stress_intel': dict(
         labels=['top-1, seed 0'], where=dict(experiment='swin', seed=0, **INTEL),
-        rows=same('UN', 'UN-nofilter', 'LN', 'BN', 'PN*', 'MABN'),
+        rows=same('LN', 'BN', 'MABN', 'PN*', 'UN', 'UN-nofilter'),
         columns={'calm': mean(TOP1, **PLAIN), 'stressed': mean(TOP1, **STRESSED)}),
     'swin_intel': dict(
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **INTEL),
-        rows={**same('LN', 'BN', 'MABN'), 'MABN with an alpha of 0.98': dict(norm='alpha0.98'),
+        rows={**same('LN', 'BN', 'MABN'), 'MABN, alpha 0.98': dict(norm='alpha0.98'),
               **same('PN*', 'PN', 'UN', 'UN-nofilter', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm')},
         columns=by_seed(TOP1, 3)),
     # projects/translation/RESULTS.md
@@ -330,8 +330,8 @@ TABLES = {
     'conversion_detector': dict(
         labels=['way'], where=dict(experiment='conversion_detector', **AVX2),
         rows={**WAYS,
-              'one after the other, with the teacher, UN+': dict(way='UN+, sequential, teacher'),
-              'one after the other, with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
+              'the same with the teacher, UN+': dict(way='UN+, sequential, teacher'),
+              'the same with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
         columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
                  for name, metric in (('box', BOX), ('mask', MASK)) for when, condition, missing in (
                      ('untrained', 'untrained', ''), ('fine-tuned', 'trained', 'not run'))}),

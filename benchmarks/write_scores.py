@@ -62,20 +62,31 @@ def matches(row, wanted):
     return all({**row['options'], **row}.get(key) == value for key, value in wanted.items())
 
 
+def scores(rows, metric):
+    """The metric of each training that has it."""
+    return [row['metrics'][metric] for row in rows if metric in row.get('metrics', ())]
+
+
+def summary(rows, metric):
+    """Mean, sample standard deviation (None of one seed) and number of seeds; None if no training has the metric."""
+    if values := scores(rows, metric):
+        return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)
+    lost = [row for row in rows if metric in row.get('mean', ())]
+    if not lost:
+        return None
+    row, = lost  # a summary instead of single seeds
+    return row['mean'][metric], row['std'][metric], row['seeds']
+
+
 def cell(rows, metric, form='mean', digits=2, missing='not run'):
     """The cell of a table for these trainings.
 
     'mean' is the mean and the sample standard deviation, 'count' adds the number of seeds, 'each' is all scores.
     """
     failed = [row for row in rows if 'failed_step' in row]
-    lost = [row for row in rows if metric in row.get('mean', ())]
-    values = [row['metrics'][metric] for row in rows if metric in row.get('metrics', ())]
-    if values:
-        mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
-        count = len(values)
-    elif lost:
-        row, = lost  # a summary instead of single seeds
-        mean, spread, count = row['mean'][metric], row['std'][metric], row['seeds']
+    values = scores(rows, metric)
+    if (found := summary(rows, metric)) is not None:
+        mean, spread, count = found
     elif failed:
         return f'{FAIL} at step {failed[0]["failed_step"]}' if len(failed) == 1 else f'{FAIL} ({len(failed)})'
     else:
@@ -87,6 +98,17 @@ def cell(rows, metric, form='mean', digits=2, missing='not run'):
     return f'{text} ({count}{others})' if form == 'count' or others else text
 
 
+def selected(data, where, wanted, column):
+    """The trainings of a row and a column of a table; later values replace earlier ones."""
+    return [row for row in data if matches(row, {**where, **wanted, **column})]
+
+
+def split(column):
+    """The arguments of `cell` in a column, and the values that select trainings."""
+    form = {key: column[key] for key in ('metric', 'form', 'digits', 'missing') if key in column}
+    return form, {key: value for key, value in column.items() if key not in form}
+
+
 def table(name, data):
     """A table in Markdown."""
     spec = TABLES[name]
@@ -95,9 +117,8 @@ def table(name, data):
     for label, wanted in spec['rows'].items():
         cells = []
         for column in spec['columns'].values():
-            form = {key: column[key] for key in ('metric', 'form', 'digits', 'missing') if key in column}
-            rest = {key: value for key, value in column.items() if key not in form}
-            cells.append(cell([row for row in data if matches(row, {**spec['where'], **wanted, **rest})], **form))
+            form, rest = split(column)
+            cells.append(cell(selected(data, spec['where'], wanted, rest), **form))
         labels = label if isinstance(label, tuple) else (label, )
         lines.append(f'| {" | ".join([*labels, *cells])} |')
     return '\n'.join(lines) + '\n'

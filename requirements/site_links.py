@@ -1,5 +1,5 @@
 """For the site: pages of projects/ stand beside those of docs/, links to other files become the paths themselves, roles
-in docstrings plain code, lists lists, and images links to themselves."""
+in docstrings plain code, lists lists, images links to themselves, and options of commands do not break."""
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -24,11 +24,14 @@ def on_page_markdown(markdown, page, config, files):
             return f'[{text}]({relpath(path.removeprefix("docs/"), dirname(here) or ".")}{anchor})'
         return f'`{path}`' if path.endswith(text) else f'{text} (`{path}`)'
 
-    return with_lists(re.sub(r'\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*|)\)', on_site, markdown))
+    text = r'\[((?:[^\[\]]|\[[^\[\]]*\])*)\]'  # brackets may be in it once
+    return with_lists(re.sub(text + r'\((?!https?:|#)([^)#\s]+)(#[^)\s]*|)\)', on_site, markdown))
 
 
 def with_lists(markdown):
-    """Lists and tables as Python-Markdown wants them, and not only GitHub: after an empty line; four spaces a level."""
+    """Lists, tables and text after code as Python-Markdown wants them, and not only GitHub: after an empty line; lists
+    with four spaces a level.
+    """
     lines, in_code = [], False
     for line in markdown.split('\n'):
         before = lines[-1] if lines else ''
@@ -43,7 +46,9 @@ def with_lists(markdown):
 
 
 def starts_block(line, before):
-    """Whether a line starts a list or a table."""
+    """Whether a line starts a list, a table, or a paragraph after code."""
+    if before == '```':
+        return bool(line)
     if line.startswith('|'):
         return not before.startswith('|')
     return line.startswith('- ') and not before.startswith(('- ', ' '))
@@ -51,7 +56,14 @@ def starts_block(line, before):
 
 def on_page_content(html, page, config, files):
     html = re.sub(r':(?:func|class|meth|mod|attr):(?=<code>)', '', html)  # Sphinx's roles in docstrings
-    return with_full_images(html)
+    return with_whole_options(with_full_images(html))
+
+
+def with_whole_options(html):
+    """Options of commands in code, such as --num-samples, do not break at their hyphens."""
+    option = r'(?<=[\s>(\[])--?[A-Za-z][\w-]*(?=[\s<=,)\]])'
+    return re.sub('<code.*?</code>', lambda code: re.sub(option, r'<span class="option">\g<0></span>', code[0]), html,
+                  flags=re.DOTALL)
 
 
 def with_full_images(html):

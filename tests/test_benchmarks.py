@@ -93,6 +93,27 @@ def test_train_step(run):
     assert all(row['to_ln']['value'] > 0 for row in rows)
 
 
+def test_the_signal_through_initial_weights(script, tmp_path, capsys):
+    script('initial_signal').main(
+        ['--layers', '3', '--width', '64', '--samples', '8', '--out', str(tmp_path / 'a.png')])
+    assert min(Image.open(tmp_path / 'a.png').size) > 500
+    left = {name: float(value) for name, value in re.findall('(.*): ([0-9.e-]+)\n', capsys.readouterr().out)}
+    assert left["torch's own, ReLU"] < 0.1 and 0.3 < left['He, ReLU'] < 3 and 0.7 < left['SecondMoment, SELU'] < 1.4
+
+
+def test_the_figure_of_speed_has_one_order_of_formats_and_the_machine_with_most(script, monkeypatch):
+    speed, figures = script('deployed_speed'), []
+    monkeypatch.setattr(speed, 'save', lambda figure, path: figures.append(figure))
+    speed.main(['--draw'])
+    panels = figures[0].axes
+    assert [axes.get_title().partition(', ')[2] for axes in panels] == [
+        f'{cpu}, 1 thread' for cpu in ('Intel Xeon', 'Intel Xeon', 'AMD EPYC', 'AMD EPYC')]
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
+    assert labels[0][::10] == ['torch eager', 'LiteRT INT8, full-integer'] and labels == [labels[0]] * 4
+    said = [text.get_text() for text in panels[3].texts]
+    assert said == ['not measured'] * 3 + ['1.50x'], 'the other differences are within the control'
+
+
 @pytest.mark.slow
 def test_the_cost_of_a_record_has_its_writing_in_it(script, monkeypatch):
     overhead, appended = script('recording_overhead'), []

@@ -117,3 +117,33 @@ def test_conversions_are_added(scores, tmp_path):
     assert untrained['options'] == {'way': 'affine, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
     assert folded['metrics'] == {'accuracy/top1': 85.5} and folded['steps'] == 188 and folded['norm'] == 'UN'
     assert folded['config'] == 'configs/convert/swin_un_classifier_converted.py'
+
+
+@pytest.fixture
+def drawing(scores):
+    return importlib.import_module('draw_scores')
+
+
+def test_a_figure_has_the_scores_of_its_table(drawing):
+    data = drawing.load()
+    for name, (table, _, by_metric) in drawing.FIGURES.items():
+        figure = drawing.figure_of(name, data)
+        assert len(figure.axes) == len(by_metric)
+        for axes in figure.axes:
+            assert len(axes.get_yticks()) == len(drawing.TABLES[table]['rows']) and axes.get_xlabel()
+    axes, = drawing.figure_of('stress', data).axes
+    points = [line for line in axes.lines if line.get_marker() == 'o']
+    assert [(line.get_color(), line.get_fillstyle(), *line.get_xydata()[0]) for line in points[:2]] == [
+        (drawing.NORM_COLOURS['LN'], 'none', 88.0, 0), (drawing.NORM_COLOURS['LN'], 'full', 85.4, 0)]
+    axes, = drawing.figure_of('comparison_t2t', data).axes
+    assert [text.get_text() for text in axes.texts] == ['FAIL', 'FAIL']
+
+
+def test_quality_against_depth_is_drawn_from_the_scores(drawing, tmp_path, capsys):
+    assert [axes.get_title() for axes in drawing.depth_figure(drawing.load()).axes][3:] == [
+        'BranchNorm, T = 25', 'BranchNorm, T = 100', 'LayerScale']
+    drawing.main(['depth_quality', '--out', str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ['depth_quality.png']
+    with pytest.raises(SystemExit):
+        drawing.main(['depth'])
+    assert 'no figure depth; there are comparison_swin' in capsys.readouterr().err

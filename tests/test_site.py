@@ -34,6 +34,21 @@ def test_a_link_that_leaves_the_docs_is_a_path():
         '`mmunorm/a.py`, a file (`mmunorm/a.py`), [a page](../fusion.md#x)')
 
 
+def test_an_image_whose_text_has_brackets_is_found():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri='projects/deep/RESULTS.md'))
+    assert HOOK['on_page_markdown']('![E[y^2] of a layer](../../docs/images/a.png)', page, None, None) == (
+        '![E[y^2] of a layer](../../images/a.png)')
+
+
+def test_text_after_code_is_a_paragraph():
+    assert with_lists('```bash\na\n\nb\n```\ntext\nmore') == '```bash\na\n\nb\n```\n\ntext\nmore'
+
+
+def test_options_in_code_do_not_break():
+    assert HOOK['with_whole_options']('<p>a --b</p><code>a --num-samples 2 [-h] a-b</code>') == (
+        '<p>a --b</p><code>a <span class="option">--num-samples</span> 2 [<span class="option">-h</span>] a-b</code>')
+
+
 def test_a_image_links_to_its_file():
     image = '<img alt="a" src="../images/a.png">'
     assert HOOK['with_full_images'](f'<p>{image}</p>') == f'<p><a href="../images/a.png">{image}</a></p>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 # Okabe and Ito's colour-blind safe palette, without yellow, which is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
+# A norm has the same colour in every figure.
+NORM_COLOURS = dict(zip(('LN', 'UN', 'BN'), COLOURS, strict=False))
 # The metrics that tables and figures show if a run has several, with their labels. Projects add their own.
 METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
 
@@ -26,6 +28,15 @@ METRICS = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'co
 def metric_label(name: str) -> str:
     """The label of a scalar; without one, its name."""
     return METRICS.get(name, name)
+
+
+def line_styles(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and line of each label: LN, UN and BN have their own colours, and other labels the rest."""
+    labels = list(labels)
+    known = {label: (NORM_COLOURS[label], LINES[0]) for label in labels if label in NORM_COLOURS}
+    rest = [(colour, line) for line in LINES for colour in COLOURS if (colour, LINES[0]) not in known.values()]
+    others = [label for label in labels if label not in known]
+    return known | dict(zip(others, itertools.cycle(rest), strict=False))
 
 
 def read_scalars(path: str | Path) -> Scalars:
@@ -82,7 +93,8 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
     logarithmic if a value exceeds 100 times the median.
     """
     drawn = []
-    for i, (label, group) in enumerate(runs.items()):
+    styles = line_styles(runs)
+    for label, group in runs.items():
         curves = [run[name][np.isfinite(run[name][:, 1])] for run in group if name in run]
         curves = [curve for curve in curves if len(curve)]
         if not curves:
@@ -90,7 +102,7 @@ def draw_curves(axes: Axes, runs: Mapping[str, Sequence[Scalars]], name: str) ->
         steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
         values = np.ma.masked_invalid([
             np.interp(steps, curve[:, 0], curve[:, 1], left=math.nan, right=math.nan) for curve in curves])
-        colour, line = COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]
+        colour, line = styles[label]
         axes.plot(steps, values.mean(axis=0), line, color=colour, label=label, linewidth=1.4,
                   marker='.' if len(steps) < 10 else None)
         drawn.append(values.compressed())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, read_scalars
+from mmunorm.analysis.curves import COLOURS, curves_figure, draw_curves, line_styles, read_scalars
 
 from ..logs import train, write_log
 
@@ -65,6 +65,11 @@ def test_mean_and_band():
     band = axes.collections[0].get_paths()[0].vertices
     assert [10, 2] in band.tolist() and [10, 6] in band.tolist()
     assert axes.get_xlabel() == 'training step' and axes.get_ylabel() == 'loss'
+
+
+def test_a_norm_has_the_same_colour_in_every_figure():
+    assert line_styles(['a', 'UN', 'LN'])['UN'] == line_styles(['UN'])['UN'] == (COLOURS[1], '-')
+    assert len(set(line_styles([*map(str, range(12)), 'UN', 'LN', 'BN']).values())) == 15
 
 
 def test_every_label_looks_different():

@@ -1,12 +1,13 @@
 """Figures of the first steps of deep models, and of quality against depth."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, LINES, Scalars, metric_label
+from mmunorm.analysis.curves import COLOURS, LINES, Scalars, line_styles, metric_label
 from mmunorm.analysis.figures import small_labels
 from mmunorm.analysis.layout import finish, new_panels
 
@@ -42,30 +43,41 @@ def depth_figure(runs: Mapping[str, tuple[Scalars, LayerRecord]], steps: int) ->
     return figure
 
 
-def quality_figure(results: Mapping[str, Mapping[int, Sequence[float | None]]], metric: str) -> Figure:
-    """A metric against depth, one line per kind of model: the mean over seeds, with a band from minimum to maximum.
+class Quality(NamedTuple):
+    """A metric over the seeds of one kind of model at one depth."""
+    mean: float | None  # None if all seeds diverged
+    std: float | None  # None of one seed
+    diverged: int  # seeds
 
-    `results` has the metric of each seed by kind and depth; None for a diverged run, drawn as a cross at the bottom.
-    The name of a kind is its scheme, which determines the colour, and its norm, which determines the line style.
+
+def quality_figure(results: Mapping[tuple[str, str], Mapping[int, Quality]], metric: str) -> Figure:
+    """A metric against depth by scheme and norm: one panel per scheme, one line per norm.
+
+    A line is the mean over seeds with its standard deviation. A cross at the bottom is a diverged run.
     """
-    figure, (axes,) = new_panels()
-    schemes, norms = (list(dict.fromkeys(kind.rpartition(' ')[i] for kind in results)) for i in (0, 2))
-    for kind, by_depth in results.items():
-        scheme, _, norm = kind.rpartition(' ')
-        colour, line = COLOURS[schemes.index(scheme) % len(COLOURS)], LINES[norms.index(norm) % len(LINES)]
-        found = {depth: [value for value in values if value is not None] for depth, values in by_depth.items()}
-        found = {depth: values for depth, values in found.items() if values}
-        if found:
-            axes.plot(list(found), list(map(np.mean, found.values())), line, color=colour, label=kind, marker='.')
-            axes.fill_between(list(found), list(map(min, found.values())), list(map(max, found.values())), color=colour,
-                              alpha=0.12, linewidth=0)
-        failed = [depth for depth, values in by_depth.items() if None in values]
-        axes.plot(failed, [0.02 + 0.03 * list(results).index(kind)] * len(failed), 'x', color=colour,
-                  transform=axes.get_xaxis_transform(), label=None if found else f'{kind}: diverged')
+    schemes, norms = (list(dict.fromkeys(kind[i] for kind in results)) for i in (0, 1))
     depths = sorted({depth for by_depth in results.values() for depth in by_depth})
-    axes.set_xscale('log', base=2)
-    axes.set_xticks(depths, list(map(str, depths)))
-    axes.minorticks_off()
-    axes.set(xlabel='layers', ylabel=metric_label(metric))
-    finish(figure, 3.0, 'Quality against depth')
+    figure, panels = new_panels(-(-len(schemes) // 2), min(2, len(schemes)), sharey=True)
+    for axes in panels[len(schemes):]:
+        axes.remove()
+    styles = line_styles(norms)
+    for axes, scheme in zip(panels, schemes, strict=False):
+        for i, norm in enumerate(norms):
+            by_depth = results.get((scheme, norm), {})
+            colour, line = styles[norm]
+            found = {depth: each for depth, each in by_depth.items() if each.mean is not None}
+            if found:
+                axes.errorbar(list(found), [each.mean for each in found.values()],
+                              [each.std or 0 for each in found.values()], linestyle=line, color=colour, label=norm,
+                              marker='.', capsize=2)
+            failed = [depth for depth, each in by_depth.items() if each.diverged]
+            if failed:
+                axes.plot(failed, [0.04 + 0.08 * i] * len(failed), 'x', color=colour,
+                          transform=axes.get_xaxis_transform(), label=None if found else f'{norm}: diverged')
+        axes.set_title(scheme, fontsize='small')
+        axes.set_xscale('log', base=2)
+        axes.set_xticks(depths, list(map(str, depths)))
+        axes.minorticks_off()
+        small_labels(axes, 'layers', '' if axes not in panels[::2] else metric_label(metric))
+    finish(figure, 1.3, 'Quality against depth')
     return figure

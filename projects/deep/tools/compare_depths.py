@@ -5,6 +5,7 @@ checkpoint. FAIL marks a diverged run, as in compare_norms.py. The results are O
 """
 import argparse
 import shlex
+import statistics
 import sys
 from functools import partial
 
@@ -29,7 +30,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
 from mmunorm.residuals import RESIDUALS
 from mmunorm.utils import PreflightError
-from projects.deep.deep.figures import quality_figure
+from projects.deep.deep.figures import Quality, quality_figure
 
 
 def parse_args(argv=None):
@@ -109,12 +110,17 @@ def write(errors, args, runs, kinds):
     rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
             for kind, by_depth in cells.items() for depth, each in by_depth.items()
             for seed, result in enumerate(each) if result['status'] in (FINISHED, FAIL)]
-    values = {' '.join(kind): {} for kind in kinds}
-    for *kind, depth, _, _, _, value in rows:
-        values[' '.join(kind)].setdefault(depth, []).append(None if value == '' else value)
+    quality = {kind: {depth: quality_of(each, metric) for depth, each in by_depth.items()}
+               for kind, by_depth in cells.items()}
     return write_files(args.out, 'depths', [*lines, '', *remarks(results)],
                        ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,
-                       quality_figure(values, metric))
+                       quality_figure(quality, metric))
+
+
+def quality_of(results, metric):
+    values = [result['metrics'][metric] for result in results if metric in result['metrics']]
+    return Quality(statistics.mean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None,
+                   sum(result['status'] == FAIL for result in results))
 
 
 def steps_of(results):
