@@ -32,7 +32,7 @@ if not lacks('mmengine'):
         try:
             with quiet_imports():
                 import mmpretrain.models  # noqa: F401
-        except ImportError as error:
+        except Exception as error:  # beside transformers 5, a TypeError, too
             registry.mark_missing('mmpretrain', error)
 
     if registry.MISSING:

@@ -20,7 +20,7 @@ MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if 
 _REASONS: dict[str, str] = {}
 
 
-def mark_missing(package: str, error: ImportError) -> None:
+def mark_missing(package: str, error: Exception) -> None:
     """Counts a package as missing that cannot be imported, such as mmpretrain beside transformers 5."""
     global MISSING
     MISSING = (*MISSING, package)

@@ -47,10 +47,11 @@ def test_the_five_lines_of_the_first_page():
 
 
 @pytest.mark.slow
-def test_an_mmpretrain_that_cannot_be_imported_counts_as_missing(tmp_path):
+@pytest.mark.parametrize('error', ['ImportError', 'TypeError'])
+def test_an_mmpretrain_that_cannot_be_imported_counts_as_missing(error, tmp_path):
     """Such as beside transformers 5."""
     (tmp_path / 'mmpretrain').mkdir()
-    (tmp_path / 'mmpretrain/__init__.py').write_text("raise ImportError('cannot import name X from transformers')")
+    (tmp_path / 'mmpretrain/__init__.py').write_text(f"raise {error}('cannot import name X from transformers')")
     code = ('import torch, mmunorm; from torch import nn; '
             'model = nn.Sequential(mmunorm.UN(4), nn.Linear(4, 2)).eval(); '
             'print(mmunorm.fuse_norms(model, strict=True, example=torch.randn(1, 4)))')

@@ -92,7 +92,7 @@ class Format(ABC):
         if kind is not None and not self.int8_kinds:
             raise PreflightError(f'--format {self.name} has no INT8.')
         if kind and kind not in self.int8_kinds:
-            raise PreflightError(f'--int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
+            raise PreflightError(f'int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
         return self.int8_kinds[0] if kind == '' else kind
 
     def needs_images(self, int8: str | None) -> bool:
