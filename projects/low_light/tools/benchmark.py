@@ -21,7 +21,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive, threads
+from mmunorm.cli.arguments import command, positive, threads
 from projects.low_light.low_light import IAT
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +52,7 @@ def build(device):
     return models
 
 
+@command
 @torch.no_grad()
 def main(argv=None):
     args = parse_args(argv)

@@ -24,7 +24,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive, threads
+from mmunorm.cli.arguments import command, positive, threads
 from projects.translation.translation import TranslationModel
 from projects.translation.translation.search import CachedDecoder, beam_search
 from projects.translation.translation.text.ids import EOS, PAD
@@ -105,6 +105,7 @@ def searching(models, args, device):
     return runs, len(source) * args.length
 
 
+@command
 def main(argv=None):
     args = parse_args(argv)
     device = torch.device(args.device)
