@@ -308,7 +308,7 @@ def test_a_folder_with_damaged_images_is_drawn_without_them(images, capsys):
     *_, skipped, count = capsys.readouterr().out.splitlines()
     assert sorted(skipped.removeprefix('skipped: ').split('; ')) == [
         f'{data}/dark/{name}.png: not readable as an image' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
-    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png']
+    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png', 'preds']
     message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
     assert message == f'error: no image could be drawn: {data}/dark/cut.png: not readable as an image.'
 
