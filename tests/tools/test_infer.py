@@ -110,6 +110,25 @@ def test_objects_are_drawn_on_an_enlarged_image(tmp_path, capsys):
         assert np.abs(some.astype(int) - none).max() > 100
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(('base', 'backbone'), [
+    ('classifier', 'arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, '
+     'out_indices=(1, )'),
+    (tiny_runs.ROOT / 'configs/digits/swin_un_maskrcnn.py', 'embed_dims=48, depths=[1] * 4, num_heads=[1, 2, 4, 8], '
+     'window_size=4')])
+def test_stock_swins_with_other_norms(base, backbone, request, tmp_path):
+    """mmpretrain's and mmdet's, as trained with --norm."""
+    base = request.getfixturevalue(base)[0] if base == 'classifier' else base
+    config = tmp_path / 'stock.py'
+    config.write_text(f"_base_ = ['{base}']\npretrained = None\nmodel = dict(backbone=dict(_delete_=True, "
+                      f"type='SwinTransformer', {backbone}))\n")
+    cfg = load_config(str(config), norm='UN')
+    checkpoint = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', list('0123456789'))
+    cv2.imwrite(str(tmp_path / 'a.png'), np.full((64, 64, 3), 200, np.uint8))
+    infer(config, checkpoint, tmp_path / 'a.png', '--norm', 'UN', '--out-dir', tmp_path / 'out')
+    assert read(tmp_path / 'out/a.png').shape == (512, 512, 3) and (tmp_path / 'out/preds/a.json').exists()
+
+
 @pytest.mark.parametrize('number', [0, 2])
 def test_boxes_and_masks_are_enlarged_with_their_image(number):
     instances = InstanceData(bboxes=torch.ones(number, 4), masks=torch.ones(number, 6, 5, dtype=torch.bool))
