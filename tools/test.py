@@ -14,7 +14,7 @@ from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_file, prepare
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.models import match_folded
+from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
@@ -94,6 +94,8 @@ def main(argv=None):
         training.enable_tta(cfg)
     runner = training.build_runner(cfg)
     load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine would accept one of another model
+    with clear_build_errors():
+        _ = runner.test_loop
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))
