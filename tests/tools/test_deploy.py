@@ -68,7 +68,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     cfg = Config.fromfile(config)
     cfg.test_dataloader.dataset.update(metainfo=dict(classes=('a', 'b', 'c')), with_label=False)
     cfg.dump(tmp_path / 'three.py')
-    assert 'tells 2 classes apart, and the data have 3' in error_of(
+    assert 'the file has 2 classes, and the data set has 3' in error_of(
         capsys, TEST, tmp_path / 'three.py', made.path)
     written, = (tmp_path / 'tested').glob('*/*.json')
     assert json.loads(written.read_text()) == expected
