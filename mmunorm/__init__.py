@@ -4,6 +4,9 @@ Importing the package registers its layers, backbones and hooks in mmengine's ro
 OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
 :func:`fuse_norms`, are available.
 """
+from . import interruption  # noqa: F401  before torch, whose import takes long
+
+# isort: split
 import warnings
 
 import torch

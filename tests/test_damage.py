@@ -138,16 +138,16 @@ def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
         ('infer', config, weights, 'data/dark', '--out-dir', out, '--device', 'cpu'))
     for command in commands:
         run(*command)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path.name: path.read_bytes() for path in out.rglob('*.*')}
     assert set(before) == {'report.html', 'report.json', 'curves.csv', 'curves.png', 'folded.pth', 'a.pkl', '0.png',
-                           '1.png'}
+                           '1.png', '0.json', '1.json'}
     remount(disk, f'size={sum(map(len, before.values())) + 40960}')
     with pytest.raises(OSError), (disk / 'rest').open('ab') as rest:
         rest.write(b'0' * 10**6)
     for command in commands:
         message = error_of(capsys, 3, *command)
         assert message.startswith(f'error: {out}/') and message.endswith(': No space left on device')
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in out.rglob('*.*')} == before
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_a_folder_with_damaged_images_is_drawn_without_them(images, capsys):
     *_, skipped, count = capsys.readouterr().out.splitlines()
     assert sorted(skipped.removeprefix('skipped: ').split('; ')) == [
         f'{data}/dark/{name}.png: not readable as an image' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
-    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png']
+    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png', 'preds']
     message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
     assert message == f'error: no image could be drawn: {data}/dark/cut.png: not readable as an image.'
 
@@ -441,7 +441,7 @@ def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
     config, options, weights, _ = scenes
     draw(Path('in/small.png'), 1, 1)
     draw(Path('in/wide.png'), 20, 20000)
-    options = ('--out-dir', 'out', '--device', 'cpu', '--score-thr', '0', *options)
+    options = ('--out-dir', 'out', '--no-save-pred', '--device', 'cpu', '--score-thr', '0', *options)
     run('infer', config, weights, 'in', *options)
     *_, left_out, count = capsys.readouterr().out.splitlines()
     assert left_out.startswith('skipped: in/wide.png (20000 x 20 pixels): OpenCV')

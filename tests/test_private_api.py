@@ -28,7 +28,7 @@ def test_it_is_still_there(name):
 
 
 def test_nothing_private_is_used_that_is_not_listed():
-    defined, used = {'_asdict', '_replace'}, {}  # a NamedTuple's are documented
+    defined, used = {'_asdict', '_replace', '_exit'}, {}  # a NamedTuple's and os._exit are documented
     for path in (tiny_runs.ROOT / 'mmunorm').rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,8 @@ def train(title: str, config: str, work_dir: str, *options: str) -> str:
     return Path(ROOT, work_dir, 'last_checkpoint').read_text().strip()
 
 
-def main() -> None:
+@command
+def main(argv=None) -> None:
     start = time.time()
     run('1/4 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
     classifier = train('2/4 Train a small Swin with LayerNorm', CLASSIFIER, f'{OUT}/classifier',

@@ -1,4 +1,4 @@
-"""Draws a model's predictions: boxes and masks, or the class."""
+"""Draws a model's predictions, boxes and masks or the class, and writes them as JSON."""
 import argparse
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -29,8 +29,11 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('images', help='an image, or a folder that is searched for images')
-    parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
-    parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--out-dir', required=True, help='folder for the drawn images; preds/NAME.json in it has '
+                        'the predictions of an image')
+    parser.add_argument('--no-save-pred', action='store_true', help='write no predictions as JSON')
+    parser.add_argument('--pred-score-thr', '--score-thr', type=share, default=0.3,
+                        help='draw objects with at least this score (default: %(default)s); the JSON files have all')
     parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     add_device_argument(parser)
     add_config_arguments(parser)
@@ -42,22 +45,43 @@ class Detector:
 
     def __init__(self, cfg, checkpoint, device, score_thr):
         from mmdet.apis import inference_detector, init_detector
+        from mmdet.structures.mask import encode_mask_results
         from mmdet.visualization import DetLocalVisualizer
+        self.encode_masks = encode_mask_results
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
         load_weights(self.model, checkpoint)  # mmdet would accept one of another model
         self.visualizer = DetLocalVisualizer(alpha=0.5)  # translucent masks
         self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
+        self.best_scores = []
 
     def draw(self, path, image, out_file):
         result = self.infer(self.model, str(path)).cpu()
+        prediction = self._prediction(result.pred_instances)
+        self.best_scores.append(max(prediction['scores'], default=0))
         scale = drawing_scale(*image.shape[:2])
         image = mmcv.imrescale(image, scale)
         self._enlarge(result.pred_instances, *image.shape[:2], scale)
         self.visualizer.add_datasample(
             path.name, image[..., ::-1], result, draw_gt=False, pred_score_thr=self.score_thr,
             out_file=str(out_file))
+        return prediction
+
+    def summarize(self):
+        """Prints how many images have no object that was drawn."""
+        empty = [best for best in self.best_scores if best < self.score_thr]
+        if empty:
+            print(f'{len(empty)} of {len(self.best_scores)} images: 0 objects from {self.score_thr}, best '
+                  f'{max(empty):.2f} (lower --pred-score-thr)')
+
+    def _prediction(self, instances):
+        """As mmdet's DetInferencer gives it: masks in COCO's run-length encoding."""
+        found = {key: instances[key].tolist() for key in ('labels', 'scores', 'bboxes')}
+        if 'masks' in instances:
+            encoded = self.encode_masks(instances.masks.numpy())
+            found['masks'] = [{**mask, 'counts': mask['counts'].decode()} for mask in encoded]
+        return found
 
     @staticmethod
     def _enlarge(instances, height, width, scale):
@@ -89,6 +113,8 @@ class Classifier:
         self.visualizer.visualize_cls(
             rgb, result, classes=self.inferencer.classes, draw_gt=False,
             rescale_factor=drawing_scale(*image.shape[:2]), out_file=str(out_file))
+        prediction, = self.inferencer.postprocess([result], [])
+        return {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
 
 
 class OwnDrawing:
@@ -107,7 +133,7 @@ def build_artist(cfg, args):
         if hasattr(MODELS.get(cfg.model.get('of', cfg.model.type)), 'draw'):
             return OwnDrawing(cfg, args.checkpoint, args.device)
         if cfg.get('default_scope') == 'mmdet':
-            return Detector(cfg, args.checkpoint, args.device, args.score_thr)
+            return Detector(cfg, args.checkpoint, args.device, args.pred_score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
             return Classifier(cfg, args.checkpoint, args.device)
     raise PreflightError(f"{args.config}: default_scope must be 'mmdet' or 'mmpretrain', or the model must have a "
@@ -121,7 +147,10 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     match_folded(cfg, args.checkpoint)
     out_folder(args.out_dir, '--out-dir')
-    draw_each(images, build_artist(cfg, args).draw, args.out_dir)
+    artist = build_artist(cfg, args)
+    draw_each(images, artist.draw, args.out_dir, save_pred=not args.no_save_pred)
+    if isinstance(artist, Detector):
+        artist.summarize()
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_file, prepare
 from mmunorm.cli.preflight import check_data
-from mmunorm.config.models import match_folded
+from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
@@ -26,6 +26,9 @@ def parse_args(argv=None):
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--fuse', action='store_true', help='fold the norms of the model first')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
+    parser.add_argument('--tta', action='store_true',
+                        help="test-time augmentation: the config's tta_model and tta_pipeline, by default the mean of "
+                        'an image and its mirror image')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write images with predictions to this folder')
@@ -87,8 +90,12 @@ def main(argv=None):
         out_file(args.out, '--out', args.checkpoint)
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
+    if args.tta:
+        training.enable_tta(cfg)
     runner = training.build_runner(cfg)
     load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine would accept one of another model
+    with clear_build_errors():
+        _ = runner.test_loop
     if args.out:
         dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import mmunorm  # noqa: F401  before torch: Ctrl+C during the imports
+
+# isort: split
 import torch
 
 from mmunorm.analysis.curves import METRICS, read_scalars

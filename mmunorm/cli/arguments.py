@@ -24,6 +24,7 @@ from ..checkpoints.unpickling import restricted
 from ..config.presets import HELP, apply_norm, keep_means, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
+from ..interruption import raise_again
 from ..utils import (
     LocalError,
     PreflightError,
@@ -52,6 +53,7 @@ def command(main):
     def wrapper(argv=None):
         argv = sys.argv[1:] if argv is None else argv
         verbose = _is_given('--verbose', argv)
+        raise_again()
         try:
             with ExitStack() as stack:
                 # Or each line that a full disk refuses becomes a traceback.

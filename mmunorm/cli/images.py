@@ -1,6 +1,7 @@
 """Finds, reads and draws images for the command-line tools."""
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..engine.images import image_problem
-from ..utils import IMAGE_SUFFIXES, PreflightError, whole_file
+from ..utils import IMAGE_SUFFIXES, PreflightError, whole_file, write_text
 
 LETTERS = 0.7  # the size of labels in an image with a short side of 512 pixels
 
@@ -89,15 +90,22 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
 
 
-def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], object],
-              out_dir: str) -> None:
+def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], dict | None], out_dir: str,
+              save_pred: bool = False) -> None:
     """Draws the images of :func:`find_images`, and prints which ones were skipped and why.
 
-    `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR; `out_dir` is for the message.
+    `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR, and returns the predictions. With
+    `save_pred`, these are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`.
 
     Raises:
-        PreflightError: none could be drawn.
+        PreflightError: none could be drawn, or two images would have one file of predictions.
     """
+    preds = {path: Path(out_dir, 'preds', out_file.relative_to(out_dir)).with_suffix('.json')
+             for path, out_file in images}
+    if save_pred and len(set(preds.values())) < len(preds):
+        same = next(path for path in preds if [*preds.values()].count(preds[path]) > 1)
+        raise PreflightError(f'{same} and another image of this name would have one file of predictions, '
+                             f'{preds[same]}: rename one, or add --no-save-pred.')
     skipped = []
     for path, out_file in tqdm(images, desc='drawing', unit='image', disable=None):
         image = read_image(path)
@@ -107,10 +115,14 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
         out_file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out_file) as part:
             try:
-                draw(path, image, part)
+                prediction = draw(path, image, part)
             except cv2.error as error:
                 height, width = image.shape[:2]
                 skipped.append(f'{path} ({width} x {height} pixels): {image_problem(error)}')
+                continue
+        if save_pred and prediction:
+            preds[path].parent.mkdir(parents=True, exist_ok=True)
+            write_text(preds[path], json.dumps(prediction))
     if len(skipped) == len(images):
         raise PreflightError(f'no image could be drawn: {"; ".join(skipped)}.')
     if skipped:

@@ -47,7 +47,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
             message says what, and where to get it.
     """
     parts = [(part, _class_of(part, registry)) for split in splits
-             for found, registry in ((_leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
+             for found, registry in ((leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
@@ -122,7 +122,7 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
             f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
 
 
-def _leaf_datasets(cfg: Config, split: str) -> list[dict]:
+def leaf_datasets(cfg: Config, split: str) -> list[dict]:
     """The data sets of a split, those inside RepeatDataset (`dataset`), ConcatDataset (`datasets`) and others."""
     def leaves(dataset) -> Iterator[dict]:
         if not isinstance(dataset, dict):
@@ -153,7 +153,7 @@ def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
 
     for split in splits:
         classes = ()
-        for dataset in _leaf_datasets(cfg, split):
+        for dataset in leaf_datasets(cfg, split):
             if _is_coco(dataset):
                 classes = _classes(dataset)
                 prefix = (dataset.get('data_prefix') or {}).get('img') or ''

@@ -19,7 +19,7 @@ def clear_build_errors():
     try:
         yield
     except (KeyError, TypeError, ValueError, AssertionError, ImportError) as error:
-        if isinstance(error, KeyError) and 'registry' not in str(error):
+        if isinstance(error, KeyError) and ' ' not in str(error):  # a missing key, not a message
             raise
         message = f'cannot build the config: {error_text(error)} (--verbose shows where)'
         raise PreflightError(message) from error

@@ -29,7 +29,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
         PreflightError: the config has no training data, or the data set is empty.
     """
     if cfg.get('train_dataloader') is None:
-        raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are taken from training images.')
+        raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are computed from training images.')
     cfg = copy.deepcopy(cfg)
     if cfg.get('test_dataloader') is not None:
         cfg.train_dataloader.dataset = _with_pipeline(cfg.train_dataloader.dataset,
@@ -39,7 +39,7 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     except ValueError as error:
         if 'at least one array' not in str(error):  # mmengine's error for a data set without samples
             raise
-        raise PreflightError(f'the training data of {cfg.filename} are empty: no statistics can be taken.') from error
+        raise PreflightError(f'the training data of {cfg.filename} are empty: there is nothing to measure.') from error
     batches, samples = [], 0
     with tqdm(total=num_samples, desc='reading', unit='image', disable=None) as bar:
         for batch in loader:
@@ -117,7 +117,7 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
     loader = _loader(cfg, 'test')
     classes = loader.dataset.metainfo.get('classes')
     if classes and getattr(model, 'is_detector', True) is False and len(model.classes) != len(classes):
-        raise PreflightError(f'the file tells {len(model.classes)} classes apart, and the data have {len(classes)}.')
+        raise PreflightError(f'the file has {len(model.classes)} classes, and the data set has {len(classes)}.')
     evaluator = cfg.test_evaluator
     if isinstance(evaluator, dict) and 'metrics' in evaluator:
         evaluator = EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))

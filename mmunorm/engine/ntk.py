@@ -25,8 +25,8 @@ class NTKHook(Hook):
 
     def before_train(self, runner) -> None:
         if any(isinstance(hook, EMAHook) for hook in runner.hooks):
-            raise PreflightError('custom_hooks: NTKHook and EMAHook do not go together: the averaged model would have '
-                                 'other parameters than the model. Leave one of them out.')
+            raise PreflightError('custom_hooks: NTKHook and EMAHook cannot be combined: the averaged model would have '
+                                 'other parameters than the model. Remove one of them.')
         try:
             # The parameters remain the same objects, those of the optimizer.
             ntk_parametrize(unwrapped_model(runner))

@@ -67,8 +67,8 @@ class OfflineNormHook(Hook):
         self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
         if runner.cfg.get('compile') and not sees_attributes() and any(
                 isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
-            raise PreflightError(f'OfflineNormHook: torch {torch.__version__} does not notice that the warm-up of a '
-                                 'compiled model ends; set warmup_iters to a number of steps, or take torch 2.4.')
+            raise PreflightError(f'OfflineNormHook: torch {torch.__version__} cannot end the warm-up of a compiled '
+                                 'model; set warmup_iters to a number of steps, or use torch 2.4 or newer.')
         if runner.iter == 0:
             _check_means(runner.model)
         left = runner.max_iters - runner.iter
@@ -112,7 +112,7 @@ class OfflineNormHook(Hook):
                 if adapts:
                     adapted = adapt_backbone(model, teacher, samples_of(batches), self.adapt_steps,
                                              len(batches[0]['inputs']))
-                    runner.logger.info(f'without labels, the backbone was adapted to what it gave with LayerNorm:\n'
+                    runner.logger.info(f'the backbone was adapted to its own outputs with LayerNorm, without labels:\n'
                                        f'{adapted}')
             except (ConversionError, PreflightError) as error:
                 problem = [str(error).rstrip('.')]

@@ -33,7 +33,7 @@ class ResidualHook(Hook):
             batch = model.data_preprocessor(next(iter(runner.train_dataloader)), training=True)
             model.train()
             profile_admin(model, lambda: model(**batch, mode='loss'))
-            runner.logger.info(f'Admin: {len(connections)} connections have measured a training batch.')
+            runner.logger.info(f'Admin: {len(connections)} residual connections were initialized from a batch.')
 
 
 def _short_run(model: nn.Module, runner) -> str:

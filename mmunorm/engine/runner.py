@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 from mmengine.hooks import CheckpointHook
-from mmengine.model import is_model_wrapper
+from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import nn
 
 
 def unwrapped_model(runner) -> nn.Module:
-    """The model itself, without DistributedDataParallel or the like around it."""
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+    """The model itself, without DistributedDataParallel, test-time augmentation or the like around it."""
+    model = runner.model
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    return model
 
 
 def saves_after_this_step(runner) -> bool:

@@ -40,7 +40,7 @@ class Norm(nn.Module):
             raise ValueError(f'{name}: the last dimension of x must be num_features={self.num_features}, '
                              f'got x of shape {tuple(x.shape)}')
         if not x.is_floating_point():
-            raise TypeError(f'{name}: x must be a floating tensor, got {x.dtype}')
+            raise TypeError(f'{name}: x must be a floating-point tensor, got {x.dtype}')
         if pad_mask is not None and pad_mask.shape != x.shape[:-1]:
             raise ValueError(f'{name}: pad_mask must have the shape of x without channels, '
                              f'{tuple(x.shape[:-1])}, got {tuple(pad_mask.shape)}')

@@ -59,7 +59,7 @@ def for_maps(norm: nn.Module) -> nn.Module:
         return norm
     if type(norm) not in _FOR_MAPS:
         names = ', '.join(cls.__name__ for cls in _FOR_MAPS)
-        raise ValueError(f'norm_cfg: {type(norm).__name__} has no form for maps (N, C, H, W), which this model has '
-                         f'norms over; take one of {names}')
+        raise ValueError(f'norm_cfg: {type(norm).__name__} does not support inputs (N, C, H, W), which this model '
+                         f'normalizes; use one of {names}')
     norm.__class__ = _FOR_MAPS[type(norm)]
     return norm

@@ -117,7 +117,7 @@ class OfflineNorm(Norm):
             raise ValueError('alpha must be in [0, 1), the weight of the old value (0.9 keeps 90 % of it), '
                              f'got {alpha!r}')
         if eta is not None and not _is_number(eta):
-            raise ValueError(f'eta must be the number that it starts from, or None for no such term, got {eta!r}')
+            raise ValueError(f'eta must be its initial value, a number, or None to leave the term out, got {eta!r}')
         self.window = _check_window(window)
         self.alpha = alpha
         self.warmup_iters = _check_warmup(warmup_iters)
@@ -282,7 +282,7 @@ class OfflineNorm(Norm):
             RuntimeError: the norm has a `fold_obstacle`.
         """
         if self.fold_obstacle:
-            raise RuntimeError(f'{type(self).__name__} is no affine map: it {self.fold_obstacle}')
+            raise RuntimeError(f'{type(self).__name__} is not an affine map: it {self.fold_obstacle}')
         scale, shift = self._scale_and_shift(torch.float64)
         return scale.detach(), shift.detach()
 

@@ -66,3 +66,8 @@ def test_one_checkpoint_is_always_whole(asked, kept, capsys):
     assert cfg.default_hooks.checkpoint.get('max_keep_ckpts') == kept
     assert ('keeping 2' in capsys.readouterr().err) == (asked == 1)
     training.keep_two_checkpoints(Config(dict(a=1)))
+
+
+def test_tta_has_no_default_for_other_libraries():
+    with pytest.raises(PreflightError, match="no tta_pipeline, .* not for default_scope='mmseg'"):
+        training.enable_tta(Config(dict(default_scope='mmseg', model={}, tta_model=dict(type='SegTTAModel'))))

@@ -244,3 +244,6 @@ def test_a_swin_for_an_ethos_u(swin, tmp_path):
     with pytest.raises(PreflightError, match="Arm's Vela cannot compile this model for ethos-u85-512"):
         compile_file(tmp_path / 'm.tflite', tmp_path / 'm.vela.tflite', 'ethos-u85-512')
     assert sorted(path.name for path in tmp_path.iterdir()) == ['m.tflite', *files]
+    # Vela has no name for a BROADCAST_TO.
+    (tmp_path / 'm.vela.layers.csv').write_text('Original Operator,Target\nNone,CPU\nMean,CPU\nNone,CPU\nAdd,NPU\n')
+    assert ETHOS_U.report(made.path)[-1] == 'operators left to the CPU: 3, unknown to Vela 2, Mean 1'

@@ -47,5 +47,5 @@ def test_checkpoints_are_plain_and_resume(tmp_path):
 
 def test_does_not_go_with_averaged_weights(tmp_path):
     run = backbone_runner(tmp_path, 1, hooks=['NTKHook', 'EMAHook'])
-    with pytest.raises(PreflightError, match='custom_hooks: NTKHook and EMAHook do not go together'):
+    with pytest.raises(PreflightError, match='custom_hooks: NTKHook and EMAHook cannot be combined'):
         run.train()

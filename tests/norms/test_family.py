@@ -133,7 +133,7 @@ def test_an_obstacle_says_why_there_is_no_affine(name, words):
     norm = build(name)
     assert words in norm.fold_obstacle
     error = RuntimeError if isinstance(norm, OfflineNorm) else AttributeError
-    with pytest.raises(error, match=f'is no affine map: it .*{words}' if error is RuntimeError else 'affine'):
+    with pytest.raises(error, match=f'is not an affine map: it .*{words}' if error is RuntimeError else 'affine'):
         norm.affine()
 
 

@@ -86,7 +86,7 @@ class WithGate(nn.LayerNorm):
     (nn.Linear(4, 4), dict(type='UN'), ValueError, 'model: Sequential has no LayerNorm or RMSNorm to replace'),
     (nn.LayerNorm((3, 4)), dict(type='UN'), ValueError, r'model: 0 is a LayerNorm over \(3, 4\); only norms over the'),
     (WithGate(), dict(type='UN'), ValueError, 'model: 0 is a WithGate; its gate would be lost with it'),
-    (timm.layers.LayerNorm2d(4), dict(type='DyT'), ValueError, 'norm_cfg: DyT has no form for maps .* one of UN, '),
+    (timm.layers.LayerNorm2d(4), dict(type='DyT'), ValueError, 'norm_cfg: DyT does not support inputs .* one of UN, '),
     (nn.LayerNorm(4), 'UN', TypeError, "norm_cfg='UN': must be a dict that names its type"),
     (nn.LayerNorm(4), dict(type='UNN'), KeyError, 'UNN'),
     (nn.LayerNorm(4), dict(type='UN', window=0), ValueError, 'window must be'),

@@ -10,6 +10,7 @@ from mmengine.config import Config
 
 from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
+from mmunorm.cli.arguments import load_config
 from mmunorm.deploy import FORMATS
 from mmunorm.utils import PreflightError
 
@@ -43,6 +44,17 @@ def classifier(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_a_stock_swin_with_other_norms(classifier, tmp_path, capsys):
+    config = tmp_path / 'stock.py'
+    config.write_text(f"_base_ = ['{classifier[0]}']\nmodel = dict(backbone=dict(_delete_=True, type='SwinTransformer',"
+                      ' arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, '
+                      'out_indices=(1, )))\n')
+    checkpoint = tiny_runs.save_weights(load_config(str(config), norm='UN'), tmp_path / 'a.pth', ('dark', 'light'))
+    tiny_runs.call(EXPORT, config, checkpoint, '--norm', 'UN', '--format', 'onnx', '--out', tmp_path / 'model')
+    assert 'norms left: 0' in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_classifier(classifier, tmp_path, capsys):
     config, checkpoint, data = classifier
     expected = tiny_runs.call(tiny_runs.load_tool('test'), config, checkpoint, '--work-dir', tmp_path / 'w')
@@ -56,7 +68,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     cfg = Config.fromfile(config)
     cfg.test_dataloader.dataset.update(metainfo=dict(classes=('a', 'b', 'c')), with_label=False)
     cfg.dump(tmp_path / 'three.py')
-    assert 'tells 2 classes apart, and the data have 3' in error_of(
+    assert 'the file has 2 classes, and the data set has 3' in error_of(
         capsys, TEST, tmp_path / 'three.py', made.path)
     written, = (tmp_path / 'tested').glob('*/*.json')
     assert json.loads(written.read_text()) == expected

@@ -1,3 +1,4 @@
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
+from pycocotools import mask as mask_utils
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.cli.images import read_image
@@ -41,7 +43,32 @@ def test_a_folder_of_images_keeps_its_names(classifier, tmp_path, capsys):
     for limit, names in ((('--limit', '1'), ['0.png']), ((), ['0.png', '1.png'])):
         infer(config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'in/drawn', *limit)
         # Drawings of an earlier run are not images.
-        assert sorted(path.name for path in (tmp_path / 'in/drawn').rglob('*.*')) == names
+        assert sorted(path.name for path in (tmp_path / 'in/drawn').glob('*.*')) == names
+
+
+def test_predictions_are_written_as_json(classifier, tmp_path, capsys, monkeypatch):
+    config, checkpoint, data = classifier
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
+    file = tmp_path / 'out/preds/light/1.json'
+    assert len([*tmp_path.rglob('*.json')]) == 4
+    found = json.loads(file.read_text())
+    assert found['pred_class'] == ('dark', 'light')[found['pred_label']]
+    assert found['pred_score'] == max(found['pred_scores']) > 0.5 and sum(found['pred_scores']) == pytest.approx(1)
+
+    file.write_text('{}')
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'out', '--no-save-pred')
+    assert file.read_text() == '{}'
+    with monkeypatch.context() as patch:
+        patch.setattr(INFER.Classifier, 'draw', lambda *_: dict(pred_scores=torch.zeros(2)))
+        with pytest.raises(TypeError, match='not JSON serializable'):
+            infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
+    assert file.read_text() == '{}'
+
+    shutil.copytree(data / 'dark', tmp_path / 'in')
+    shutil.copy(tmp_path / 'in/0.png', tmp_path / 'in/0.bmp')
+    message = tiny_runs.error_of(capsys, INFER, config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'o',
+                                 '--device', 'cpu')
+    assert 'in/0.bmp and another image of this name' in message and 'o/preds/0.json: rename one' in message
 
 
 def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
@@ -57,14 +84,22 @@ def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
 
 
 @pytest.mark.slow
-def test_objects_are_drawn_on_an_enlarged_image(tmp_path):
+def test_objects_are_drawn_on_an_enlarged_image(tmp_path, capsys):
     config, _ = tiny_runs.write_detector(tmp_path)
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'a.pth', [f'class {i}' for i in range(80)])
     data = tmp_path / 'coco/val2017'
     small = ('--cfg-options', 'test_dataloader.dataset.pipeline.1.scale=(96,72)',
              'model.test_cfg.rcnn.score_thr=0.0', 'model.test_cfg.rcnn.max_per_img=3')
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'some', '--score-thr', '0', *small)
-    infer(config, checkpoint, data, '--out-dir', tmp_path / 'none', '--score-thr', '1', *small)
+    assert 'objects from' not in capsys.readouterr().out
+    infer(config, checkpoint, data, '--out-dir', tmp_path / 'none', '--pred-score-thr', '1', *small)
+    found, other = (json.loads(path.read_text()) for path in sorted(tmp_path.glob('some/preds/*.json')))
+    best = max(found['scores'] + other['scores'])
+    assert (f'2 of 2 images: 0 objects from 1.0, best {best:.2f} (lower --pred-score-thr)' in capsys.readouterr().out)
+    assert [len(found[key]) for key in ('labels', 'scores', 'bboxes', 'masks')] == [3] * 4
+    height, width = read(data / '000000000001.jpg').shape[:2]
+    assert all(0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height for x1, y1, x2, y2 in found['bboxes'])
+    assert mask_utils.decode(found['masks']).shape == (height, width, 3)
     for name in ('000000000001.jpg', '000000000002.jpg'):
         plain = cv2.resize(read(data / name), (683, 512))
         none, some = read(tmp_path / 'none' / name), read(tmp_path / 'some' / name)
@@ -73,6 +108,25 @@ def test_objects_are_drawn_on_an_enlarged_image(tmp_path):
         shrunk = [cv2.resize(each, (48, 36), interpolation=cv2.INTER_AREA).astype(int) for each in (none, plain)]
         assert np.abs(shrunk[0] - shrunk[1]).mean() < 5  # JPEG
         assert np.abs(some.astype(int) - none).max() > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('base', 'backbone'), [
+    ('classifier', 'arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, '
+     'out_indices=(1, )'),
+    (tiny_runs.ROOT / 'configs/digits/swin_un_maskrcnn.py', 'embed_dims=48, depths=[1] * 4, num_heads=[1, 2, 4, 8], '
+     'window_size=4')])
+def test_stock_swins_with_other_norms(base, backbone, request, tmp_path):
+    """mmpretrain's and mmdet's, as trained with --norm."""
+    base = request.getfixturevalue(base)[0] if base == 'classifier' else base
+    config = tmp_path / 'stock.py'
+    config.write_text(f"_base_ = ['{base}']\npretrained = None\nmodel = dict(backbone=dict(_delete_=True, "
+                      f"type='SwinTransformer', {backbone}))\n")
+    cfg = load_config(str(config), norm='UN')
+    checkpoint = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', list('0123456789'))
+    cv2.imwrite(str(tmp_path / 'a.png'), np.full((64, 64, 3), 200, np.uint8))
+    infer(config, checkpoint, tmp_path / 'a.png', '--norm', 'UN', '--out-dir', tmp_path / 'out')
+    assert read(tmp_path / 'out/a.png').shape == (512, 512, 3) and (tmp_path / 'out/preds/a.json').exists()
 
 
 @pytest.mark.parametrize('number', [0, 2])

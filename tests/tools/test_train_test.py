@@ -79,6 +79,44 @@ def test_a_detector_starts_from_a_classifier_and_is_tested(tmp_path):
     assert len(list(tmp_path.glob('w/*/images/*.jpg'))) == 2
 
 
+def test_tta_averages_an_image_and_its_mirror_image(classifier, tmp_path):
+    config, checkpoint, _ = classifier
+    mirror = tmp_path / 'mirror.py'
+    mirror.write_text(f"_base_ = ['{config}']\nfrom copy import deepcopy\ntest_dataloader = deepcopy("
+                      "_base_.test_dataloader)\ntest_dataloader.dataset.pipeline.insert(2, dict(type='RandomFlip', "
+                      'prob=1.))\n')
+    own = tmp_path / 'own.py'
+    own.write_text(f"_base_ = ['{mirror}']\ntta_model = dict(type='AverageClsScoreTTA')\ntta_pipeline = [*_base_."
+                   "pipeline[:2], dict(type='TestTimeAug', transforms=[[_base_.pipeline[2]]])]\n")
+    scores = []
+    for path, *flags in ((config, ), (mirror, ), (config, '--tta'), (config, '--tta', '--fuse'), (own, '--tta')):
+        tiny_runs.call('test', path, checkpoint, '--work-dir', 'w', '--out', 'predictions.pkl', *flags, '--cfg-options',
+                       'test_dataloader.sampler.shuffle=False')
+        scores.append(torch.stack([each['pred_score'] for each in load_predictions()]))
+    plain, mirrored, tta, fused, own = scores
+    assert not torch.allclose(plain, mirrored)
+    torch.testing.assert_close(tta, (plain + mirrored) / 2)
+    torch.testing.assert_close(fused, tta)
+    torch.testing.assert_close(own, plain)  # one view of each image
+
+
+def test_tta_of_a_detector(tmp_path, capsys):
+    base = CONFIGS / 'digits/swin_un_fasterrcnn.py'
+    cfg = Config.fromfile(base)
+    options = '--work-dir', 'w', '--out', 'predictions.pkl', '--cfg-options', *tiny_runs.tiny_data(cfg, tmp_path / 'd')
+    tiny_runs.save_weights(load_config(str(base), {'pretrained': None}), 'a.pth', tuple('0123456789'))
+    found = []
+    for flags in ([], ['--tta'], ['--tta', '--fuse']):
+        tiny_runs.call('test', base, 'a.pth', *flags, *options)
+        found.append([item['pred_instances']['scores'] for item in load_predictions()])
+    plain, tta, fused = found
+    assert all(len(one) > 5 for one in tta) and all(len(one) == 5 for one in plain)  # five of each view
+    torch.testing.assert_close(fused, tta)
+    masks = CONFIGS / 'digits/swin_un_maskrcnn.py'
+    assert 'DetTTAModel merges boxes, and this model has a mask head' in tiny_runs.error_of(
+        capsys, 'test', masks, 'a.pth', '--tta', *options)
+
+
 def test_missing_data_and_weights_are_told_of_before_a_model_is_built(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, 'build_runner', lambda cfg: pytest.fail('a model was built'))
     config = CONFIGS / 'swin_t_un_maskrcnn_3x.py'
@@ -135,8 +173,10 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
 
 
 def test_what_cannot_be_built_is_one_line(classifier, capsys):
+    assert "unexpected keyword argument 'top'" in tiny_runs.error_of(
+        capsys, 'test', *classifier[:2], '--work-dir', 'w', '--cfg-options', 'test_evaluator.top=1')
     for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
-                   'val_dataloader.dataset.indices=0'):
+                   'val_dataloader.dataset.indices=0', 'val_evaluator.top=1'):
         assert 'cannot build the config' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
     assert 'no training step' in tiny_runs.error_of(

@@ -17,7 +17,8 @@ def parse_args(argv=None):
     parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
-    parser.add_argument('--score-thr', type=share, default=0.3, help='draw objects with at least this score')
+    parser.add_argument('--pred-score-thr', '--score-thr', type=share, default=0.3,
+                        help='draw objects with at least this score (default: %(default)s)')
     parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     return parser.parse_args(argv)
 
@@ -32,7 +33,7 @@ def main(argv=None):
     out_folder(args.out_dir, '--out-dir')
 
     def write(path, image, part):
-        cv2.imwrite(str(part), draw_objects(image, objects_in(runner, image, args.score_thr)))
+        cv2.imwrite(str(part), draw_objects(image, objects_in(runner, image, args.pred_score_thr)))
 
     draw_each(images, write, args.out_dir)
 

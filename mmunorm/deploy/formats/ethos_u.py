@@ -57,7 +57,8 @@ class EthosU(LiteRt):
     def report(self, path: Path) -> list[str]:
         _, summary, layers = self.files(path)
         summary, = rows_of(summary)
-        on_cpu = Counter(row['Original Operator'] for row in rows_of(layers) if row['Target'] == 'CPU')
+        names = (row['Original Operator'] for row in rows_of(layers) if row['Target'] == 'CPU')
+        on_cpu = Counter('unknown to Vela' if name == 'None' else name for name in names)  # such as BROADCAST_TO
         return [f"Vela's ESTIMATE for {summary['accelerator_configuration']}, not a measurement: "
                 f"{float(summary['inference_time']) * 1e3:.1f} ms, {int(float(summary['cycles_total'])):,} cycles at "
                 f"{float(summary['core_clock']) / 1e6:.0f} MHz",

@@ -21,7 +21,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive, threads
+from mmunorm.cli.arguments import command, device, positive, threads
 from projects.low_light.low_light import IAT
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--sizes', type=positive, nargs='+', default=[side for size in SIZES for side in size],
                         metavar='SIDE', help='height and width, in turn (default: 400 600 800 1333)')
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--device', type=device, default='cpu', help='e.g. cuda:0')
     parser.add_argument('--rounds', type=positive, default=15)
     parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--out', default=ROOT / 'benchmarks/results', type=Path, help='folder of the results')
@@ -52,6 +52,7 @@ def build(device):
     return models
 
 
+@command
 @torch.no_grad()
 def main(argv=None):
     args = parse_args(argv)

@@ -24,7 +24,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.cli.arguments import positive, threads
+from mmunorm.cli.arguments import command, device, positive, threads
 from projects.translation.translation import TranslationModel
 from projects.translation.translation.search import CachedDecoder, beam_search
 from projects.translation.translation.text.ids import EOS, PAD
@@ -40,7 +40,7 @@ def parse_args(argv=None):
     parser.add_argument('--sentences', type=positive, default=64, help='in a training batch (default: 64)')
     parser.add_argument('--searched', type=positive, default=8, help='sentences that are searched (default: 8)')
     parser.add_argument('--length', type=positive, default=50, help='tokens of a translation (default: 50)')
-    parser.add_argument('--device', default='cpu', help='e.g. cuda:0')
+    parser.add_argument('--device', type=device, default='cpu', help='e.g. cuda:0')
     parser.add_argument('--rounds', type=positive, default=9)
     parser.add_argument('--threads', type=threads, help='threads of a CPU')
     parser.add_argument('--out', default=Path(__file__).parents[3] / 'benchmarks/results', type=Path,
@@ -105,6 +105,7 @@ def searching(models, args, device):
     return runs, len(source) * args.length
 
 
+@command
 def main(argv=None):
     args = parse_args(argv)
     device = torch.device(args.device)

@@ -1,0 +1,51 @@
+"""Ctrl+C while a tool imports torch."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mmunorm import interruption
+from mmunorm.cli.arguments import command
+
+from . import tiny_runs
+
+TOOLS = sorted(path for pattern in ('tools/*.py', 'tools/*/*.py', 'projects/*/tools/*.py')
+               for path in tiny_runs.ROOT.glob(pattern))
+
+
+def interrupt(tmp_path, script):
+    """The exit status and stderr of a script that is interrupted while it imports torch, which takes long here."""
+    (tmp_path / 'torch.py').write_text('import time\nprint("importing", flush=True)\ntime.sleep(60)\n')
+    path = os.pathsep.join([str(tmp_path), str(tiny_runs.ROOT)])
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=dict(os.environ, PYTHONPATH=path)) as process:
+        assert process.stdout.readline() == 'importing\n'
+        process.send_signal(signal.SIGINT)
+        return process.wait(30), process.stderr.read()
+
+
+@pytest.mark.parametrize('tool', TOOLS, ids=lambda path: str(path.relative_to(tiny_runs.ROOT)))
+def test_a_tool_ends_with_one_line(tool, tmp_path):
+    assert interrupt(tmp_path, tool) == (130, 'interrupted\n')
+
+
+def test_the_installed_command_ends_with_one_line(tmp_path):
+    (tmp_path / 'mmunorm').write_text('from mmunorm.__main__ import main\nmain()\n')
+    assert interrupt(tmp_path, tmp_path / 'mmunorm') == (130, 'interrupted\n')
+
+
+def test_a_script_of_a_user_is_python_s_own_matter(tmp_path):
+    (tmp_path / 'mine.py').write_text('import mmunorm\n')
+    status, error = interrupt(tmp_path, tmp_path / 'mine.py')
+    assert status == -signal.SIGINT and error.endswith('KeyboardInterrupt\n')
+
+
+def test_after_the_imports_it_is_a_keyboard_interrupt_again():
+    before = signal.signal(signal.SIGINT, interruption._stop)
+    try:
+        command(lambda argv: None)([])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
