@@ -1,4 +1,4 @@
-"""A whole Mask R-CNN in each runtime, all from one export, and the tools that use its files."""
+"""Whole detectors in each runtime, and the tools that use the files of a Mask R-CNN, all from one export."""
 import cv2
 import mmcv
 import numpy as np
@@ -17,10 +17,11 @@ from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
 from mmunorm.deploy.images import Samples
 
-from .detectors import rcnn
+from .detectors import KINDS, assert_same_detections, batch, rcnn
 
 TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('test', 'infer'))
 pytestmark = pytest.mark.slow
+SIZES = [(72, 100), (61, 83)]
 
 
 @pytest.fixture(scope='module')
@@ -53,6 +54,24 @@ def test_it_is_what_torch_computes(report):
     apart = report.difference
     assert apart.partners == apart.expected == apart.found > 0
     assert apart.largest['boxes'] < 1e-2 and apart.largest['scores'] < 1e-5 and apart.largest['masks'] < 1e-3
+
+
+@pytest.fixture(scope='module', params=['retinanet', 'retinanet_pvt', 'cascade_rcnn', 'cascade_mask_rcnn'])
+def whole(request, config):
+    """Another detector for two images at once, and what torch detects before its norms are folded."""
+    model = KINDS[request.param]()
+    expected = model.test_step(batch(SIZES))
+    fuse_norms(model, strict=True)
+    return prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (96, 128)), 2), expected
+
+
+@pytest.mark.parametrize('name', ['onnx', 'openvino', 'litert'])
+def test_detections_are_those_of_torch(whole, name, tmp_path):
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package)
+    made = export_file(whole[0], FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
+    assert made.norms == 0 and made.difference.partners == made.difference.expected == made.difference.found > 0
+    assert_same_detections(ExportedModel(made.path).test_step(batch(SIZES)), whole[1])
 
 
 def test_images_of_any_size_in_one_batch(report):
