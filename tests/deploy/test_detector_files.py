@@ -16,6 +16,7 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
 from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
 from mmunorm.deploy.images import Samples
+from mmunorm.utils import PreflightError
 
 from .detectors import KINDS, assert_same_detections, batch, rcnn
 
@@ -89,9 +90,13 @@ def test_images_of_any_size_in_one_batch(report):
     assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
 
 
-@pytest.mark.parametrize('heads, dtype', [('int8', np.int8), ('float', np.float32)])
-def test_integers_only(exportable, tmp_path, heads, dtype):
+@pytest.mark.parametrize('kind, heads, dtype', [
+    ('mask_rcnn', 'int8', np.int8), ('cascade_mask_rcnn', 'float', np.float32), ('retinanet', None, np.int8)])
+def test_integers_only(kind, heads, dtype, config, tmp_path):
     """Of LiteRT; what reads regions may stay in floating point."""
+    model = KINDS[kind]()
+    fuse_norms(model, strict=True)
+    exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2)
     chosen = FORMATS['litert']
     for package in chosen.packages + chosen.int8_packages:
         pytest.importorskip(package)
@@ -99,9 +104,14 @@ def test_integers_only(exportable, tmp_path, heads, dtype):
     samples = Samples([*images.byte(), *images.flip(3).byte()], exportable.meta, 2)
     made = export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples, heads=heads)
     session = chosen.open(made.path)
-    assert [session.input_of(part)[1]['dtype'] for part in ('features', 'heads', 'masks')] == [np.int8, dtype, dtype]
+    refined = ['refine0', 'refine1'] if kind.startswith('cascade') else []
+    regions = [*refined, 'heads', 'masks'] if heads else []
+    assert [session.input_of(part)[1]['dtype'] for part in ['features', *regions]] == [np.int8] + [dtype] * len(regions)
     assert made.difference.partners > 0.5 * made.difference.expected
-    assert made.difference.typical['masks'] < 0.05
+    assert made.difference.typical.get('masks', 0) < 0.05
+    if not heads:
+        with pytest.raises(PreflightError, match='--heads requires --int8 and a detector with RoI heads'):
+            export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples, heads='float')
 
 
 def test_the_tools(config, report, tmp_path, capsys):
