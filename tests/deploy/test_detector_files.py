@@ -96,6 +96,8 @@ def test_integers_only(kind, heads, dtype, config, tmp_path):
     """Of LiteRT; what reads regions may stay in floating point."""
     model = KINDS[kind]()
     fuse_norms(model, strict=True)
+    if kind == 'retinanet':  # trained ones have layers that are 0 on a level on which there is no object
+        model.bbox_head.reg_convs[0].conv.bias.data.fill_(-1000)
     exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2)
     chosen = FORMATS['litert']
     for package in chosen.packages + chosen.int8_packages:

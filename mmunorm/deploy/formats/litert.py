@@ -189,6 +189,9 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
             equalize(path, data)
             made = quantizer.Quantizer(str(path), recipe)  # reads the changed file
         ranges = made.calibrate(data)
+        for own in ranges.values():
+            # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
+            own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max']).astype(np.float32)
         # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
         name, = (name for name in ranges if name.endswith('_images'))
         if takes_pixels:
