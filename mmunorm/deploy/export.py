@@ -86,7 +86,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     The model is not folded here; call :func:`mmunorm.fuse_norms` first, or keep the norms for a comparison.
 
     Args:
-        model (nn.Module): a classifier of mmpretrain or a Faster or Mask R-CNN of mmdet, in eval mode, on the CPU.
+        model (nn.Module): a classifier of mmpretrain or a detector of mmdet, in eval mode, on the CPU.
         meta (dict): the result of :func:`describe_model`.
         batch (int): batch size. Defaults to 1.
         dynamic (bool): accept any batch size, and for a Swin without absolute position embeddings also any height and

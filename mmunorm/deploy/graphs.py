@@ -97,37 +97,38 @@ class ClassifierGraph(nn.Module):
 
 
 class DetectorGraph(nn.Module):
-    """A complete mmdet Faster or Mask R-CNN in eval mode.
+    """A complete detector of mmdet in eval mode.
 
     Takes `images` `(N, 3, H, W)` float32, with any padding on the right and at the bottom, and `sizes` `(N, 2)`
-    float32, height and width of the images without padding. Returns the outputs of :class:`RCNN`.
+    float32, height and width of the images without padding. Returns the outputs of :class:`.rcnn.detector.RCNN`.
     """
     inputs = ('images', 'sizes')
 
     def __init__(self, detector: nn.Module):
-        from .rcnn.detector import RCNN
+        from .rcnn.detector import RCNN, SingleStage
+        roi = getattr(detector, 'roi_head', None)
         super().__init__()
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
-        self.rcnn = RCNN(detector)
-        self.outputs = ('dets', 'labels', 'masks') if detector.roi_head.with_mask else ('dets', 'labels')
+        self.rest = SingleStage(detector) if roi is None else RCNN(detector)
+        self.outputs = ('dets', 'labels', 'masks') if roi is not None and roi.with_mask else ('dets', 'labels')
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
-        return self.rcnn(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
+        return self.rest(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     """The complete model as a graph to export, with the same parameters; it must be in eval mode.
 
     Raises:
-        PreflightError: it is neither an mmpretrain classifier nor an mmdet Faster or Mask R-CNN, or has a part that
-            cannot be exported.
+        PreflightError: it is neither an mmpretrain classifier nor an mmdet detector, or has a part that cannot be
+            exported.
     """
     from mmpretrain.models import ImageClassifier
     from mmpretrain.models.heads import ClsHead
 
-    from .rcnn.detector import rcnn_obstacle
+    from .rcnn.detector import obstacle
     name = type(model).__name__
     if isinstance(model, ImageClassifier):
         head = model.head
@@ -137,8 +138,8 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         return ClassifierGraph(model)
     if not hasattr(model, 'with_bbox'):
         raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's ImageClassifier, and "
-                             "FasterRCNN and MaskRCNN of mmdet.")
-    if obstacle := rcnn_obstacle(model):
-        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone, backbone and neck '
+                             "RetinaNet, FasterRCNN, MaskRCNN and CascadeRCNN of mmdet.")
+    if reason := obstacle(model):
+        raise PreflightError(f'{name} cannot be exported whole: {reason}. With --parts backbone, backbone and neck '
                              'become a file, and the rest stays in torch.')
     return DetectorGraph(model)

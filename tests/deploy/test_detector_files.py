@@ -1,4 +1,4 @@
-"""A whole Mask R-CNN in each runtime, all from one export, and the tools that use its files."""
+"""Whole detectors in each runtime, and the tools that use the files of a Mask R-CNN, all from one export."""
 import cv2
 import mmcv
 import numpy as np
@@ -16,11 +16,13 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
 from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
 from mmunorm.deploy.images import Samples
+from mmunorm.utils import PreflightError
 
-from .detectors import rcnn
+from .detectors import KINDS, assert_same_detections, batch, rcnn
 
 TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('test', 'infer'))
 pytestmark = pytest.mark.slow
+SIZES = [(72, 100), (61, 83)]
 
 
 @pytest.fixture(scope='module')
@@ -55,6 +57,24 @@ def test_it_is_what_torch_computes(report):
     assert apart.largest['boxes'] < 1e-2 and apart.largest['scores'] < 1e-5 and apart.largest['masks'] < 1e-3
 
 
+@pytest.fixture(scope='module', params=['retinanet', 'retinanet_pvt', 'cascade_rcnn', 'cascade_mask_rcnn'])
+def whole(request, config):
+    """Another detector for two images at once, and what torch detects before its norms are folded."""
+    model = KINDS[request.param]()
+    expected = model.test_step(batch(SIZES))
+    fuse_norms(model, strict=True)
+    return prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (96, 128)), 2), expected
+
+
+@pytest.mark.parametrize('name', ['onnx', 'openvino', 'litert'])
+def test_detections_are_those_of_torch(whole, name, tmp_path):
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package)
+    made = export_file(whole[0], FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
+    assert made.norms == 0 and made.difference.partners == made.difference.expected == made.difference.found > 0
+    assert_same_detections(ExportedModel(made.path).test_step(batch(SIZES)), whole[1])
+
+
 def test_images_of_any_size_in_one_batch(report):
     runner = ExportedModel(report.path)
     assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
@@ -70,9 +90,15 @@ def test_images_of_any_size_in_one_batch(report):
     assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
 
 
-@pytest.mark.parametrize('heads, dtype', [('int8', np.int8), ('float', np.float32)])
-def test_integers_only(exportable, tmp_path, heads, dtype):
+@pytest.mark.parametrize('kind, heads, dtype', [
+    ('mask_rcnn', 'int8', np.int8), ('cascade_mask_rcnn', 'float', np.float32), ('retinanet', None, np.int8)])
+def test_integers_only(kind, heads, dtype, config, tmp_path):
     """Of LiteRT; what reads regions may stay in floating point."""
+    model = KINDS[kind]()
+    fuse_norms(model, strict=True)
+    if kind == 'retinanet':  # trained ones have layers that are 0 on a level on which there is no object
+        model.bbox_head.reg_convs[0].conv.bias.data.fill_(-1000)
+    exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2)
     chosen = FORMATS['litert']
     for package in chosen.packages + chosen.int8_packages:
         pytest.importorskip(package)
@@ -80,9 +106,14 @@ def test_integers_only(exportable, tmp_path, heads, dtype):
     samples = Samples([*images.byte(), *images.flip(3).byte()], exportable.meta, 2)
     made = export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples, heads=heads)
     session = chosen.open(made.path)
-    assert [session.input_of(part)[1]['dtype'] for part in ('features', 'heads', 'masks')] == [np.int8, dtype, dtype]
+    refined = ['refine0', 'refine1'] if kind.startswith('cascade') else []
+    regions = [*refined, 'heads', 'masks'] if heads else []
+    assert [session.input_of(part)[1]['dtype'] for part in ['features', *regions]] == [np.int8] + [dtype] * len(regions)
     assert made.difference.partners > 0.5 * made.difference.expected
-    assert made.difference.typical['masks'] < 0.05
+    assert made.difference.typical.get('masks', 0) < 0.05
+    if not heads:
+        with pytest.raises(PreflightError, match='--heads requires --int8 and a detector with RoI heads'):
+            export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples, heads='float')
 
 
 def test_the_tools(config, report, tmp_path, capsys):

@@ -6,19 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmdet.models.dense_heads import ATSSHead, FCOSHead
 from mmengine.structures import InstanceData
 from torchvision.ops import batched_nms, nms
 
 from mmunorm import fuse_norms
+from mmunorm.deploy import ExportedModel
+from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.rcnn import detector as rewritten
 from mmunorm.deploy.rcnn import host
-from mmunorm.deploy.rcnn.detector import nms_mask, rcnn_obstacle
+from mmunorm.deploy.rcnn.detector import nms_mask, obstacle
 from mmunorm.deploy.rcnn.parts import coder_of, parts_of, pool_of, settings_of
+from mmunorm.utils import PreflightError
 
-from ..fusion import models
 from ..versions import needs_open_export
-from .detectors import rcnn
+from .detectors import KINDS, assert_same_detections, batch, rcnn, retinanet
 
 SHAPE = (72, 100)  # 18 x 25 and 9 x 13 tokens, which windows of 4 pad
 SIZES = [(72, 100), (61, 83)]
@@ -154,39 +157,43 @@ def test_detections_and_masks(maps, rcnn_cfg):
             torch.testing.assert_close(masks[image, :number], probability, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize('mask, fold', [(False, False), (True, True)])
-def test_whole_detector(mask, fold):
+@pytest.mark.parametrize('kind', KINDS)
+def test_whole_detector(kind):
     """From pixels to detections, with a smaller image in the batch that mmdet pads."""
-    model = rcnn(mask)
-    if fold:
-        fuse_norms(model, strict=True)
-    generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in SIZES]
+    model = KINDS[kind]()
     model.data_preprocessor.pad_size_divisor = 4
-    data = model.data_preprocessor(dict(inputs=inputs, data_samples=[]), False)
-    assert data['inputs'].shape[2:] == SHAPE
-    images = torch.full((2, 3, *SHAPE), 77.)  # what lies beside an image must not matter
-    for image, given in zip(images, inputs, strict=True):
-        image[:, :given.shape[1], :given.shape[2]] = given
-    with torch.no_grad():
-        dets, labels = graph_of(model)(images, torch.tensor(SIZES).float())[:2]
-        features = model.extract_feat(data['inputs'])
-        found = [InstanceData(bboxes=each.bboxes, scores=each.scores, labels=each.labels)
-                 for each in model.rpn_head.predict_by_feat(*model.rpn_head(features), batch_img_metas=metas())]
-        stock = model.roi_head.predict_bbox(features, metas(), found, model.roi_head.test_cfg)
-    for image, expected in enumerate(stock):
-        number = len(expected)
-        assert 0 < number == (dets[image, :, 4] > 0).sum()
-        torch.testing.assert_close(dets[image, :number, :4], expected.bboxes, rtol=0, atol=2e-3)
-        assert labels[image, :number].tolist() == expected.labels.tolist()
+    expected = model.test_step(batch(SIZES))
+    fuse_norms(model, strict=True)
+    graph = graph_of(model)
+    meta = dict(task='detector', classes=[], shape=[2, 3, *SHAPE], divisor=4, outputs=graph.outputs, mask_threshold=0.5)
+    assert_same_detections(ExportedModel(TorchSession(graph, meta)).test_step(batch(SIZES)), expected)
 
 
-def test_what_is_refused():
+@pytest.mark.parametrize('change, said', [
+    (dict(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its bbox_head scores with a softmax'),
+    (dict(nms=dict(type='soft_nms', iou_threshold=0.5)), "test_cfg.nms is .*soft_nms"),
+    (dict(nms_pre=-1), 'test_cfg.nms_pre must be a number such as 1000, and is -1'),
+    (dict(min_bbox_size=5), 'test_cfg.min_bbox_size is 5, in pixels of the original image')])
+def test_single_stage_detectors_that_are_refused(change, said):
+    with pytest.raises(PreflightError, match=f'RetinaNet cannot be exported whole: .*{said}.*--parts backbone'):
+        graph_of(retinanet(**change))
+    detector = retinanet()
+    detector.bbox_head.__class__ = ATSSHead
+    assert obstacle(detector) == 'its bbox_head is ATSSHead, whose forward is not that of AnchorHead'
+    detector.bbox_head = FCOSHead(3, 8)
+    assert obstacle(detector) == 'its bbox_head is FCOSHead, not one such as RetinaHead'
+
+
+def test_two_stage_detectors_that_are_refused():
+    detector = rcnn(cascade=dict(reg_class_agnostic=True))
+    assert obstacle(detector) == ''
+    detector.roi_head.mask_head[1].class_agnostic = True
+    assert 'only some of their masks are class-agnostic' in obstacle(detector)
     detector = rcnn()
-    assert rcnn_obstacle(detector) == ''
-    assert 'RetinaNet' in rcnn_obstacle(models.detector())
     detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)
-    assert 'soft_nms' in rcnn_obstacle(detector)
+    assert 'test_cfg.rcnn.nms is' in obstacle(detector)
+    detector.__class__ = type('HybridTaskCascade', (type(detector), ), {})
+    assert 'its detector is HybridTaskCascade, not ' in obstacle(detector)
 
 
 # ---------------------------------------------------------------- in parts, with numpy between them
@@ -205,9 +212,10 @@ def in_parts(model):
 
 @pytest.mark.parametrize('options', [
     dict(), dict(mask=False), dict(rpn=dict(nms_pre=5000, max_per_img=400)), dict(rcnn_cfg=dict(score_thr=1.)),
-    dict(rpn=dict(min_bbox_size=12), rcnn_cfg=dict(score_thr=0.4, max_per_img=7))])
+    dict(rpn=dict(min_bbox_size=12), rcnn_cfg=dict(score_thr=0.4, max_per_img=7)),
+    *({'kind': kind} for kind in KINDS if kind.startswith(('retina', 'cascade')))])
 def test_it_is_the_graph(options):
-    model = rcnn(**options)
+    model = KINDS[options['kind']]() if 'kind' in options else rcnn(**options)
     fuse_norms(model, strict=True)
     graph, parts = in_parts(model)
     with torch.no_grad():

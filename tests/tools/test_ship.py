@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
 from mmunorm.cli import shipping
 from mmunorm.cli.shipping import Stage, run_stages
@@ -63,13 +64,33 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'out has results of an older ' in error_of()
 
 
-@pytest.mark.slow
-def test_the_whole_chain(ln_classifier, tmp_path, monkeypatch, capsys):
-    def fork(command):  # without the minute in which seven new processes import everything
+@pytest.fixture
+def forked(monkeypatch):
+    """Runs the stages without the minute in which seven new processes import everything."""
+    def fork(command):
         tool, *arguments = command
         return processes.run_tool(Path(tool).resolve(), *arguments)[0]
 
     monkeypatch.setattr(shipping, 'run_tool', fork)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('forked')
+def test_backbone_and_neck_of_a_detector(tmp_path, capsys):
+    un, options = tiny_runs.write_detector(tmp_path)
+    config = tmp_path / 'detector_ln.py'
+    config.write_text(f"_base_ = ['{un}']\nmodel = dict(backbone=dict(norm_cfg=dict(_delete_=True, type='LN')))\n")
+    checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'ln.pth', list(map(str, range(80))))
+    outcome = ship((config, checkpoint), '--parts', 'backbone', '--num-samples', '2', '--adapt-steps', '0', '--steps',
+                   '0', '--cfg-options', *options)
+    assert outcome.left == [] and outcome.measured(1, 'onnx')['metrics'] == outcome.metrics['converted']
+    assert 'use it: python tools/deploy/test.py out/converted/detector_un.py out/model.onnx --checkpoint' in (
+        capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('forked')
+def test_the_whole_chain(ln_classifier, tmp_path, capsys):
     chain = ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2'
     outcome = ship(*chain)
     assert list(outcome.metrics) == ['LayerNorm', 'converted', 'trained and folded'] and outcome.left == []

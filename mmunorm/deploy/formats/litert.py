@@ -24,7 +24,7 @@ from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, 
 
 NAME = 'classify'  # of a classifier's signature
 # Input tensors of the signatures for a detector's regions.
-IN_HEADS = r'^(heads|masks)_|rcnn\.parts\.(Heads|Masks)'
+IN_HEADS = r'^(refine\d+|heads|masks)_|rcnn\.parts\.(Heads|Masks)'
 # Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
@@ -91,8 +91,8 @@ class LiteRt(Format):
         if model.open_shapes:
             raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
         is_detector = isinstance(model.graph, DetectorGraph)
-        if heads and not (is_detector and int8):
-            raise PreflightError('--heads requires --int8 and a detector.')
+        if heads and not (is_detector and int8 and hasattr(model.graph.detector, 'roi_head')):
+            raise PreflightError('--heads requires --int8 and a detector with RoI heads, such as Mask R-CNN.')
         meta = model.meta
         if is_detector:
             from ..rcnn.parts import settings_of
@@ -189,6 +189,9 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
             equalize(path, data)
             made = quantizer.Quantizer(str(path), recipe)  # reads the changed file
         ranges = made.calibrate(data)
+        for own in ranges.values():
+            # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
+            own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max']).astype(np.float32)
         # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
         name, = (name for name in ranges if name.endswith('_images'))
         if takes_pixels:
@@ -204,7 +207,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
                      rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
-    """The inputs of each signature of a floating-point file for some images; `heads` and `masks` if `regions` is set.
+    """The inputs of each signature of a floating-point file for some images; RoI heads if `regions` is set.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """

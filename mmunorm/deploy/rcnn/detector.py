@@ -1,4 +1,4 @@
-"""Faster and Mask R-CNN from the feature maps to boxes and masks, with static output shapes.
+"""Detectors of mmdet from the feature maps to boxes and masks, with static output shapes.
 
 Every function computes the same as the mmdet method that its docstring names. Boxes that mmdet drops are kept with a
 score of 0.
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from mmdet.models.dense_heads import AnchorHead
+from mmdet.models.detectors import SingleStageDetector
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder, onnx_delta2bbox
 from torch import Tensor, nn
 from torchvision.ops import nms, roi_align
 
 
 class RCNN(nn.Module):
-    """The part after the neck of an mmdet `FasterRCNN` or `MaskRCNN` without an :func:`rcnn_obstacle`."""
+    """The part after the neck of an mmdet detector with two or more stages and without an :func:`obstacle`."""
 
     def __init__(self, detector: nn.Module):
         super().__init__()
@@ -23,7 +25,7 @@ class RCNN(nn.Module):
         """Detects the objects in each image of a batch, whose height and width without padding are `sizes` `(N, 2)`.
 
         `features` are the maps of the neck, each `(N, C, h, w)` float32. Returns `dets` `(N, K, 5)` float32, x1 y1 x2
-        y2 and score, by descending score; `labels` `(N, K)` int64; for a Mask R-CNN also `masks` `(N, K, h, w)`
+        y2 and score, by descending score; `labels` `(N, K)` int64; with a mask head also `masks` `(N, K, h, w)`
         float32, probabilities in the area of each box. Entries after the last detection are 0.
         """
         proposals, found = propose(self.rpn_head, features, sizes)
@@ -33,75 +35,156 @@ class RCNN(nn.Module):
         return dets, labels, segment(self.roi_head, features, dets, labels)
 
 
-def rcnn_obstacle(detector: nn.Module) -> str:
-    """Why :class:`RCNN` cannot replace parts of a detector, as half a sentence, or ''."""
+class SingleStage(nn.Module):
+    """The part after the neck of an mmdet RetinaNet, or another one of anchors, without an :func:`obstacle`."""
+
+    def __init__(self, detector: nn.Module):
+        super().__init__()
+        self.bbox_head = detector.bbox_head
+
+    def forward(self, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """`BaseDenseHead.predict`: `dets` and `labels`, as those of :class:`RCNN`."""
+        cfg = self.bbox_head.test_cfg
+        boxes, scores, labels = (torch.cat(each, 1) for each in zip(
+            *candidates(self.bbox_head, features, sizes), strict=True))
+        scores = torch.where(scores > cfg.get('score_thr', 0), scores, 0.)
+        # Classes do not overlap: `batched_nms` of mmcv moves their boxes apart.
+        step = torch.where(scores[..., None] > 0, boxes, 0.).amax((1, 2)) + 1
+        apart = boxes + (labels * step[:, None])[..., None]
+        return best_of(boxes, scores * nms_mask(apart, scores, cfg.nms.iou_threshold), labels, cfg.max_per_img)
+
+
+def obstacle(detector: nn.Module) -> str:
+    """Why :class:`RCNN` or :class:`SingleStage` cannot replace parts of a detector, as half a sentence, or ''."""
+    is_single = isinstance(detector, SingleStageDetector)
+    if reason := _single_stage_obstacle(detector) if is_single else _roi_obstacle(detector):
+        return reason
+    name, head = ('bbox_head' if is_single else 'rpn_head'), dense_head(detector)
+    if not head.use_sigmoid_cls:
+        return f'its {name} scores with a softmax, not with a sigmoid (use_sigmoid=True)'
+    heads, settings = [(name, head)], {'test_cfg' if is_single else 'test_cfg.rpn': head.test_cfg}
+    if not is_single:
+        heads += [('bbox_head', each) for each in stages(detector.roi_head.bbox_head)]
+        settings['test_cfg.rcnn'] = detector.roi_head.test_cfg
+    for name, head in heads:
+        if type(head.bbox_coder) is not DeltaXYWHBBoxCoder:
+            return f'the bbox_coder of its {name} is {type(head.bbox_coder).__name__}, not DeltaXYWHBBoxCoder'
+    for name, cfg in settings.items():
+        if set(cfg.nms) != {'type', 'iou_threshold'} or cfg.nms.type != 'nms':
+            return f"{name}.nms is {dict(cfg.nms)}, not dict(type='nms', iou_threshold=...)"
+    return ''
+
+
+def _single_stage_obstacle(detector: nn.Module) -> str:
+    head = detector.bbox_head
+    if type(detector).predict is not SingleStageDetector.predict or not isinstance(head, AnchorHead):
+        return f'its bbox_head is {type(head).__name__}, not one such as RetinaHead'
+    for method in ('forward', 'predict', 'predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
+        if getattr(type(head), method) is not getattr(AnchorHead, method):
+            return f'its bbox_head is {type(head).__name__}, whose {method} is not that of AnchorHead'
+    if getattr(head.loss_cls, 'custom_cls_channels', False):
+        return f'its bbox_head has the scores of {type(head.loss_cls).__name__}'
+    if head.test_cfg.get('nms_pre', -1) < 1:
+        return f'test_cfg.nms_pre must be a number such as 1000, and is {head.test_cfg.get("nms_pre")}'
+    if head.test_cfg.get('min_bbox_size', -1) > 0:
+        return f'test_cfg.min_bbox_size is {head.test_cfg.min_bbox_size}, in pixels of the original image'
+    return ''
+
+
+def _roi_obstacle(detector: nn.Module) -> str:
     rpn, roi = getattr(detector, 'rpn_head', None), getattr(detector, 'roi_head', None)
-    expected = dict(detector=('FasterRCNN', 'MaskRCNN'), rpn_head=('RPNHead', ), roi_head=('StandardRoIHead', ))
+    expected = dict(detector=('RetinaNet', 'FasterRCNN', 'MaskRCNN', 'CascadeRCNN'), rpn_head=('RPNHead', ),
+                    roi_head=('StandardRoIHead', 'CascadeRoIHead'))
     for name, part in dict(detector=detector, rpn_head=rpn, roi_head=roi).items():
         if type(part).__name__ not in expected[name]:
             return f'its {name} is {type(part).__name__}, not {" or ".join(expected[name])}'
-    if not rpn.use_sigmoid_cls:
-        return 'its rpn_head scores with a softmax, not with a sigmoid (use_sigmoid=True)'
     if roi.with_shared_head:
         return 'its roi_head has a shared_head'
-    if roi.bbox_head.custom_cls_channels or not roi.bbox_head.with_reg or not roi.bbox_head.with_cls:
-        return 'its bbox_head has no softmax over classes, or no boxes'
-    for name, coder in (('rpn_head', rpn.bbox_coder), ('bbox_head', roi.bbox_head.bbox_coder)):
-        if type(coder) is not DeltaXYWHBBoxCoder:
-            return f'the bbox_coder of its {name} is {type(coder).__name__}, not DeltaXYWHBBoxCoder'
-    for name, cfg in (('rpn', rpn.test_cfg), ('rcnn', roi.test_cfg)):
-        if set(cfg.nms) != {'type', 'iou_threshold'} or cfg.nms.type != 'nms':
-            return f"test_cfg.{name}.nms is {dict(cfg.nms)}, not dict(type='nms', iou_threshold=...)"
-    extractors = [roi.bbox_roi_extractor] + ([roi.mask_roi_extractor] if roi.with_mask else [])
-    for extractor in extractors:
+    for head in stages(roi.bbox_head):
+        if head.custom_cls_channels or head.custom_activation or not head.with_reg or not head.with_cls:
+            return 'its bbox_head has no softmax over classes, or no boxes'
+    mask_extractors, mask_heads = ((stages(roi.mask_roi_extractor), stages(roi.mask_head)) if roi.with_mask
+                                   else ([], []))
+    for extractor in [*stages(roi.bbox_roi_extractor), *mask_extractors]:
         if type(extractor).__name__ != 'SingleRoIExtractor':
             return f'its RoI extractor is {type(extractor).__name__}, not SingleRoIExtractor'
         if any(type(layer).__name__ != 'RoIAlign' or layer.pool_mode != 'avg' for layer in extractor.roi_layers):
             return "its RoI extractor pools with another layer than RoIAlign with pool_mode='avg'"
-    if roi.with_mask and type(roi.mask_head).__name__ != 'FCNMaskHead':
-        return f'its mask_head is {type(roi.mask_head).__name__}, not FCNMaskHead'
+    for head in mask_heads:
+        if type(head).__name__ != 'FCNMaskHead':
+            return f'its mask_head is {type(head).__name__}, not FCNMaskHead'
+    if len({(repr(extractor.roi_layers), extractor.finest_scale, head.class_agnostic)
+            for extractor, head in zip(mask_extractors, mask_heads, strict=True)}) > 1:
+        return 'its stages pool differently for masks, or only some of their masks are class-agnostic'
     return ''
+
+
+def dense_head(detector: nn.Module) -> nn.Module:
+    """The head on the neck's maps: of proposals, or of a single-stage detector."""
+    return detector.rpn_head if hasattr(detector, 'rpn_head') else detector.bbox_head
+
+
+def stages(part: nn.Module) -> list[nn.Module]:
+    """A part of each stage of a RoI head, which is a list in a `CascadeRoIHead`."""
+    return list(part) if isinstance(part, nn.ModuleList) else [part]
+
+
+def candidates(head: nn.Module, features: tuple[Tensor, ...],
+               sizes: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """`BaseDenseHead._predict_by_feat_single` before its NMS.
+
+    Returns boxes `(N, P, 4)`, scores and classes `(N, P)` of each level.
+    """
+    cfg, classes = head.test_cfg, head.cls_out_channels
+    scores, deltas = head(features)
+    shapes = [score.shape[-2:] for score in scores]
+    priors = head.prior_generator.grid_priors(shapes, device=features[0].device)
+    found = []
+    for score, delta, prior in zip(scores, deltas, priors, strict=True):
+        score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
+        delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
+        number = score.shape[1]
+        if not isinstance(number, int):  # dynamic: there may be fewer; boxes with score 0 are padding
+            number = cfg.nms_pre
+            score = F.pad(score, (0, number))
+            delta, prior = (F.pad(boxes, (0, 0, 0, number)) for boxes in (delta, prior))
+        elif cfg.nms_pre > 0:
+            number = min(number, cfg.nms_pre)
+        score, best = score.topk(number)
+        place = torch.div(best, classes, rounding_mode='floor')
+        boxes = decode(head.bbox_coder, prior[place], _pick(delta, place), sizes)
+        if cfg.get('min_bbox_size', -1) >= 0:
+            large = (boxes[..., 2:] - boxes[..., :2] > cfg.min_bbox_size).all(-1)
+            score = torch.where(large, score, 0.)
+        found.append((boxes, score, best % classes))
+    return found
 
 
 def propose(rpn_head: nn.Module, features: tuple[Tensor, ...], sizes: Tensor) -> tuple[Tensor, Tensor]:
     """`RPNHead.predict`: boxes `(N, P, 4)` and which of them are proposals `(N, P)` bool, the best first."""
     cfg = rpn_head.test_cfg
-    scores, deltas = rpn_head(features)
-    shapes = [score.shape[-2:] for score in scores]
-    priors = rpn_head.prior_generator.grid_priors(shapes, device=features[0].device)
-    kept_boxes, kept_scores = [], []
-    for score, delta, prior in zip(scores, deltas, priors, strict=True):
-        score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
-        delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
-        is_open = not isinstance(score.shape[1], int)  # dynamic
-        if is_open:  # there may be fewer; boxes with score 0 are padding
-            score = F.pad(score, (0, cfg.nms_pre))
-            delta, prior = (F.pad(boxes, (0, 0, 0, cfg.nms_pre)) for boxes in (delta, prior))
-        if is_open or 0 < cfg.nms_pre < score.shape[1]:
-            score, best = score.topk(cfg.nms_pre)
-            delta, prior = _pick(delta, best), prior[best]
-        else:
-            prior = prior.expand_as(delta)
-        boxes = decode(rpn_head.bbox_coder, prior, delta, sizes)
-        if cfg.get('min_bbox_size', -1) >= 0:
-            large = (boxes[..., 2:] - boxes[..., :2] > cfg.min_bbox_size).all(-1)
-            score = torch.where(large, score, 0.)
-        kept_boxes.append(boxes)
-        kept_scores.append(score * nms_mask(boxes, score, cfg.nms.iou_threshold))
-    scores = torch.cat(kept_scores, 1)
+    levels = [(boxes, score * nms_mask(boxes, score, cfg.nms.iou_threshold))
+              for boxes, score, _ in candidates(rpn_head, features, sizes)]
+    boxes, scores = (torch.cat(each, 1) for each in zip(*levels, strict=True))
     scores, best = scores.topk(min(cfg.max_per_img, scores.shape[1]))
-    return _pick(torch.cat(kept_boxes, 1), best), scores > 0
+    return _pick(boxes, best), scores > 0
 
 
 def detect(roi_head: nn.Module, features: tuple[Tensor, ...], proposals: Tensor, found: Tensor,
            sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """`StandardRoIHead.predict_bbox`: detections `(N, K, 5)` and their classes `(N, K)`."""
-    cfg, head = roi_head.test_cfg, roi_head.bbox_head
+    """`predict_bbox` of `StandardRoIHead` and `CascadeRoIHead`: `(N, K, 5)` and their classes `(N, K)`."""
+    cfg, boxes, logits = roi_head.test_cfg, proposals, []
     batch, number = found.shape
-    logits, deltas = head(pool(roi_head.bbox_roi_extractor, features, proposals))
-    scores = logits.softmax(-1)[:, :-1].reshape(batch, number, head.num_classes)
+    heads = stages(roi_head.bbox_head)
+    for head, extractor in zip(heads, stages(roi_head.bbox_roi_extractor), strict=True):
+        own, deltas = head(pool(extractor, features, boxes))
+        logits.append(own)
+        deltas = deltas.reshape(batch, number, -1)
+        if head is not heads[-1]:
+            boxes = refine(head, boxes, own, deltas, sizes)
+    scores = (sum(logits[1:], logits[0]) / len(logits)).softmax(-1)[:, :-1].reshape(batch, number, head.num_classes)
     scores = torch.where(found[..., None], scores, 0.)
-    boxes = decode(head.bbox_coder, proposals, deltas.reshape(batch, number, -1), sizes)
+    boxes = decode(head.bbox_coder, boxes, deltas, sizes)
     boxes = boxes.reshape(batch, number, -1, 4).expand(-1, -1, head.num_classes, -1)
 
     # NMS runs separately for each class, with its own boxes.
@@ -109,19 +192,35 @@ def detect(roi_head: nn.Module, features: tuple[Tensor, ...], proposals: Tensor,
     scores = scores * (scores > cfg.score_thr)
     kept = nms_mask(boxes.flatten(0, 1), scores.flatten(0, 1), cfg.nms.iou_threshold)
     scores = scores.flatten(1) * kept.reshape(batch, -1)
-    scores, best = scores.topk(min(cfg.max_per_img, scores.shape[1]))
-    dets = torch.cat([_pick(boxes.flatten(1, 2), best), scores[..., None]], -1)
-    is_object = scores > 0
-    labels = torch.div(best, number, rounding_mode='floor')
-    return torch.where(is_object[..., None], dets, 0.), torch.where(is_object, labels, 0)
+    labels = torch.arange(head.num_classes, device=scores.device)[:, None].expand(batch, -1, number)
+    return best_of(boxes.flatten(1, 2), scores, labels.flatten(1), cfg.max_per_img)
+
+
+def refine(head: nn.Module, boxes: Tensor, logits: Tensor, deltas: Tensor, sizes: Tensor) -> Tensor:
+    """`BBoxHead.regress_by_class`: boxes `(N, P, 4)` moved by the deltas of their best class."""
+    if not head.reg_class_agnostic:
+        best = logits[:, :-1].argmax(1).reshape(*boxes.shape[:2], 1, 1)
+        deltas = deltas.unflatten(2, (-1, 4)).gather(2, best.expand(-1, -1, -1, 4)).squeeze(2)
+    return decode(head.bbox_coder, boxes, deltas, sizes)
+
+
+def best_of(boxes: Tensor, scores: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The detections `(N, K, 5)` with the largest scores, and their labels `(N, K)`; both 0 where a score is."""
+    scores, best = scores.topk(min(number, scores.shape[1]))
+    dets, found = torch.cat([_pick(boxes, best), scores[..., None]], -1), scores > 0
+    return torch.where(found[..., None], dets, 0.), torch.where(found, labels.gather(1, best), 0)
 
 
 def segment(roi_head: nn.Module, features: tuple[Tensor, ...], dets: Tensor, labels: Tensor) -> Tensor:
-    """`StandardRoIHead.predict_mask` without pasting: the mask of each box's own class, `(N, K, h, w)`."""
-    masks = roi_head.mask_head(pool(roi_head.mask_roi_extractor, features, dets[..., :4]))
-    if not roi_head.mask_head.class_agnostic:
-        masks = masks[torch.arange(masks.shape[0], device=masks.device), labels.flatten()]
-    masks = masks.reshape(*labels.shape, *masks.shape[-2:]).sigmoid()
+    """`predict_mask` of `StandardRoIHead` and `CascadeRoIHead` without pasting: the mask of each box's own class.
+
+    Returns `(N, K, h, w)`, the mean over the stages, whose regions are the same.
+    """
+    regions, heads = pool(stages(roi_head.mask_roi_extractor)[0], features, dets[..., :4]), stages(roi_head.mask_head)
+    masks = torch.stack([head(regions) for head in heads])
+    if not heads[0].class_agnostic:
+        masks = masks[:, torch.arange(masks.shape[1], device=masks.device), labels.flatten()]
+    masks = masks.sigmoid().mean(0).reshape(*labels.shape, *masks.shape[-2:])
     return torch.where(dets[..., 4, None, None] > 0, masks, 0.)
 
 

@@ -1,4 +1,4 @@
-"""The steps of a Faster or Mask R-CNN between and after the parts that run on a chip, in numpy only.
+"""The steps of a detector between and after the parts that run on a chip, in numpy only.
 
 Every function does for one image what its namesake in :mod:`.detector` does for a batch. Dropped boxes are removed
 until the last step. This file does not depend on the package, so it can be copied.
@@ -18,8 +18,8 @@ class Host:
 
     Args:
         settings (dict): the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
-        run (Callable): `run(part, array)` runs the part `features`, `heads` or `masks` on a channels-last float32
-            input, and returns its float32 outputs by name. `heads` and `masks` take any number of regions.
+        run (Callable): `run(part, array)` runs a part of :func:`mmunorm.deploy.rcnn.parts.parts_of` on a channels-last
+            float32 input, and returns its float32 outputs by name. All but `features` take any number of regions.
     """
 
     def __init__(self, settings: dict, run: Callable[[str, np.ndarray], dict[str, np.ndarray]]):
@@ -30,7 +30,7 @@ class Host:
 
         `images` `(N, 3, H, W)` float32, 0 to 255, may have any padding on the right and at the bottom; `sizes` `(N, 2)`
         float32 are height and width without padding. Returns `dets` `(N, K, 5)` float32, `labels` `(N, K)` int64 and,
-        for a Mask R-CNN, `masks` `(N, K, h, w)` float32, like `RCNN` of :mod:`.detector`.
+        with a mask head, `masks` `(N, K, h, w)` float32, like `RCNN` of :mod:`.detector`.
         """
         features = self.run('features', self.pad(images, sizes))
         batch = [self.detect({name: each[index] for name, each in features.items()}, size)
@@ -47,37 +47,77 @@ class Host:
 
     def detect(self, features: dict[str, np.ndarray], size: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs for one image, given those of `features`."""
-        heads, masks = self.settings['heads'], self.settings['masks']
-        proposals = propose(features, size, self.settings)
+        heads, masks, logits = self.settings['heads'], self.settings['masks'], []
+        if heads is None:
+            return single_stage(features, size, self.settings)
+        boxes = propose(features, size, self.settings)
         maps = [features[name] for name in sorted(features) if name.startswith('map')]
-        found = self.run('heads', pool(maps, proposals, heads['pool']))
-        boxes, scores, classes = suppress_classes(proposals, found['logits'], found['deltas'], size, heads)
+        for stage, cfg in enumerate(self.settings.get('refine', ())):
+            found = self.run(f'refine{stage}', pool(maps, boxes, cfg['pool']))
+            logits.append(found['logits'])
+            boxes = refine(boxes, found['logits'], found['deltas'], size, cfg['coder'])
+        found = self.run('heads', pool(maps, boxes, heads['pool']))
+        logits = np.mean([*logits, found['logits']], 0)
+        boxes, scores, classes = suppress_classes(boxes, logits, found['deltas'], size, heads)
         number = heads['most']
-        dets = filled(np.column_stack([boxes, scores]).astype(np.float32), number)
-        labels = filled(classes, number)
+        outputs = detections(boxes, scores, classes, number)
         if masks is None:
-            return dets, labels
+            return outputs
         drawn = self.run('masks', pool(maps, boxes, masks['pool']))['logits']
-        drawn = drawn[np.arange(len(boxes)), :, :, 0 if masks['any_class'] else classes]
-        return dets, labels, filled(sigmoid(drawn), number)
+        if masks['any_class']:
+            classes = np.zeros_like(classes)
+        stages = np.arange(drawn.shape[3]).reshape(len(self.settings.get('refine', ())) + 1, -1)
+        drawn = [drawn[np.arange(len(boxes)), :, :, own[classes]] for own in stages]
+        return *outputs, filled(sigmoid(np.stack(drawn)).mean(0), number)
+
+
+def detections(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, number: int) -> tuple[np.ndarray, ...]:
+    """`dets` and `labels` of an image, filled with zeros."""
+    return filled(np.column_stack([boxes, scores]).astype(np.float32), number), filled(classes, number)
+
+
+def single_stage(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> tuple[np.ndarray, ...]:
+    """`SingleStage` for an image: `dets` and `labels`."""
+    cfg = settings['proposals']
+    boxes, scores, classes = map(np.concatenate, zip(*candidates(features, size, settings), strict=True))
+    step = np.where(scores[:, None] > 0, boxes, 0).max(initial=0) + 1
+    kept = nms(boxes + (classes.astype(np.float32) * step)[:, None], scores, cfg['iou'])[:cfg['most']]
+    return detections(boxes[kept], scores[kept], classes[kept], cfg['most'])
+
+
+def candidates(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> list[tuple[np.ndarray, ...]]:
+    """Boxes `(P, 4)`, scores and classes `(P, )` of each level."""
+    cfg, found = settings['proposals'], []
+    for level, anchors in enumerate(settings['anchors']):
+        score, delta = features[f'score{level}'], features[f'delta{level}'].reshape(-1, 4)
+        prior = priors(anchors, *score.shape[:2])
+        classes = score.size // len(prior)
+        score = sigmoid(score.flatten())
+        best = np.flatnonzero(score > cfg.get('score', 0))
+        if cfg['before'] > 0:
+            best = best[largest(score[best], cfg['before'])]
+        score, place = score[best], best // classes
+        boxes = decode(prior[place], delta[place][:, None], size, cfg['coder'])[:, 0]
+        score = np.where((boxes[:, 2:] - boxes[:, :2] > cfg['least']).all(1) | (cfg['least'] < 0), score, 0)
+        found.append((boxes, score, best % classes))
+    return found
 
 
 def propose(features: dict[str, np.ndarray], size: np.ndarray, settings: dict) -> np.ndarray:
     """The proposals `(P, 4)`, by descending score."""
     cfg, boxes, scores = settings['proposals'], [], []
-    for level, anchors in enumerate(settings['anchors']):
-        score, delta = features[f'score{level}'], features[f'delta{level}'].reshape(-1, 4)
-        prior = priors(anchors, *score.shape[:2])
-        score = sigmoid(score.flatten())
-        if 0 < cfg['before'] < len(score):
-            best = largest(score, cfg['before'])
-            score, delta, prior = score[best], delta[best], prior[best]
-        own = decode(prior, delta[:, None], size, cfg['coder'])[:, 0]
-        score = np.where((own[:, 2:] - own[:, :2] > cfg['least']).all(1) | (cfg['least'] < 0), score, 0)
+    for own, score, _ in candidates(features, size, settings):
         kept = nms(own, score, cfg['iou'])
         boxes.append(own[kept])
         scores.append(score[kept])
     return np.concatenate(boxes)[largest(np.concatenate(scores), cfg['most'])]
+
+
+def refine(boxes: np.ndarray, logits: np.ndarray, deltas: np.ndarray, size: np.ndarray, coder: dict) -> np.ndarray:
+    """The boxes `(P, 4)` moved by the deltas of their best class, or by the only ones."""
+    deltas = deltas.reshape(len(deltas), deltas.shape[1] // 4, 4)
+    best = logits[:, :-1].argmax(1) if deltas.shape[1] > 1 else 0
+    return decode(boxes, deltas[np.arange(len(deltas)), best][:, None], size, coder)[:, 0]
 
 
 def priors(anchors: dict, height: int, width: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The parts of a Faster or Mask R-CNN for chips without NMS and RoIAlign, each a graph with static shapes.
+"""The parts of a detector for chips without NMS and RoIAlign, each a graph with static shapes.
 
 :mod:`.host` runs the steps between them in numpy. All tensors are channels last.
 """
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...utils import PreflightError
 from ..edge import fold_pixels
 from ..graphs import DetectorGraph
+from .detector import dense_head, stages
 
 # The maximum batch size of regions, so that a few detections do not cost the masks of a hundred.
 REGIONS = dict(heads=100, masks=20)
@@ -25,20 +26,22 @@ class Features(nn.Module):
     def __init__(self, graph: DetectorGraph):
         super().__init__()
         self.pixels = graph.pixels
-        self.backbone, self.neck, self.rpn_head = graph.detector.backbone, graph.detector.neck, graph.detector.rpn_head
-        roi = graph.detector.roi_head
-        extractors = [roi.bbox_roi_extractor, *([roi.mask_roi_extractor] if roi.with_mask else [])]
-        self.num_maps = max(len(extractor.roi_layers) for extractor in extractors)
+        self.backbone, self.neck = graph.detector.backbone, graph.detector.neck
+        self.dense_head, roi = dense_head(graph.detector), getattr(graph.detector, 'roi_head', None)
+        extractors = [] if roi is None else stages(roi.bbox_roi_extractor)
+        if 'masks' in graph.outputs:
+            extractors = [*extractors, *stages(roi.mask_roi_extractor)]
+        self.num_maps = max((len(extractor.roi_layers) for extractor in extractors), default=0)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """`(N, H, W, 3)` float32, 0 to 255, to tensors `(N, h, w, ...)` for each level.
 
         Returns:
-            `map0`, ... the feature maps `(N, h, w, C)`; `score0`, ... the logits of the anchors `(N, h, w, A)`;
-            `delta0`, ... their deltas `(N, h, w, 4 * A)`.
+            `map0`, ... the feature maps `(N, h, w, C)` of RoI heads; `score0`, ... the logits of the anchors
+            `(N, h, w, A * classes)`; `delta0`, ... their deltas `(N, h, w, 4 * A)`.
         """
         maps = self.neck(self.backbone(self.pixels(images.permute(0, 3, 1, 2))))
-        scores, deltas = self.rpn_head(maps)
+        scores, deltas = self.dense_head(maps)
         kinds = dict(map=maps[:self.num_maps], score=scores, delta=deltas)
         return {f'{kind}{level}': each.permute(0, 2, 3, 1)
                 for kind, tensors in kinds.items() for level, each in enumerate(tensors)}
@@ -47,9 +50,9 @@ class Features(nn.Module):
 class Heads(nn.Module):
     """Classes and boxes of pooled regions."""
 
-    def __init__(self, graph: DetectorGraph):
+    def __init__(self, bbox_head: nn.Module):
         super().__init__()
-        self.bbox_head = graph.detector.roi_head.bbox_head
+        self.bbox_head = bbox_head
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
         """`(P, h, w, C)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
@@ -60,31 +63,38 @@ class Heads(nn.Module):
 class Masks(nn.Module):
     """Masks of pooled regions."""
 
-    def __init__(self, graph: DetectorGraph):
+    def __init__(self, mask_heads: list[nn.Module]):
         super().__init__()
-        self.mask_head = graph.detector.roi_head.mask_head
+        self.mask_heads = nn.ModuleList(mask_heads)
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
-        """`(K, h, w, C)` to `logits` `(K, 2h, 2w, classes)`."""
-        return dict(logits=self.mask_head(regions.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+        """`(K, h, w, C)` to `logits` `(K, 2h, 2w, stages * classes)`."""
+        regions = regions.permute(0, 3, 1, 2)
+        return dict(logits=torch.cat([head(regions) for head in self.mask_heads], 1).permute(0, 2, 3, 1))
 
 
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """The parts of a detector, `features`, `heads` and, of a Mask R-CNN, `masks`; each with a sample of its input.
+    """The parts of a detector, each with a sample of its input.
 
-    `images` is a sample `(N, H, W, 3)` float32. The normalization of pixels is folded into the first layer; `graph` is
-    unchanged.
+    They are `features`; with RoI heads `heads`, and before it `refine0`, ... for each earlier stage of a cascade; and
+    `masks` if there are some. `images` is a sample `(N, H, W, 3)` float32. The normalization of pixels is folded into
+    the first layer; `graph` is unchanged.
 
     Raises:
         PreflightError: see :func:`check_parts`.
     """
     check_parts(graph)
-    roi, most = graph.detector.roi_head, graph.detector.rpn_head.test_cfg.max_per_img
-    parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)),
-                 heads=(Heads(graph), _regions(roi.bbox_roi_extractor, min(REGIONS['heads'], most))))
+    parts = dict(features=(fold_pixels(Features(graph), images), dict(images=images)))
+    if not hasattr(graph.detector, 'roi_head'):
+        return parts
+    roi, number = graph.detector.roi_head, min(REGIONS['heads'], graph.detector.rpn_head.test_cfg.max_per_img)
+    heads = stages(roi.bbox_head)
+    for stage, (head, extractor) in enumerate(zip(heads, stages(roi.bbox_roi_extractor), strict=True), 1):
+        name = 'heads' if stage == len(heads) else f'refine{stage - 1}'
+        parts[name] = Heads(head), _regions(extractor, number)
     if 'masks' in graph.outputs:
-        most = roi.test_cfg.max_per_img
-        parts['masks'] = Masks(graph), _regions(roi.mask_roi_extractor, min(REGIONS['masks'], most))
+        number = min(REGIONS['masks'], roi.test_cfg.max_per_img)
+        parts['masks'] = Masks(stages(roi.mask_head)), _regions(stages(roi.mask_roi_extractor)[0], number)
     return parts
 
 
@@ -97,22 +107,28 @@ def check_parts(graph: DetectorGraph) -> None:
 
 def settings_of(graph: DetectorGraph) -> dict:
     """The settings of a detector for :class:`.host.Host`, as plain data."""
-    rpn, roi, pixels = graph.detector.rpn_head, graph.detector.roi_head, graph.pixels
-    priors = rpn.prior_generator
-    heads = dict(
-        pool=pool_of(roi.bbox_roi_extractor), coder=coder_of(roi.bbox_head.bbox_coder),
-        classes=roi.bbox_head.num_classes, score=roi.test_cfg.score_thr, iou=roi.test_cfg.nms.iou_threshold,
-        most=roi.test_cfg.max_per_img)
-    masks = None
-    if roi.with_mask:
-        masks = dict(pool=pool_of(roi.mask_roi_extractor), any_class=roi.mask_head.class_agnostic)
-    return dict(
+    head, pixels = dense_head(graph.detector), graph.pixels
+    cfg, priors = head.test_cfg, head.prior_generator
+    settings = dict(
         pad=(pixels.mean.flip(0) if pixels.flips else pixels.mean).flatten().tolist(),
         anchors=[dict(boxes=boxes.tolist(), stride=list(stride))
                  for boxes, stride in zip(priors.base_anchors, priors.strides, strict=True)],
-        proposals=dict(coder=coder_of(rpn.bbox_coder), before=rpn.test_cfg.nms_pre, iou=rpn.test_cfg.nms.iou_threshold,
-                       least=rpn.test_cfg.get('min_bbox_size', -1), most=rpn.test_cfg.max_per_img),
-        heads=heads, masks=masks)
+        proposals=dict(coder=coder_of(head.bbox_coder), before=cfg.nms_pre, iou=cfg.nms.iou_threshold,
+                       least=cfg.get('min_bbox_size', -1), most=cfg.max_per_img),
+        heads=None, masks=None)
+    if not hasattr(graph.detector, 'roi_head'):
+        settings['proposals']['score'] = cfg.get('score_thr', 0)
+        return settings
+    roi, cfg = graph.detector.roi_head, graph.detector.roi_head.test_cfg
+    *settings['refine'], last = [
+        dict(pool=pool_of(extractor), coder=coder_of(each.bbox_coder))
+        for each, extractor in zip(stages(roi.bbox_head), stages(roi.bbox_roi_extractor), strict=True)]
+    settings['heads'] = last | dict(classes=stages(roi.bbox_head)[-1].num_classes, score=cfg.score_thr,
+                                    iou=cfg.nms.iou_threshold, most=cfg.max_per_img)
+    if roi.with_mask:
+        settings['masks'] = dict(pool=pool_of(stages(roi.mask_roi_extractor)[0]),
+                                 any_class=stages(roi.mask_head)[0].class_agnostic)
+    return settings
 
 
 def _regions(extractor: nn.Module, number: int) -> dict[str, Tensor]:
