@@ -11,6 +11,7 @@ from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
+from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -134,6 +135,15 @@ def test_what_float16_cannot_hold_stays():
 def test_other_classifiers(tmp_path, name, make):
     made = export(folded(make, batch=2)[1], name, tmp_path)
     assert made.norms == 0 and made.difference.largest['scores'] < 2e-6
+
+
+@pytest.mark.parametrize('kind', ['none', 'tanh'])
+def test_gelu_is_operators_that_compilers_of_chips_know(kind, tmp_path):
+    layer, x = nn.GELU(approximate=kind), torch.linspace(-6, 6, 48).view(1, 3, 4, 4)
+    made = export(as_exportable(layer, x), 'onnx', tmp_path)
+    content = onnx.load(made.path)
+    assert content.opset_import[0].version == 18 and 'Gelu' not in {node.op_type for node in content.graph.node}
+    assert made.difference.largest['output'] < 1e-6
 
 
 def test_a_vit_with_its_norms_for_any_number(tmp_path):

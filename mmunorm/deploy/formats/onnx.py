@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -74,10 +75,10 @@ def write_onnx(model: Exportable, path: Path) -> None:
 
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model
 def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
-    tables = _nms_translation() if isinstance(model.graph, DetectorGraph) else {}
+    tables = _gelu_translation() | (_nms_translation() if isinstance(model.graph, DetectorGraph) else {})
     program = model.program
     with exporting():
-        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
+        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
                                  custom_translation_table=tables)
     for node in made.model.graph.all_nodes():
@@ -85,6 +86,22 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
             node.name = f'{IN_FLOAT}_{node.name}'
         node.metadata_props.clear()  # lines of code and paths of this machine
     return made
+
+
+def _gelu_translation() -> dict:
+    """GELU in the order of operators that compilers of chips replace by one; opset 20's `Gelu` they do not know."""
+    from onnxscript import opset18 as op
+
+    def to_onnx(x, approximate: str = 'none'):
+        half, one, root, cubic = (op.Constant(value_float=value) for value in (0.5, 1., 2**0.5, 0.044715))
+        if approximate == 'tanh':
+            slope = op.Constant(value_float=(2 / math.pi)**0.5)
+            inner = op.Tanh(op.Mul(slope, op.Add(x, op.Mul(cubic, op.Mul(x, op.Mul(x, x))))))
+        else:
+            inner = op.Erf(op.Div(x, root))
+        return op.Mul(op.Mul(x, op.Add(inner, one)), half)
+
+    return {torch.ops.aten.gelu.default: to_onnx}
 
 
 def _nms_translation() -> dict:
