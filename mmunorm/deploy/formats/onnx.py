@@ -75,8 +75,10 @@ def write_onnx(model: Exportable, path: Path) -> None:
 
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model
 def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
-    tables = _gelu_translation() | (_nms_translation() if isinstance(model.graph, DetectorGraph) else {})
     program = model.program
+    tables = _gelu_translation() | _attention_translation(program)
+    if isinstance(model.graph, DetectorGraph):
+        tables |= _nms_translation()
     with exporting():
         made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
@@ -102,6 +104,24 @@ def _gelu_translation() -> dict:
         return op.Mul(op.Mul(x, op.Add(inner, one)), half)
 
     return {torch.ops.aten.gelu.default: to_onnx}
+
+
+def _attention_translation(program: torch.export.ExportedProgram) -> dict:
+    """Attention without masks; torch's own translation scales twice, and transposes in 3 dimensions."""
+    from onnxscript import opset18 as op
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    if any(len(node.args) > 3 or node.kwargs.keys() - {'scale'} for node in program.graph.nodes
+           if node.target is attention):
+        return {}
+
+    def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
+                scale: float | None = None, enable_gqa: bool = False):
+        factor = op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale)
+        *outer, tokens, width = range(len(key.shape))
+        scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*outer, width, tokens]))
+        return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+    return {attention: to_onnx}
 
 
 def _nms_translation() -> dict:
