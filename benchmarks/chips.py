@@ -4,7 +4,7 @@
 
 Sophgo's compiler estimates milliseconds and the cycles of each operator; Rockchip's lists the operators and the memory
 that they move. Each compiler has an environment of its own. Nothing runs on a chip. A failure is a row with the
-compiler's own words. Rows that exist are kept; `--again` computes them anew. The table is written to docs/chips.md.
+compiler's own words. Rows that exist are kept. The tables are written to docs/chips.md.
 """
 import argparse
 import json
@@ -53,11 +53,11 @@ KEY = ('network', 'norm', 'chip', 'precision')
 # Of the figure; the cycles of all other operators are 'other'.
 KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax', ), 'LayerNorm': ('LayerNorm', ),
          'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
-         'layouts': ('Permute', 'Reshape', 'Slice', 'Concat')}
+         'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
 FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
 COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
 
-LAYER = re.compile(r'\] \d+ +(\w+) +(\w+) +(NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
+LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
 
 
 def parse_args(argv=None):
@@ -65,10 +65,7 @@ def parse_args(argv=None):
     parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=NETWORKS, metavar='NETWORK')
     parser.add_argument('--chips', nargs='+', choices=CHIPS, default=CHIPS, metavar='CHIP')
     parser.add_argument('--precisions', nargs='+', choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument('--again', action='store_true', help='compute rows that exist')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/chips.jsonl')
-    parser.add_argument('--page', type=Path, default=ROOT / 'docs/chips.md')
-    parser.add_argument('--image', type=Path, default=ROOT / 'docs/images/chips.png')
     return parser.parse_args(argv)
 
 
@@ -225,22 +222,11 @@ def rockchip(file, folder, network, chip, precision):
 
 
 def read_layers(text):
-    """Operators by number, megabytes moved by operator, and the simulator's SNR, of the log of Rockchip's compiler."""
-    numbers, kilobytes, types = Counter(), Counter(), Counter()
-    table = text.rpartition('Network Layer Information Table')[2]
-    for name, kind, target, moved in LAYER.findall(table):
-        numbers[name] += 1
-        kilobytes[name] += int(moved)
-        types[kind] += target == 'NPU'
-    return dict(megabytes=kilobytes.total() / 1024, snr=float(re.search(r'^SNR: (\S+) dB', text, re.MULTILINE)[1]),
-                operators=dict(numbers.most_common()), types=dict(types),
-                megabytes_by_operator={name: round(size / 1024, 2) for name, size in kilobytes.most_common()})
-
-
-def write_images(folder, shape):
-    folder.mkdir()
-    for index, image in enumerate(noise(shape, 10)):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'{index}.png')
+    """Number of operators, megabytes moved and the simulator's SNR, of the log of Rockchip's compiler."""
+    layers = LAYER.findall(text.rpartition('Network Layer Information Table')[2])
+    return dict(megabytes=sum(int(moved) for _, moved in layers) / 1024,
+                snr=float(re.search(r'^SNR: (\S+) dB', text, re.MULTILINE)[1]),
+                operators=dict(Counter(name for name, _ in layers).most_common()))
 
 
 def new_rows(args, old):
@@ -248,13 +234,15 @@ def new_rows(args, old):
     for network in args.networks:
         for norm in ('LN', 'UN'):
             missing = [(chip, precision) for chip in args.chips for precision in args.precisions
-                       if args.again or (network, norm, chip, precision) not in old]
+                       if (network, norm, chip, precision) not in old]
             if not missing:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 folder = Path(folder)
                 write_network(network, norm, folder / 'network.onnx')
-                write_images(folder / 'images', shape_of(network))
+                (folder / 'images').mkdir()
+                for index, image in enumerate(noise(shape_of(network), 10)):
+                    Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'images/{index}.png')
                 for chip, precision in missing:
                     compiler = sophgo if chip in SOPHGO else rockchip
                     row = dict(network=network, norm=norm, chip=chip, precision=precision)
@@ -305,7 +293,8 @@ def chart(rows):
     figure = Figure(figsize=(10, 6), layout='constrained')
     for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):
         bars = [row for row in rows
-                if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row]
+                if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row
+                and row['network'] not in TIMM]
         names = [f'{row["network"]}, {row["norm"]}' for row in bars]
         left = [0.] * len(bars)
         for index, kind in enumerate([*KINDS, 'other']):
@@ -313,22 +302,12 @@ def chart(rows):
             widths = [sum(cycles for name, cycles in row['by_operator'].items()
                           if (name in KINDS[kind] if kind in KINDS else name not in known)) / row['cycles'] * row['ms']
                       for row in bars]
-            axes.barh(names, widths, left=left, label=kind, color=COLOURS[index % len(COLOURS)])
+            axes.barh(names, widths, left=left, label=kind, color=[*COLOURS, 'lightgrey'][index])
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.invert_yaxis()
         axes.set(title=f'BM1688, {precision}', xlabel="ms, estimates of Sophgo's compiler")
         axes.legend(ncols=1, fontsize=8, loc='lower right')
     return figure
-
-
-def write_page(path, **parts):
-    """Replaces the parts of a page between `<!-- chips: NAME -->` and `<!-- /chips -->`."""
-    text = path.read_text()
-    for name, lines in parts.items():
-        text = re.sub(rf'(<!-- chips: {name} -->\n).*?(<!-- /chips -->)',
-                      lambda found, lines=lines: found[1] + ''.join(f'{line}\n' for line in lines) + found[2],
-                      text, flags=re.DOTALL)
-    write_text(path, text)
 
 
 @command
@@ -342,10 +321,14 @@ def main(argv=None):
         rows[tuple(row[key] for key in KEY)] = row
         write_text(args.out, ''.join(json.dumps(each) + '\n' for each in rows.values()))
     rows = sorted(rows.values(), key=lambda row: NETWORKS.index(row['network']))
-    write_page(args.page, cycles=table(rows), rockchip=rockchip_table(rows), failures=failures(rows))
-    with whole_file(args.image) as part:
+    page = ROOT / 'docs/chips.md'
+    text = page.read_text()
+    for name, lines in dict(cycles=table(rows), rockchip=rockchip_table(rows), failures=failures(rows)).items():
+        before, mark, after = text.partition(f'<!-- chips: {name} -->\n')
+        text = before + mark + ''.join(f'{line}\n' for line in lines) + after[after.index('<!-- /chips -->'):]
+    write_text(page, text)
+    with whole_file(ROOT / 'docs/images/chips.png') as part:
         chart(rows).savefig(part, dpi=120)
-    print(f'written: {args.out}, {args.page}, {args.image}')
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 from rknn.api import RKNN
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 
 def main():
