@@ -48,7 +48,7 @@ NETWORKS = [*(name for name in CONFIGS if name != 'Mask R-CNN'), *TIMM, 'Mask R-
 SOPHGO = ('BM1688', 'BM1684X', 'CV186X')
 CHIPS = (*SOPHGO, 'RK3588')
 PRECISIONS = ('INT8', 'F16')
-ENVIRONMENTS = {'sophgo': 'tpu_mlir', 'rknn': 'rknn-toolkit2'}
+ENVIRONMENTS = {'sophgo': 'tpu_mlir 1.30.2', 'rknn': 'rknn-toolkit2 2.5.0'}  # as in requirements/
 KEY = ('network', 'norm', 'chip', 'precision')
 # Of the figure; the cycles of all other operators are 'other'.
 KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax', ), 'LayerNorm': ('LayerNorm', ),
@@ -245,7 +245,8 @@ def new_rows(args, old):
                     Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'images/{index}.png')
                 for chip, precision in missing:
                     compiler = sophgo if chip in SOPHGO else rockchip
-                    row = dict(network=network, norm=norm, chip=chip, precision=precision)
+                    row = dict(network=network, norm=norm, chip=chip, precision=precision,
+                               compiler=ENVIRONMENTS['sophgo' if chip in SOPHGO else 'rknn'])
                     try:
                         row |= compiler(folder / 'network.onnx', folder, network, chip, precision)
                     except RuntimeError as error:

@@ -218,7 +218,7 @@ def test_a_failing_compiler_is_a_row_and_rows_are_kept(script, monkeypatch, tmp_
     monkeypatch.setattr(chips, 'write_network', lambda *_: None)
     args = chips.parse_args(['--networks', 'DeiT-S', '--chips', 'BM1688', '--precisions', 'F16'])
     rows = list(chips.new_rows(args, {('DeiT-S', 'UN', 'BM1688', 'F16')}))
-    assert rows == [dict(network='DeiT-S', norm='LN', chip='BM1688', precision='F16',
+    assert rows == [dict(network='DeiT-S', norm='LN', chip='BM1688', precision='F16', compiler='tpu_mlir 1.30.2',
                          error='UNREACHABLE executed at C.cpp:4!')]
     assert chips.failures(rows) == ['- DeiT-S, LN, BM1688, F16: `UNREACHABLE executed at C.cpp:4!`']
 
@@ -229,4 +229,4 @@ def test_a_missing_compiler_is_one_line(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(chips, 'write_network', lambda *_: None)
     with pytest.raises(SystemExit):
         chips.main(['--networks', 'DeiT-S', '--chips', 'BM1688', '--out', str(tmp_path / 'rows.jsonl')])
-    assert ".venv-sophgo with tpu_mlir is missing: 'make chips' builds it." in capsys.readouterr().err
+    assert ".venv-sophgo with tpu_mlir 1.30.2 is missing: 'make chips' builds it." in capsys.readouterr().err
