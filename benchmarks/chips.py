@@ -307,7 +307,7 @@ def chart(rows):
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.invert_yaxis()
         axes.set(title=f'BM1688, {precision}', xlabel="ms, estimates of Sophgo's compiler")
-        axes.legend(ncols=1, fontsize=8, loc='lower right')
+        axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     return figure
 
 
