@@ -34,7 +34,7 @@ help:
 	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
 	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/results/training_speed.md"
-	@echo "make chips      what compilers of chips tell without the chip, 9 GB and Python 3.10: docs/chips.md"
+	@echo "make chips      what compilers of chips tell without the chip, 12 GB and Python 3.10: docs/chips.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 
