@@ -15,7 +15,11 @@ TORCH_PACKAGES_2.1 := torch==2.1.2 torchvision==0.16.2
 TORCH_PACKAGES_2.4 := torch==2.4.1 torchvision==0.19.1
 OPENMMLAB := .venv-openmmlab-$(TORCH)
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu
+# Sophgo's compiler has packages for this Python alone.
+PYTHON310 ?= python3.10
+COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed
+
+.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
 
 help:
 	@echo "make install    create $(VENV) and install everything"
@@ -30,6 +34,7 @@ help:
 	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
 	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/results/training_speed.md"
+	@echo "make chips      what compilers of chips tell without the chip, 12 GB and Python 3.10: docs/chips.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 
@@ -94,6 +99,19 @@ zoo: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py
+
+chips: $(STAMP) $(COMPILERS)
+	$(BIN)/python benchmarks/chips.py
+
+.venv-%/.installed: requirements/%.txt
+	@$(PYTHON310) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 10) else \
+	  "the compilers of chips need Python 3.10: make chips PYTHON310=...")'
+	$(PYTHON310) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@# Sophgo's package has libraries of an older system, with which its own programs do not start.
+	@cd .venv-$*/lib/python3.10/site-packages/tpu_mlir/lib/third_party 2> /dev/null || exit 0; mkdir -p ../off; \
+	  mv libc.so.6 libm.so.6 libpthread.so.0 libstdc++.so.6 libgcc_s.so.1 ../off/
+	@touch $@
 
 # The API pages are read from the sources: no torch here.
 .venv-docs/.installed: requirements/docs.txt

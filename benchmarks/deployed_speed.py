@@ -36,8 +36,8 @@ from mmunorm.norms import OfflineNorm
 from mmunorm.utils import write_text
 
 ROOT = Path(__file__).parent.parent
-NETWORKS = {'Swin-T': 'swin_t_un_imagenet', 'DeiT-S': 'deep/deit_s_un_imagenet',
-            'T2T-ViT-14': 't2t_vit_14_un_imagenet', 'Mask R-CNN': 'swin_t_un_maskrcnn_3x'}
+NETWORKS = {'Swin-T': 'configs/swin_t_un_imagenet.py', 'DeiT-S': 'projects/deep/configs/deit_s_un_imagenet.py',
+            'T2T-ViT-14': 'configs/t2t_vit_14_un_imagenet.py', 'Mask R-CNN': 'configs/swin_t_un_maskrcnn_3x.py'}
 DETECTOR_SHAPE = (512, 512)
 # In the order of the tables and of the figure.
 FORMATS = ('torch', 'onnx', 'openvino', 'litert', 'executorch', 'onnx-int8', 'openvino-int8', 'executorch-int8',
@@ -64,20 +64,20 @@ def noise(shape, number):
 
 
 @torch.no_grad()
-def take_statistics(model, arrays):
-    """Sets the statistics of each offline norm, one by one, to the mean square of its input."""
+def take_statistics(model, run, *inputs):
+    """Sets the statistics of each offline norm, one by one, to the mean square of its input in `run(*inputs)`."""
     def measure(norm, args):
         norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
 
     handles = [norm.register_forward_pre_hook(measure) for norm in model.modules() if isinstance(norm, OfflineNorm)]
-    graph_of(model)(*map(torch.from_numpy, arrays))
+    run(*inputs)
     for handle in handles:
         handle.remove()
 
 
 def subject_of(network, norm, folder, batch=1, threads=1):
     """A network with one norm, and its images."""
-    cfg = load_config(str(ROOT / f'configs/{NETWORKS[network]}.py'), norm=norm)
+    cfg = load_config(str(ROOT / NETWORKS[network]), norm=norm)
     if pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def subject_of(network, norm, folder, batch=1, threads=1):
         model.init_weights()  # else a Swin's position biases are 0, and converters remove them
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = noise(meta['shape'][2:], 20)
-    take_statistics(model, batch_of(images[:4], meta))
+    take_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
     return Subject(norm, model, meta, batch, folder / norm, threads, images)
 
 

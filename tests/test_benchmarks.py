@@ -199,3 +199,54 @@ def test_a_network_receives_what_torchvision_makes_of_a_file(tmp_path):
     inputs = preprocessor(dict(inputs=data['inputs'][None]), False)['inputs']
     torch.testing.assert_close(inputs, wanted, rtol=0, atol=1e-3)
     torch.testing.assert_close(Pixels(preprocessor)(data['inputs'][None].float()), inputs)
+
+
+PROFILE = """ENGINE_BD                    ENGINE_GDMA
+                             Load_1|GDMA_TENSOR|s:0|b:0|g:1|e:9|t:10|dr:0|sz:64|bw:22.79
+Conv_2|AR|s:10|b:1|g:1|e:29|t:20  Load_3|GDMA_TENSOR|s:10|b:0|g:2|e:39|t:30|dr:0|sz:64|bw:22.79
+LayerNorm_4|AR|s:35|b:2|g:2|e:49|t:15
+API_END total_cycle:52|b:2|g:3
+GDMA SUMMARY : |dr[0] S2L:1048576|dr[1] L2S:524288|dr[2] S2S:0|dr[3] L2L:0
+flops: 9, runtime: 0.000050ms, ComputationAbility: 2.0T
+"""
+
+
+def test_cycles_of_operators_add_up_to_the_total(script):
+    row = script('chips').read_profile(PROFILE)
+    assert (row['ms'], row['cycles'], row['megabytes']) == (5e-5, 52, 1.5)
+    # 5 cycles in which only memory moves between the two operators; the last two are nobody's
+    assert row['by_operator'] == {'Conv': 20, 'Load': 15, 'LayerNorm': 15}
+
+
+def test_the_operators_of_rockchip(script):
+    line = 'D RKNN: [17:01:26.885] {}  {}  INT8  NPU  (1,96,56,56),(1,96,1,1)  (1,96,56,56)  0/0/0  {}  name'
+    table = ['Network Layer Information Table', line.format(0, 'Conv', 2048), line.format(1, 'exNorm', 512),
+             line.format(2, 'exNorm', 512), 'SNR: 31.5 dB']
+    row = script('chips').read_layers('\n'.join(table))
+    assert row['operators'] == {'exNorm': 2, 'Conv': 1}
+    assert (row['megabytes'], row['snr']) == (3, 31.5)
+
+
+def test_a_failing_compiler_is_a_row_and_rows_are_kept(script, monkeypatch, tmp_path):
+    chips = script('chips')
+    monkeypatch.setattr(chips, 'ROOT', tmp_path)
+    binaries = tmp_path / '.venv-sophgo/bin'
+    binaries.mkdir(parents=True)
+    (binaries / 'model_transform').write_text('#!/bin/sh\necho start\necho "UNREACHABLE executed at /a/b/C.cpp:4!"\n'
+                                              'exit 134\n')
+    (binaries / 'model_transform').chmod(0o755)
+    monkeypatch.setattr(chips, 'write_network', lambda *_: None)
+    args = chips.parse_args(['--networks', 'DeiT-S', '--chips', 'BM1688', '--precisions', 'F16'])
+    rows = list(chips.new_rows(args, {('DeiT-S', 'UN', 'BM1688', 'F16')}))
+    assert rows == [dict(network='DeiT-S', norm='LN', chip='BM1688', precision='F16', compiler='tpu_mlir 1.30.2',
+                         error='UNREACHABLE executed at C.cpp:4!')]
+    assert chips.failures(rows) == ['- DeiT-S, LN, BM1688, F16: `UNREACHABLE executed at C.cpp:4!`']
+
+
+def test_a_missing_compiler_is_one_line(script, monkeypatch, tmp_path, capsys):
+    chips = script('chips')
+    monkeypatch.setattr(chips, 'ROOT', tmp_path)
+    monkeypatch.setattr(chips, 'write_network', lambda *_: None)
+    with pytest.raises(SystemExit):
+        chips.main(['--networks', 'DeiT-S', '--chips', 'BM1688', '--out', str(tmp_path / 'rows.jsonl')])
+    assert ".venv-sophgo with tpu_mlir 1.30.2 is missing: 'make chips' builds it." in capsys.readouterr().err

@@ -14,6 +14,7 @@ from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
+from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -137,6 +138,35 @@ def test_what_float16_cannot_hold_stays():
 def test_other_classifiers(tmp_path, name, make):
     made = export(folded(make, batch=2)[1], name, tmp_path)
     assert made.norms == 0 and made.difference.largest['scores'] < 2e-6
+
+
+class Attention(nn.Module):
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x):
+        query = x.flatten(2).unflatten(1, (2, -1))
+        return nn.functional.scaled_dot_product_attention(query, 2 * query, -query, **self.options)
+
+
+@pytest.mark.parametrize('options, scales', [({}, 1), (dict(scale=0.3), 1), (dict(attn_mask=torch.eye(8)), 2),
+                                             (dict(is_causal=True), 2)])
+def test_attention_is_few_operators_for_compilers_of_chips(options, scales, tmp_path):
+    made = export(as_exportable(Attention(**options), torch.randn(1, 16, 4, 4)), 'onnx', tmp_path)
+    kinds = Counter(node.op_type for node in onnx.load(made.path).graph.node)
+    assert made.difference.largest['output'] < 1e-6
+    assert kinds['Mul'] == 1 + scales and kinds['Transpose'] == 1  # one Mul is the key's
+
+
+@pytest.mark.parametrize('kind', ['none', 'tanh'])
+def test_gelu_is_operators_that_compilers_of_chips_know(kind, tmp_path):
+    layer, x = nn.GELU(approximate=kind), torch.linspace(-6, 6, 48).view(1, 3, 4, 4)
+    made = export(as_exportable(layer, x), 'onnx', tmp_path)
+    content = onnx.load(made.path)
+    assert content.opset_import[0].version == 18 and 'Gelu' not in {node.op_type for node in content.graph.node}
+    assert made.difference.largest['output'] < 1e-6
 
 
 def test_a_vit_with_its_norms_for_any_number(tmp_path):

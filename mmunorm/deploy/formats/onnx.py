@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -74,10 +75,12 @@ def write_onnx(model: Exportable, path: Path) -> None:
 
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model
 def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
-    tables = _nms_translation() if isinstance(model.graph, DetectorGraph) else {}
     program = model.program
+    tables = _gelu_translation() | _attention_translation(program)
+    if isinstance(model.graph, DetectorGraph):
+        tables |= _nms_translation()
     with exporting():
-        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False,
+        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                  input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
                                  custom_translation_table=tables)
     for node in made.model.graph.all_nodes():
@@ -85,6 +88,40 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
             node.name = f'{IN_FLOAT}_{node.name}'
         node.metadata_props.clear()  # lines of code and paths of this machine
     return made
+
+
+def _gelu_translation() -> dict:
+    """GELU in the order of operators that compilers of chips replace by one; opset 20's `Gelu` they do not know."""
+    from onnxscript import opset18 as op
+
+    def to_onnx(x, approximate: str = 'none'):
+        half, one, root, cubic = (op.Constant(value_float=value) for value in (0.5, 1., 2**0.5, 0.044715))
+        if approximate == 'tanh':
+            slope = op.Constant(value_float=(2 / math.pi)**0.5)
+            inner = op.Tanh(op.Mul(slope, op.Add(x, op.Mul(cubic, op.Mul(x, op.Mul(x, x))))))
+        else:
+            inner = op.Erf(op.Div(x, root))
+        return op.Mul(op.Mul(x, op.Add(inner, one)), half)
+
+    return {torch.ops.aten.gelu.default: to_onnx}
+
+
+def _attention_translation(program: torch.export.ExportedProgram) -> dict:
+    """Attention without masks; torch's own translation scales twice, and transposes in 3 dimensions."""
+    from onnxscript import opset18 as op
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    if any(len(node.args) > 3 or node.kwargs.keys() - {'scale'} for node in program.graph.nodes
+           if node.target is attention):
+        return {}
+
+    def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
+                scale: float | None = None, enable_gqa: bool = False):
+        factor = op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale)
+        *outer, tokens, width = range(len(key.shape))
+        scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*outer, width, tokens]))
+        return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+    return {attention: to_onnx}
 
 
 def _nms_translation() -> dict:

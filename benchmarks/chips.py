@@ -1,0 +1,336 @@
+"""What compilers of chips tell without the chip, for networks with LN and with folded UN; random weights.
+
+    make chips
+
+Sophgo's compiler estimates milliseconds and the cycles of each operator; Rockchip's lists the operators and the memory
+that they move. Each compiler has an environment of its own. Nothing runs on a chip. A failure is a row with the
+compiler's own words. Rows that exist are kept. The tables are written to docs/chips.md.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+
+# isort: split
+import onnx
+import torch
+from deployed_speed import NETWORKS as CONFIGS
+from deployed_speed import ROOT, noise, take_statistics
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+
+from mmunorm import fuse_norms, replace_norms
+from mmunorm.analysis.curves import COLOURS
+from mmunorm.benchmark.output import markdown_table
+from mmunorm.cli.arguments import command, load_config
+from mmunorm.config.models import build_model
+from mmunorm.config.pretrained import pretrained_path, set_pretrained
+from mmunorm.deploy.edge import with_edge_layers
+from mmunorm.deploy.exportable import Exportable
+from mmunorm.deploy.formats.base import silent
+from mmunorm.deploy.formats.onnx import write_onnx
+from mmunorm.deploy.windows import StaticWindowMSA, with_windows
+from mmunorm.norms.layers import norm_layers
+from mmunorm.utils import PreflightError, whole_file, write_text
+
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+TIMM = {'DeiT-S, timm': 'deit_small_patch16_224', 'Swin-T, timm': 'swin_tiny_patch4_window7_224'}
+NETWORKS = [*(name for name in CONFIGS if name != 'Mask R-CNN'), *TIMM, 'Mask R-CNN, 512 x 512',
+            'Mask R-CNN, 800 x 1344']
+SOPHGO = ('BM1688', 'BM1684X', 'CV186X')
+CHIPS = (*SOPHGO, 'RK3588')
+PRECISIONS = ('INT8', 'F16')
+ENVIRONMENTS = {'sophgo': 'tpu_mlir 1.30.2', 'rknn': 'rknn-toolkit2 2.5.0'}  # as in requirements/
+KEY = ('network', 'norm', 'chip', 'precision')
+# Of the figure; the cycles of all other operators are 'other'.
+KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax', ), 'LayerNorm': ('LayerNorm', ),
+         'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
+         'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
+FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
+COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
+
+LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=NETWORKS, metavar='NETWORK')
+    parser.add_argument('--chips', nargs='+', choices=CHIPS, default=CHIPS, metavar='CHIP')
+    parser.add_argument('--precisions', nargs='+', choices=PRECISIONS, default=PRECISIONS)
+    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/chips.jsonl')
+    return parser.parse_args(argv)
+
+
+class Network(nn.Module):
+    """Normalized images `(1, 3, H, W)` to logits; of a detector, to the outputs of its neck and its RPN head."""
+    inputs = ('images', )
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        model = self.model
+        if hasattr(model, 'rpn_head'):
+            maps = model.neck(model.backbone(images))
+            scores, deltas = model.rpn_head(maps)
+            return (*maps, *scores, *deltas)
+        return model.head(model.extract_feat(images)) if hasattr(model, 'extract_feat') else model(images)
+
+
+@torch.no_grad()
+def randomize(model):
+    """Makes norms and biases random: exporters remove a factor of 1 and a summand of 0."""
+    for _, norm in norm_layers(model):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    for parameter in model.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.02)
+
+
+def shape_of(network):
+    return tuple(map(int, re.findall(r'\d+', network.partition(', ')[2]))) or (224, 224)
+
+
+def write_network(network, norm, path):
+    """Writes a network, UN folded, with LayerNorm as one operator."""
+    torch.manual_seed(0)
+    if network in TIMM:
+        import timm
+        model = timm.create_model(TIMM[network])
+        if norm != 'LN':
+            replace_norms(model, dict(type=norm))
+    else:
+        cfg = load_config(str(ROOT / CONFIGS[network.partition(',')[0]]), norm=norm)
+        if pretrained_path(cfg) is not None:
+            set_pretrained(cfg, None)
+        model = build_model(cfg)
+        with silent():
+            model.init_weights()
+    randomize(model)
+    graph = Network(model).eval().requires_grad_(False)
+    images = torch.stack(noise(shape_of(network), 4)).float()
+    images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    take_statistics(model, graph, images)
+    fuse_norms(model)
+    graph = with_windows(graph)
+    if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
+        graph = with_edge_layers(graph, (images[:1], ))
+    out = graph(images[:1])
+    graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
+    write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
+    content = onnx.load(path)
+    for node in content.graph.node:
+        if node.op_type == 'ReduceMean' and len(node.input) == 2:  # Sophgo's compiler takes that of opset 17
+            name = node.input.pop()
+            axes, = (each for each in content.graph.initializer if each.name == name)
+            node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
+            node.attribute.remove(next(each for each in node.attribute if each.name == 'noop_with_empty_axes'))
+    content.opset_import[0].version = 17
+    onnx.save(content, path)
+
+
+def run_tool(folder, log, environment, *arguments):
+    """Runs a program of an environment in a folder.
+
+    Raises:
+        RuntimeError: it failed; the message is its own words.
+    """
+    binaries = folder_of(environment) / 'bin'
+    with open(folder / log, 'w') as file:
+        done = subprocess.run([binaries / arguments[0], *map(str, arguments[1:])], cwd=folder, stdout=file,
+                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                              env={**os.environ, 'PATH': f'{binaries}:{os.environ["PATH"]}', 'PYTHONPATH': ''})
+    if done.returncode:
+        raise RuntimeError(failure_in((folder / log).read_text(errors='replace')))
+
+
+def folder_of(environment):
+    folder = ROOT / f'.venv-{environment}'
+    if not (folder / 'bin').exists():
+        raise PreflightError(f"{folder.name} with {ENVIRONMENTS[environment]} is missing: 'make chips' builds it.")
+    return folder
+
+
+def failure_in(text):
+    """The first line of a log that names an error, without colours and the paths of this machine."""
+    lines = [line.strip() for line in re.sub(r'\x1b\[[\d;]*m', '', text).splitlines() if line.strip()] or ['no message']
+    found = next((line for line in lines if FAILURE.search(line)), lines[-1])
+    return re.sub(r'(/[\w.-]+)+/', '', found)[:200]
+
+
+def sophgo(file, folder, network, chip, precision):
+    """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
+    shape, (height, width) = folder / 'network.mlir', shape_of(network)
+    if not shape.exists():
+        run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
+                 '--input_shapes', f'[[1,3,{height},{width}]]', '--mean', ','.join(map(str, MEAN)),
+                 '--scale', ','.join(f'{1 / each:.6f}' for each in STD), '--pixel_format', 'rgb', '--mlir', shape.name)
+    if not (folder / 'ranges').exists():
+        names = dict.fromkeys(re.findall(r'loc\("(.*?)"\)', shape.read_text()))
+        draw = random.Random(0)
+        limits = {name: round(draw.uniform(2, 8), 4) for name in names}
+        write_text(folder / 'ranges', ''.join(f'{name} {top} {-top} {top}\n' for name, top in limits.items()))
+    profile = folder / 'compiler_profile_0.txt'
+    profile.unlink(missing_ok=True)
+    run_tool(folder, 'deploy.log', 'sophgo', 'model_deploy', '--mlir', shape.name, '--quantize', precision,
+             '--calibration_table', 'ranges', '--processor', chip.lower(), '--model', 'network.bmodel')
+    return read_profile(profile.read_text())
+
+
+def read_profile(text):
+    """Milliseconds, cycles and megabytes of a profile of Sophgo's compiler, and the cycles of each operator.
+
+    A cycle in which the chip computes is one of the operator that it computes, and any other one of the operator
+    whose data moves; so they add up to the total.
+    """
+    computed, moved, owners = [], [], Counter()
+    for name, engine, start, end in COMMAND.findall(text):
+        (moved if 'DMA' in engine else computed).append((int(start), int(end) + 1, name))
+    total, idle, now = int(re.search(r'total_cycle:(\d+)', text)[1]), [], 0
+    for start, end, name in [*sorted(computed), (total, total, '')]:
+        if start > now:
+            idle.append((now, start))
+        owners[name] += max(0, end - max(start, now))
+        now = max(now, end)
+    moves, now = sorted(moved), 0
+    for first, last in idle:
+        now = max(now, first)
+        for start, end, name in moves:
+            if end > now and start < last:
+                owners[name] += max(0, min(end, last) - max(start, now))
+                now = max(now, min(end, last))
+    del owners['']
+    return dict(ms=float(re.search(r'runtime: ([\d.]+)ms', text)[1]), cycles=total,
+                megabytes=sum(map(int, re.findall(r'(?:S2L|L2S):(\d+)', text))) / 2**20,
+                by_operator=dict(owners.most_common()))
+
+
+def rockchip(file, folder, network, chip, precision):
+    """What the compiler says of its file; it estimates no cycles."""
+    run_tool(folder, 'rknn.log', 'rknn', 'python', Path(__file__).with_name('chips_rknn.py'), file, precision,
+             folder / 'images')
+    return read_layers((folder / 'rknn.log').read_text(errors='replace'))
+
+
+def read_layers(text):
+    """Number of operators, megabytes moved and the simulator's SNR, of the log of Rockchip's compiler."""
+    layers = LAYER.findall(text.rpartition('Network Layer Information Table')[2])
+    return dict(megabytes=sum(int(moved) for _, moved in layers) / 1024,
+                snr=float(re.search(r'^SNR: (\S+) dB', text, re.MULTILINE)[1]),
+                operators=dict(Counter(name for name, _ in layers).most_common()))
+
+
+def new_rows(args, old):
+    """The rows that are missing, one by one."""
+    for network in args.networks:
+        for norm in ('LN', 'UN'):
+            missing = [(chip, precision) for chip in args.chips for precision in args.precisions
+                       if (network, norm, chip, precision) not in old]
+            if not missing:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                folder = Path(folder)
+                write_network(network, norm, folder / 'network.onnx')
+                (folder / 'images').mkdir()
+                for index, image in enumerate(noise(shape_of(network), 10)):
+                    Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'images/{index}.png')
+                for chip, precision in missing:
+                    compiler = sophgo if chip in SOPHGO else rockchip
+                    row = dict(network=network, norm=norm, chip=chip, precision=precision,
+                               compiler=ENVIRONMENTS['sophgo' if chip in SOPHGO else 'rknn'])
+                    try:
+                        row |= compiler(folder / 'network.onnx', folder, network, chip, precision)
+                    except RuntimeError as error:
+                        row['error'] = str(error)
+                    yield row
+
+
+def table(rows):
+    """A line for each network, chip and precision; with the estimates for Ethos-U, of ethos_u.py."""
+    pairs = {}
+    for row in rows:
+        if row['chip'] != 'RK3588':
+            pairs.setdefault((row['network'], row['chip'], row['precision']), {})[row['norm']] = row
+    for row in map(json.loads, (ROOT / 'benchmarks/results/ethos_u.jsonl').read_text().splitlines()):
+        pairs.setdefault((row['network'], row['accelerator'], 'INT8'), {})[row['norm']] = row
+    lines = []
+    for (network, chip, precision), pair in sorted(pairs.items(), key=lambda each: NETWORKS.index(each[0][0])):
+        cells = [f'{row["ms"]:.4g}' if row and 'ms' in row else 'fails' if row else '-'
+                 for row in map(pair.get, ('LN', 'UN'))]
+        both = all('ms' in pair.get(norm, ()) for norm in ('LN', 'UN'))
+        lines.append([network, chip, precision, *cells, f'{pair["LN"]["ms"] / pair["UN"]["ms"]:.2f}' if both else '-'])
+    return markdown_table(['network', 'chip', 'precision', 'LN, ms', 'UN folded, ms', 'speed-up'], lines)
+
+
+def rockchip_table(rows):
+    lines = []
+    for row in rows:
+        if row['chip'] == 'RK3588':
+            cells = [row['network'], row['norm'], row['precision']]
+            if 'error' not in row:
+                cells += [str(sum(row['operators'].values())), str(row['operators'].get('exNorm', 0)),
+                          str(row['operators'].get('exDataConvert', 0)), f'{row["megabytes"]:.1f}', f'{row["snr"]:.1f}']
+            lines.append([*cells, 'fails'] if 'error' in row else cells)
+    return markdown_table(['network', 'norm', 'precision', 'operators', 'exNorm', 'exDataConvert', 'MB moved',
+                           'SNR in the simulator, dB'], lines)
+
+
+def failures(rows):
+    return [f'- {row["network"]}, {row["norm"]}, {row["chip"]}, {row["precision"]}: `{row["error"]}`'
+            for row in rows if 'error' in row]
+
+
+def chart(rows):
+    """Stacked cycles by kind of operator, LN beside UN, a panel for each precision on one chip."""
+    figure = Figure(figsize=(10, 6), layout='constrained')
+    for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):
+        bars = [row for row in rows
+                if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row
+                and row['network'] not in TIMM]
+        names = [f'{row["network"]}, {row["norm"]}' for row in bars]
+        left = [0.] * len(bars)
+        for index, kind in enumerate([*KINDS, 'other']):
+            known = {name for names in KINDS.values() for name in names}
+            widths = [sum(cycles for name, cycles in row['by_operator'].items()
+                          if (name in KINDS[kind] if kind in KINDS else name not in known)) / row['cycles'] * row['ms']
+                      for row in bars]
+            axes.barh(names, widths, left=left, label=kind, color=[*COLOURS, 'lightgrey'][index])
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.invert_yaxis()
+        axes.set(title=f'BM1688, {precision}', xlabel="ms, estimates of Sophgo's compiler")
+        axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@command
+def main(argv=None):
+    args = parse_args(argv)
+    rows = {}
+    if args.out.exists():
+        rows = {tuple(row[key] for key in KEY): row for row in map(json.loads, args.out.read_text().splitlines())}
+    for row in new_rows(args, set(rows)):
+        print({key: row.get(key) for key in (*KEY, 'ms', 'error')}, flush=True)
+        rows[tuple(row[key] for key in KEY)] = row
+        write_text(args.out, ''.join(json.dumps(each) + '\n' for each in rows.values()))
+    rows = sorted(rows.values(), key=lambda row: NETWORKS.index(row['network']))
+    page = ROOT / 'docs/chips.md'
+    text = page.read_text()
+    for name, lines in dict(cycles=table(rows), rockchip=rockchip_table(rows), failures=failures(rows)).items():
+        before, mark, after = text.partition(f'<!-- chips: {name} -->\n')
+        text = before + mark + ''.join(f'{line}\n' for line in lines) + after[after.index('<!-- /chips -->'):]
+    write_text(page, text)
+    with whole_file(ROOT / 'docs/images/chips.png') as part:
+        chart(rows).savefig(part, dpi=120)
+
+
+if __name__ == '__main__':
+    main()
