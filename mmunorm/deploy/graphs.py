@@ -139,6 +139,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's ImageClassifier, and "
                              "FasterRCNN and MaskRCNN of mmdet.")
     if obstacle := rcnn_obstacle(model):
-        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone, backbone and neck '
-                             'become a file, and the rest stays in torch.')
+        raise PreflightError(f'{name} cannot be exported whole: {obstacle}. With --parts backbone in onnx or openvino, '
+                             'backbone and neck become a file, and the rest stays in torch.')
     return DetectorGraph(model)
