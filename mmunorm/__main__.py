@@ -54,7 +54,7 @@ def _sentence(tool: Path) -> str:
     lines = tool.read_text(encoding='utf-8').splitlines()
     if tool.suffix == '.py':
         text = ' '.join((ast.get_docstring(ast.parse('\n'.join(lines))) or '').split())
-        return re.split(r'(?<=[.:])\s', text)[0].rstrip(':')
+        return re.split(r'(?<=[.:])(?<!Fig\.)(?<!Eq\.)\s', text)[0].rstrip(':')
     return next((line.removeprefix('#').strip() for line in lines if re.match('# ', line)), '')
 
 

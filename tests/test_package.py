@@ -49,6 +49,7 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
         for tool in ('train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark', 'dataset/make_digits'):
             line, = (line for line in lines if line.split()[:1] == [tool])
             assert len(line.split()) > 4  # what it does
+        assert not any(line.endswith(('(Fig.', '(Eq.')) for line in lines)
         assert not any(line.split()[:1] in (['demo'], ['zoo']) for line in lines)
     mmunorm.__main__.main(['--version'])
     assert capsys.readouterr().out == f'mmunorm {mmunorm.__version__}\n'

@@ -48,12 +48,17 @@ class Outcome:
         own = [row for row in rows if (row['model'] == self.result['baseline']) == (model == 0)]
         return next((row for row in own if row['format'] == name and row['error'] is None), None)
 
+    def speed(self, row: dict) -> str:
+        """A row's speed beside LayerNorm's; empty if LayerNorm has no file."""
+        control = self.result['control']
+        return faster(row['to_baseline'], control and control['ratio']['value']) if 'to_baseline' in row else ''
+
     def conclusion(self) -> list[str]:
         """Sentences: speed, accuracy, norms, size, and how to use the file."""
         lines, row = [], self.measured(1, self.row)
         if row:
             where = f'{row["label"]} on {self.result["environment"]["cpu"]}, threads: {self.result["threads"]}'
-            lines.append(f'{where}: {faster(row["to_baseline"]) if "to_baseline" in row else "LayerNorm has no file"}')
+            lines.append(f'{where}: {self.speed(row) or "LayerNorm has no file"}')
         scores = {'LayerNorm': next(iter(self.metrics.values())), self.name: list(self.metrics.values())[-1]}
         if base := self.measured(0, self.row):
             scores[f'LayerNorm, {base["label"]}'] = base['metrics']
@@ -87,7 +92,7 @@ class Outcome:
         for model, form, values, row, norms in rows:
             cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' if key in values else '' for key in keys)])
             cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
-                          faster(row['to_baseline']) if 'to_baseline' in row else '',
+                          self.speed(row),
                           f'{row["size"] / 1e6:.{same_digits(sizes)}f}'] if row else [''] * 3
             cells[-1].append(str(norms))
         return cells
@@ -103,9 +108,9 @@ class Outcome:
         return notes
 
 
-def faster(ratio: dict[str, float]) -> str:
-    """What a ratio of LayerNorm's time to another's says."""
-    if ratio['low'] <= 1 <= ratio['high']:
+def faster(ratio: dict[str, float], control: float | None = None) -> str:
+    """What a ratio of LayerNorm's time to another's says; `control` is that of one file in two processes."""
+    if ratio['low'] <= 1 <= ratio['high'] or control and abs(math.log(ratio['value'])) <= abs(math.log(control)):
         return f'no difference that this machine can show [{ratio["low"]:.2f}, {ratio["high"]:.2f}]'
     value, low, high = (ratio[key] for key in ('value', 'low', 'high'))
     if value < 1:

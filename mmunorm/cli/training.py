@@ -188,8 +188,9 @@ def check_schedule(runner: Runner) -> None:
                                  'default those of the run): shorten the whole schedule with the run.')
         rises = class_name(part) == 'LinearLR' and part.get('start_factor', 1 / 3) < part.get('end_factor', 1)
         if rises and 2 * end > length:
-            warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}.end, for example to "
-                 f'{max(1, length // 10)}.')
+            how = f'.end, for example to {max(1, length // 10)}' if length > 1 else (
+                f'.by_epoch=False and {key}.end in steps')
+            warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}{how}.")
 
 
 def train(runner: Runner) -> None:

@@ -27,7 +27,7 @@ from ..norms.replace import (
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
-from ..utils import eval_mode
+from ..utils import error_text, eval_mode
 from .calls import watched
 from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
@@ -385,7 +385,7 @@ def _measure_all(model: nn.Module, batches: list, seen: dict[nn.Module, _Seen],
     modules = [module for module, one in seen.items() if len(one.norm.normalized_shape) == 1]
     for batch, inputs in enumerate(batches):
         with watched(modules, partial(hook, batch)):
-            _run(model, inputs)
+            _run_checked(model, inputs)
         bar.update()
     return {one.norm: one for one in [*ran.values(), *seen.values()]}
 
@@ -410,6 +410,20 @@ def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, le
             bar.update()
     seen.check('after the norms that are converted')
     return seen
+
+
+def _run_checked(model: nn.Module, batch) -> None:
+    """`_run`, with an error that says what a batch is: images one by one, or arrays, are likely mistakes."""
+    inputs = _inputs(batch)
+    if not isinstance(inputs, (Tensor, Mapping)):
+        raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')
+    try:
+        _run(model, batch)
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, ConversionError) or not isinstance(inputs, Tensor) or inputs.dim() != 3:
+            raise
+        raise ConversionError(f'batches: {type(model).__name__} does not take a tensor of {tuple(inputs.shape)}; if it '
+                              f'is one image, stack images to batches of (N, C, H, W): {error_text(error)}') from error
 
 
 def _run(model: nn.Module, batch) -> None:

@@ -140,6 +140,6 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's ImageClassifier, and "
                              "RetinaNet, FasterRCNN, MaskRCNN and CascadeRCNN of mmdet.")
     if reason := obstacle(model):
-        raise PreflightError(f'{name} cannot be exported whole: {reason}. With --parts backbone, backbone and neck '
-                             'become a file, and the rest stays in torch.')
+        raise PreflightError(f'{name} cannot be exported whole: {reason}. With --parts backbone in onnx or openvino, '
+                             'backbone and neck become a file, and the rest stays in torch.')
     return DetectorGraph(model)

@@ -77,9 +77,9 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     pixels = None
     if mean is not None:
         for name, values in (('mean', mean), ('std', std)):
-            if len(values) != example.shape[1] or name == 'std' and min(values) <= 0:
+            if np.ndim(values) != 1 or len(values) != example.shape[1] or name == 'std' and min(values) <= 0:
                 raise PreflightError(f'{name} must have {example.shape[1]} numbers{" above 0" * (name == "std")}, one '
-                                     f'a channel, got {list(values)}.')
+                                     f'a channel, got {np.asarray(values).tolist()}.')
         rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
@@ -147,6 +147,9 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
     found = Comparison({}, {}, {})
     for name, got in file(_pixels_of(images.numpy(), file.meta)).items():
         exact = torch.cat(parts[name]).double().numpy()
+        if got.shape != exact.shape:
+            raise PreflightError(f'{path} is of another model: {name} is {got.shape}, and of {type(model).__name__} '
+                                 f'{exact.shape}.')
         apart = np.abs(got - exact)
         found.largest[name], found.median[name] = float(apart.max()), float(np.median(apart))
         noise = np.square(apart).sum()

@@ -56,6 +56,9 @@ def test_a_schedule_that_is_longer_than_the_run(warm_up, said, capsys):
     with pytest.raises(PreflightError, match=r'param_scheduler\.1\.begin=3: this CosineAnnealingLR .* 3 epochs'):
         training.check_schedule(runner)
     training.check_schedule(SimpleNamespace(cfg=Config(dict(param_scheduler=None))))
+    one = Config(dict(param_scheduler=[dict(type='LinearLR', end=1)]))
+    training.check_schedule(SimpleNamespace(cfg=one, max_epochs=1, max_iters=100))
+    assert 'set param_scheduler.0.by_epoch=False and param_scheduler.0.end in steps.' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])

@@ -291,6 +291,13 @@ def test_kinds_of_batches():
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())
 
 
+@pytest.mark.parametrize('batches, match', [
+    (list(torch.rand(2, 3, 32, 32)), r'does not take a tensor of \(3, 32, 32\); .* batches of \(N, C, H, W\)'),
+    (torch.rand(2, 3, 32, 32).numpy(), 'must be a tensor or a Mapping, got ndarray')])
+def test_images_that_are_no_batches(batches, match):
+    refused(match, timm_model('vit_tiny_patch16_224', None, depth=1), batches)
+
+
 def refused(match, model, batches, norm_cfg=None, **kwargs):
     before, state = dict(model.named_modules()), copy.deepcopy(model.state_dict())
     with pytest.raises(ConversionError, match=match):

@@ -96,6 +96,7 @@ def test_several_outputs(tmp_path):
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
     (None, dict(example=IMAGES[:, :1]), r'Two does not take the example of \(4, 1, 56, 56\)'),
     (None, dict(mean=(0.5, )), 'mean and std go together'),
+    (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers, one a channel, got 0.5'),
     (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0'),
     (lambda x: 'a', {}, 'returns other of type str'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
@@ -107,6 +108,12 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     with pytest.raises(PreflightError, match=message):
         export(model, path=tmp_path / how.pop('path', 'm.onnx'), **how)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_file_of_another_model(tmp_path):
+    export(nn.Sequential(nn.Flatten(), nn.Linear(3 * 56 * 56, 2)), IMAGES, tmp_path / 'm.onnx')
+    with pytest.raises(PreflightError, match=r'output is \(4, 2\), and of Sequential \(4, 3\)'):
+        compare(tmp_path / 'm.onnx', nn.Sequential(nn.Flatten(), nn.Linear(3 * 56 * 56, 3)), IMAGES)
 
 
 def test_what_a_runtime_does_not_run(tmp_path, monkeypatch):

@@ -44,5 +44,5 @@ def test_detections_are_those_of_torch(name, tmp_path):
 
 def test_a_format_that_has_no_parts():
     chosen = type('X', (type(FORMATS['onnx']), ), dict(name='x', tasks=('classifier', 'detector')))()
-    with pytest.raises(PreflightError, match='--format x supports classifier and detector, but RetinaNet'):
+    with pytest.raises(PreflightError, match='--format x has no --parts backbone: onnx and openvino have'):
         chosen.check_model(exportable_of(retinanet()))

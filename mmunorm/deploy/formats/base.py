@@ -79,6 +79,8 @@ class Format(ABC):
         Raises:
             PreflightError: it does not.
         """
+        if model.meta['task'] == 'features' and 'features' not in self.tasks:
+            raise PreflightError(f'--format {self.name} has no --parts backbone: onnx and openvino have.')
         if model.meta['task'] not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
                                  f'{model.meta["model"]} would be {model.meta["task"]}.')
