@@ -109,9 +109,14 @@ def build_runner(cfg: Config) -> Runner:
     """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
 
     Raises:
-        PreflightError: the config names a type that is not registered, or wrong arguments, or the processes were
-            not started by the launcher.
+        PreflightError: the config names a type that is not registered, or wrong arguments, or two lengths of the run,
+            or the processes were not started by the launcher.
     """
+    loop = cfg.get('train_cfg') or {}
+    lengths = [f'{key}={loop[key]}' for key in ('max_epochs', 'max_iters') if key in loop]
+    if len(lengths) > 1:
+        raise PreflightError(f'train_cfg has {" and ".join(lengths)}: a recipe counts in epochs or in iterations; set '
+                             'the one that it has itself.')
     if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:
         raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
