@@ -138,3 +138,22 @@ def test_the_tools_take_them_without_any_pairs(in_a_folder, tmp_path, capsys):
     assert 30 < float(worst) <= float(mean) < 120
     error = tiny_runs.error_of(capsys, 'low_light:compare_enhancers', *original, *other, 'out', '--device', 'cpu')
     assert 'there is no image in out' in error
+
+
+def test_the_released_networks_are_converted_and_measured(in_a_folder, tmp_path, capsys):
+    released('a.pth')
+    for split in ('train', 'test'):
+        (tmp_path / 'crops' / split).mkdir(parents=True)
+        for i in range(8):
+            image = np.random.default_rng(i).integers(0, 256, (40, 40, 3), np.uint8)
+            cv2.imwrite(f'crops/{split}/{i}.png', image)
+    call = ('low_light:convert_released', 'a.pth', '--crops', 'crops', '--size', '24', '--out', 'out')
+    tiny_runs.call(*call, '--steps', '5')
+    ways = re.findall(r'\| a.pth \| (.*?) \| ([0-9.]+) \|', capsys.readouterr().out)
+    assert [way for way, _ in ways] == ['converted', 'and adapted'] and float(ways[1][1]) > 30
+    model = IAT(norm_cfg=dict(type='UN'))
+    load_weights(model, 'out/a_un.pth')
+    tiny_runs.call(*call, '--steps', '0', '--keep', 'norm1')
+    printed = capsys.readouterr().out
+    assert '| a.pth | converted |' in printed and 'adapted' not in printed
+    assert 'there is no image in' in tiny_runs.error_of(capsys, *call, '--crops', 'out')
