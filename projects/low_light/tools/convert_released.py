@@ -4,8 +4,8 @@
     python projects/low_light/tools/convert_released.py best_Epoch_lol.pth best_Epoch_lol_v1.pth best_Epoch_exposure.pth
 
 The crops are made smaller and dark, as make_dark.py does. Those of `train` give the statistics and are trained on, for
-`--steps` after two fifths of it block by block; those of `test` give the PSNR. Only the global branch has LayerNorms, so
-it is converted and adapted alone.
+`--steps` after two fifths of it block by block; those of `test` give the PSNR. Only the global branch has LayerNorms,
+so it is converted and adapted alone.
 """
 import argparse
 import copy
@@ -80,7 +80,8 @@ def main(argv=None):
         convert_norms(ours, train[::8].split(50), keep=[args.keep] if args.keep else [])
         measure(path, 'converted')
         if args.steps:
-            adapt(ours, theirs, train, args.steps, block_steps=args.steps * 2 // 5, lr=1e-3, block_lr=1e-3, progress=True)
+            adapt(ours, theirs, train, args.steps, block_steps=args.steps * 2 // 5, lr=1e-3, block_lr=1e-3,
+                  progress=True)
             measure(path, 'and adapted')
         torch.save(dict(state_dict=model.state_dict()), out / f'{path.stem}_un.pth')
     print(*markdown_table(['weights', 'way', 'PSNR, mean', '10th percentile', 'worst image'], rows), sep='\n')
