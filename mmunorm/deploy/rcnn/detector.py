@@ -70,6 +70,8 @@ def obstacle(detector: nn.Module) -> str:
         if type(head.bbox_coder) is not DeltaXYWHBBoxCoder:
             return f'the bbox_coder of its {name} is {type(head.bbox_coder).__name__}, not DeltaXYWHBBoxCoder'
     for name, cfg in settings.items():
+        if not cfg:
+            return f'it has no {name}'
         if set(cfg.nms) != {'type', 'iou_threshold'} or cfg.nms.type != 'nms':
             return f"{name}.nms is {dict(cfg.nms)}, not dict(type='nms', iou_threshold=...)"
     return ''
@@ -84,10 +86,11 @@ def _single_stage_obstacle(detector: nn.Module) -> str:
             return f'its bbox_head is {type(head).__name__}, whose {method} is not that of AnchorHead'
     if getattr(head.loss_cls, 'custom_cls_channels', False):
         return f'its bbox_head has the scores of {type(head.loss_cls).__name__}'
-    if head.test_cfg.get('nms_pre', -1) < 1:
-        return f'test_cfg.nms_pre must be a number such as 1000, and is {head.test_cfg.get("nms_pre")}'
-    if head.test_cfg.get('min_bbox_size', -1) > 0:
-        return f'test_cfg.min_bbox_size is {head.test_cfg.min_bbox_size}, in pixels of the original image'
+    cfg = head.test_cfg or {}
+    if cfg.get('nms_pre', -1) < 1:
+        return f'test_cfg.nms_pre must be a number such as 1000, and is {cfg.get("nms_pre")}'
+    if cfg.get('min_bbox_size', -1) > 0:
+        return f'test_cfg.min_bbox_size is {cfg.min_bbox_size}, in pixels of the original image'
     return ''
 
 
