@@ -324,7 +324,7 @@ def test_prepbn_starts_as_the_layer_norm_of_a_checkpoint_and_blends_at_inference
     (UN, dict(num_features=8, forward_average='mean'),
      ('forward_average', "'gm', 'am', 'ema', 'current'", "'mean'")),
     (UN, dict(num_features=8, backward_average='gm'), ('backward_average', "'am', 'current'", "'gm'")),
-    (UN, dict(num_features=8, eta=True), ('eta must be the number', 'True')),
+    (UN, dict(num_features=8, eta=True), ('eta must be its initial value, a number', 'True')),
 ])
 def test_bad_arguments(cls, kwargs, words):
     with pytest.raises(ValueError, match='.*'.join(words)):
