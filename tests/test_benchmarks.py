@@ -32,6 +32,12 @@ def script(monkeypatch):
 
 
 @pytest.fixture
+def chips(script):
+    pytest.importorskip('onnx')
+    return script('chips')
+
+
+@pytest.fixture
 def run(script, tmp_path, capsys):
     """What `benchmarks/NAME.py` prints, and the rows it writes."""
     def call(name, *arguments):
@@ -211,24 +217,23 @@ flops: 9, runtime: 0.000050ms, ComputationAbility: 2.0T
 """
 
 
-def test_cycles_of_operators_add_up_to_the_total(script):
-    row = script('chips').read_profile(PROFILE)
+def test_cycles_of_operators_add_up_to_the_total(chips):
+    row = chips.read_profile(PROFILE)
     assert (row['ms'], row['cycles'], row['megabytes']) == (5e-5, 52, 1.5)
     # 5 cycles in which only memory moves between the two operators; the last two are nobody's
     assert row['by_operator'] == {'Conv': 20, 'Load': 15, 'LayerNorm': 15}
 
 
-def test_the_operators_of_rockchip(script):
+def test_the_operators_of_rockchip(chips):
     line = 'D RKNN: [17:01:26.885] {}  {}  INT8  NPU  (1,96,56,56),(1,96,1,1)  (1,96,56,56)  0/0/0  {}  name'
     table = ['Network Layer Information Table', line.format(0, 'Conv', 2048), line.format(1, 'exNorm', 512),
              line.format(2, 'exNorm', 512), 'SNR: 31.5 dB']
-    row = script('chips').read_layers('\n'.join(table))
+    row = chips.read_layers('\n'.join(table))
     assert row['operators'] == {'exNorm': 2, 'Conv': 1}
     assert (row['megabytes'], row['snr']) == (3, 31.5)
 
 
-def test_a_failing_compiler_is_a_row_and_rows_are_kept(script, monkeypatch, tmp_path):
-    chips = script('chips')
+def test_a_failing_compiler_is_a_row_and_rows_are_kept(chips, monkeypatch, tmp_path):
     monkeypatch.setattr(chips, 'ROOT', tmp_path)
     binaries = tmp_path / '.venv-sophgo/bin'
     binaries.mkdir(parents=True)
@@ -243,8 +248,7 @@ def test_a_failing_compiler_is_a_row_and_rows_are_kept(script, monkeypatch, tmp_
     assert chips.failures(rows) == ['- DeiT-S, LN, BM1688, F16: `UNREACHABLE executed at C.cpp:4!`']
 
 
-def test_a_missing_compiler_is_one_line(script, monkeypatch, tmp_path, capsys):
-    chips = script('chips')
+def test_a_missing_compiler_is_one_line(chips, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(chips, 'ROOT', tmp_path)
     monkeypatch.setattr(chips, 'write_network', lambda *_: None)
     with pytest.raises(SystemExit):
