@@ -19,8 +19,14 @@ def interrupt(tmp_path, script):
     """The exit status and stderr of a script that is interrupted while it imports torch, which takes long here."""
     (tmp_path / 'torch.py').write_text('import time\nprint("importing", flush=True)\ntime.sleep(60)\n')
     path = os.pathsep.join([str(tmp_path), str(tiny_runs.ROOT)])
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=dict(os.environ, PYTHONPATH=path)) as process:
+    # Where this process ignores the signal, as in the background of a shell, a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=dict(os.environ, PYTHONPATH=path))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout.readline() == 'importing\n'
         process.send_signal(signal.SIGINT)
         return process.wait(30), process.stderr.read()
