@@ -100,6 +100,11 @@ def load_crops(folder, limit=None):
     return torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).contiguous(), [p.stem.split('_')[0] for p in paths]
 
 
+def spread(number, count):
+    """At most `count` evenly spaced indices below `number`."""
+    return torch.linspace(0, number - 1, min(number, count)).long().tolist()
+
+
 def normalized(crops):
     """The centre of uint8 crops, normalized."""
     top, left = ((side - SIDE) // 2 for side in crops.shape[-2:])
@@ -183,8 +188,7 @@ def main(argv=None):
               f'{more["same_image"]:.3f}, in the original\'s gallery {more["same_image_in_original"]:.3f}', flush=True)
 
     model = copy.deepcopy(ln)
-    order = torch.linspace(0, len(train) - 1, min(CALIBRATION, len(train))).long().to(device)
-    report = convert_norms(model, normalized(train[order]).split(64))
+    report = convert_norms(model, normalized(train[spread(len(train), CALIBRATION)]).split(64))
     print(report.summary())
     row('converted', model)
     common = dict(held_out=held_out, augment=augmented)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, original, same_image
+from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, original, same_image, spread
 from torch import nn
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, ToTensor
@@ -54,9 +54,8 @@ def parse_args(argv=None):
 def models(weights, pieces, train):
     """The original, converted and adapted ViT; the last two folded, with a linear layer that takes up the last norm."""
     ln = original(weights, torch.device('cpu'))
-    order = torch.linspace(0, len(train) - 1, min(CALIBRATION, len(train))).long()
     converted = copy.deepcopy(ln)
-    convert_norms(converted, normalized(train[order]).split(64))
+    convert_norms(converted, normalized(train[spread(len(train), CALIBRATION)]).split(64))
     found = dict(converted=converted)
     if pieces:
         found['adapted'] = copy.deepcopy(converted)
@@ -107,10 +106,6 @@ def against(got, exact, names):
         centred=((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt()).item(),
         same_image=same_image(own, own, names), same_image_in_original=same_image(own, other, names), crops=len(got),
         images=len(set(names)))
-
-
-def spread(number, count):
-    return torch.linspace(0, number - 1, min(number, count)).long().tolist()
 
 
 class Probe:

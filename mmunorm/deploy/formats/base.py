@@ -80,7 +80,8 @@ class Format(ABC):
             PreflightError: it does not.
         """
         if model.meta['task'] == 'features' and 'features' not in self.tasks:
-            raise PreflightError(f'--format {self.name} has no --parts backbone: onnx and openvino have.')
+            having = [each.name for each in REGISTERED.values() if each.is_offered and 'features' in each.tasks]
+            raise PreflightError(f'--format {self.name} has no --parts backbone: {" and ".join(having)} have.')
         if model.meta['task'] not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
                                  f'{model.meta["model"]} would be {model.meta["task"]}.')
