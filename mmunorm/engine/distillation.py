@@ -17,6 +17,7 @@ from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..conversion import AdaptReport, adapt
 from ..conversion.checkpoint import layer_norm_config
+from ..norms.layers import norm_layers
 from ..utils import PreflightError
 from .runner import unwrapped_model
 
@@ -115,9 +116,15 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     return torch.stack(errors).mean()
 
 
-def can_adapt(model: nn.Module) -> bool:
-    """Whether :func:`adapt_backbone` supports a model: one that has a backbone that is not frozen."""
-    return hasattr(model, 'backbone') and any(weight.requires_grad for weight in model.backbone.parameters())
+def backbone_of(model: nn.Module) -> nn.Module | None:
+    """The part that :func:`adapt_backbone` trains: the backbone, or else the child with all norms, if not frozen.
+
+    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
+    """
+    norms = {norm for _, norm in norm_layers(model)}
+    parts = [model.backbone] if hasattr(model, 'backbone') else [
+        child for child in model.children() if norms <= set(child.modules())]
+    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
 
 
 class _Inputs(Sequence):
@@ -143,12 +150,12 @@ def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict]
     A third of the steps is block by block.
 
     Args:
-        model (nn.Module): converted; :func:`can_adapt` says whether it may be.
+        model (nn.Module): converted; it must have a :func:`backbone_of`.
         teacher (nn.Module): the backbone with LayerNorm.
         samples (Sequence[dict]): `inputs` and `data_samples` of single images, as `FolderImages` and `samples_of` have
             them.
         steps, batch_size, work_dir: of the training.
     """
-    return adapt(model.backbone, teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
+    return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
                  block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, work_dir=work_dir,
                  progress=True)

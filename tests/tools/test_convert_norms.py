@@ -149,6 +149,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
         bad['state_dict']['backbone.patch_embed.projection.bias'][0] = value
         torch.save(bad, tmp_path / 'bad.pth')
         assert said in error_of(config, 'bad.pth')
+    assert '--images mine: must be a folder of images.' in error_of(config, checkpoint, '--images', 'mine')
     (tmp_path / 'mine').mkdir()
     assert '--images mine: there is no image (looked for .bmp, ' in error_of(config, checkpoint, '--images', 'mine')
     (tmp_path / 'mine/a.jpg').write_text('no image')
@@ -193,8 +194,8 @@ STOCK = {
 def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier, tmp_path, capsys):
     model, kind, listed = STOCK[name]
     config, checkpoint = write(dict(type='ImageClassifier') | model, ln_classifier[0], tmp_path / 'stock.py')
-    report, metrics = convert(config, checkpoint, '--test')
-    assert not report.kept
+    report, metrics = convert(config, checkpoint, '--test', '--adapt-steps', '2')
+    assert not report.kept and 'end to end: all tokens' in capsys.readouterr().out
     new = Config.fromfile('out/stock_un.py')
     assert new.model.get('backbone', {}).get('type') == kind
     assert (new.model.type, len(new.model.get('converted', []))) == (
