@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmpretrain.models import ImageClassifier
+from mmpretrain.models.classifiers import BaseClassifier
 from torch import Tensor, nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
-from ..conversion import AdaptReport, adapt
+from ..conversion import AdaptReport, adapt, backbone_of
 from ..conversion.checkpoint import layer_norm_config
-from ..norms.layers import norm_layers
 from ..utils import PreflightError
 from .runner import unwrapped_model
 
@@ -58,16 +57,17 @@ class DistillationHook(Hook):
 
     def before_train(self, runner) -> None:
         student = unwrapped_model(runner)
-        if not hasattr(student, 'backbone'):
+        backbone = getattr(student, 'backbone', backbone_of(student))
+        if backbone is None:
             raise PreflightError(f'DistillationHook: {type(student).__name__} has no backbone to compare.')
-        self._is_classifier = isinstance(student, ImageClassifier)
+        self._is_classifier = isinstance(student, BaseClassifier)
         cfg = copy.deepcopy(runner.cfg)
         cfg.model = layer_norm_config(cfg.get('model') or {}, self.norm_cfg)
         with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
             teacher = build_model(cfg)
         load_weights(teacher, self.checkpoint)
         self._teacher = teacher.eval().requires_grad_(False).to(next(student.parameters()).device)
-        read = student.head if self._is_classifier else student.backbone
+        read = getattr(student, 'head', backbone) if self._is_classifier else backbone
         self._handles = [read.register_forward_hook(self._keep),
                          student.register_forward_hook(self._add_loss, with_kwargs=True)]
         self._output = None
@@ -78,7 +78,7 @@ class DistillationHook(Hook):
         del self._teacher
 
     def _keep(self, module: nn.Module, args: tuple, output) -> None:
-        self._output = output
+        self._output = getattr(output, 'logits', output)  # of a model of transformers
 
     def _add_loss(self, model: nn.Module, args: tuple, kwargs: dict, losses):
         """Adds the distance to the losses of a training step; other outputs do not change."""
@@ -114,17 +114,6 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     errors = [(a.float() - b.float()).square().mean() / b.float().var(correction=0).clamp(min=1e-12)
               for a, b in zip(student, teacher, strict=True)]
     return torch.stack(errors).mean()
-
-
-def backbone_of(model: nn.Module) -> nn.Module | None:
-    """The part that :func:`adapt_backbone` trains: the backbone, or else the child with all norms, if not frozen.
-
-    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
-    """
-    norms = {norm for _, norm in norm_layers(model)}
-    parts = [model.backbone] if hasattr(model, 'backbone') else [
-        child for child in model.children() if norms <= set(child.modules())]
-    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
 
 
 class _Inputs(Sequence):

@@ -226,7 +226,7 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     (lambda a: a.update(block_steps=-1), 'block_steps must be an int of at least 0, got -1'),
     (lambda a: a.update(batch_size=0), 'batch_size must be an int of at least 1, got 0'),
     (lambda a: a.update(lr=math.nan), 'lr must be a positive number, got nan'),
-    (lambda a: a.update(images=[]), 'images: there is none'),
+    (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=torch.utils.data.DataLoader(images())), 'images: DataLoader; must be a tensor'),
     (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
     (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
