@@ -19,10 +19,10 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
-from mmunorm.conversion import ConversionError, convert_norms
+from mmunorm.conversion import ConversionError, backbone_of, convert_norms
 from mmunorm.conversion.checkpoint import check_converted, converted_config, parse_goal, save_converted
 from mmunorm.engine.calibration import FolderImages, samples_of, test_metrics, training_batches
-from mmunorm.engine.distillation import adapt_backbone, can_adapt
+from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.utils import PreflightError, write_text
 
 
@@ -61,15 +61,15 @@ def main(argv=None):
     model = build_model(cfg)
     meta = load_weights(model, args.checkpoint)
     model.to(args.device).eval()
-    if args.adapt_steps and not can_adapt(model):
+    teacher = copy.deepcopy(backbone_of(model)) if args.adapt_steps else None
+    if args.adapt_steps and teacher is None:
         raise PreflightError(f'--adapt-steps {args.adapt_steps}: {args.config} has no backbone to train.')
-    teacher = copy.deepcopy(model.backbone) if args.adapt_steps else None
     if args.images is None:
         batches = training_batches(cfg, args.num_samples)
         samples = samples_of(batches)
     else:
         samples = FolderImages(cfg, args.images)
-        batches = samples.batches(args.num_samples, cfg.test_dataloader.batch_size)
+        batches = samples.batches(args.num_samples, (cfg.get('train_dataloader') or cfg.test_dataloader).batch_size)
     metrics = {'before': test_metrics(cfg, model, 'testing before')} if args.test else {}
     try:
         report = convert_norms(model, batches, norm_cfg, args.keep, progress=True)

@@ -30,12 +30,13 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.cli.shipping import Stage
 from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
+from mmunorm.conversion import backbone_of
 from mmunorm.conversion.checkpoint import parse_goal
 from mmunorm.deploy.export import PARTS, describe_model, prepare_export
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS, find_format, table
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.engine.distillation import can_adapt
+from mmunorm.engine.calibration import FolderImages
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.layers import norm_layers
 from mmunorm.norms.replace import layer_norms
@@ -62,6 +63,9 @@ def parse_args(argv=None):
                         help="training steps after the conversion (default: a quarter of the config's); 0 for none")
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
                         help='training images for the statistics (default: 512)')
+    parser.add_argument('--images', metavar='FOLDER',
+                        help="convert with the images in this folder instead of the config's training data; no labels "
+                        'needed')
     parser.add_argument('--adapt-steps', type=not_negative, default=300, metavar='N',
                         help='steps before that, which need no labels (default: 300); 0 for none')
     parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
@@ -84,11 +88,12 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
     trust = ('--trust-checkpoint', ) if args.trust_checkpoint else ()  # where the old checkpoint is read
+    images = () if args.images is None else ('--images', args.images)
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
     stages = [Stage(
         'Convert the norms, and test before and after',
         (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
-         '--num-samples', str(args.num_samples), '--adapt-steps', str(args.adapt_steps), '--test', *trust,
+         '--num-samples', str(args.num_samples), *images, '--adapt-steps', str(args.adapt_steps), '--test', *trust,
          *options_of(args)),
         out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * cfg.train_dataloader.batch_size)
         * per_image + 2 * a_test)]
@@ -143,8 +148,11 @@ def main(argv=None):
     for name in args.beside:
         VARIANTS[name][0].check(VARIANTS[name][1].int8 is not None)
     cfg = load_config(args.config, args.cfg_options)
-    check_data(cfg, ['train', 'val', 'test'])
+    quantizes = args.int8 is not None or any(VARIANTS[name][1].int8 for name in args.beside)
+    check_data(cfg, ['train'] * (args.images is None or args.steps != 0 or quantizes) + ['val', 'test'])
     set_dataloader_defaults(cfg)
+    if args.images is not None:
+        FolderImages(cfg, args.images)
     model = build_model(cfg)
     if not layer_norms(model):
         raise PreflightError(f'{args.config} has no LayerNorm to convert.')
@@ -152,10 +160,10 @@ def main(argv=None):
     exportable = prepare_export(model.eval(), describe_model(model, cfg, meta, parts=args.parts))
     chosen.check_model(exportable)
     steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
-    if not can_adapt(model):
+    if backbone_of(model) is None:
         args.adapt_steps = 0
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    per_image = shipping.seconds_per_image(cfg, model) if args.dry_run else 0.
+    per_image = shipping.seconds_per_image(model, dataset) if args.dry_run else 0.
     stages, recipe, checkpoint, file = plan(args, cfg, chosen, int8, steps, per_image, len(dataset) * per_image)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):

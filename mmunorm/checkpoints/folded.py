@@ -144,6 +144,7 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
             registered types only.
     """
+    from .layouts import computed_tables
     if model is not None:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         _check_folded(checkpoint, path)
@@ -157,7 +158,8 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             _check_folded(checkpoint, path)
             model = _build(checkpoint['meta'], path)
     try:
-        model.load_state_dict(checkpoint['state_dict'])
+        with computed_tables(model):
+            model.load_state_dict(checkpoint['state_dict'])
     except RuntimeError as error:
         raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     return model.eval()

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ from ..utils import PreflightError
 # Keys of the weights that a project evaluates, by precedence: DeiT, the official Swin and SLAB; timm and the official
 # T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights if there are any.
 _WEIGHTS = ('model', 'state_dict_ema', 'state_dict')
+
+_COMPUTED = ('.relative_position_index', '.relative_coords_table')
 
 # Of one layer, whichever the model.
 _PARTS = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'),
@@ -56,6 +59,19 @@ def in_one_layout(content):
     if not held:
         return weights
     return {**{key: value for key, value in content.items() if key not in held}, 'state_dict': weights}
+
+
+@contextmanager
+def computed_tables(model: nn.Module) -> Iterator[None]:
+    """A context in which loading may lack tables that attention computes: mmpretrain's SwinV2 drops those of a file."""
+    def forgive(module: nn.Module, keys) -> None:
+        keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(_COMPUTED)]
+
+    handle = model.register_load_state_dict_post_hook(forgive)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def find_weights(content: dict) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 from ..norms import OfflineNorm
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
-from .layouts import find_weights, in_mmpretrain_names
+from .layouts import computed_tables, find_weights, in_mmpretrain_names
 from .unpickling import restricted
 
 
@@ -69,7 +69,8 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     content = read_checkpoint(checkpoint)
     weights = in_mmpretrain_names(content, model) or find_weights(content)
     try:
-        load_state_dict(model, weights, strict=True)
+        with computed_tables(model):
+            load_state_dict(model, weights, strict=True)
     except RuntimeError as error:
         check_statistics(model, checkpoint)
         norms, odd = dict(norm_layers(model)), {*weights} ^ {*model.state_dict()}

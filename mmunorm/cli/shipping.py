@@ -7,16 +7,16 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from torch import nn
 
 from ..deploy.formats import VARIANTS
-from ..engine.calibration import training_batches
 from ..utils import PreflightError, RunError, write_text
 
 # The share of the training in which statistics are those of the step.
@@ -104,9 +104,9 @@ def form_of(name: str, int8: str | None) -> str | None:
 
 
 @torch.no_grad()
-def seconds_per_image(cfg: Config, model: nn.Module) -> float:
-    """Seconds of a forward pass, measured on one batch of training images."""
-    batch = training_batches(cfg, 1)[0]
+def seconds_per_image(model: nn.Module, dataset: Sequence[dict]) -> float:
+    """Seconds of a forward pass, measured on a few images of a data set."""
+    batch = pseudo_collate([dataset[i] for i in range(min(8, len(dataset)))])
     inputs = model.eval().data_preprocessor(batch, False)
     model(**inputs, mode='tensor')
     start = time.perf_counter()

@@ -108,7 +108,9 @@ def _num_fitting(weights: dict[str, Tensor], model: nn.Module) -> int:
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in model.named_parameters() if value.ndim > 1 and not name.endswith(_RESIZED))
+    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there.
+    return ((name, value) for name, value in model.state_dict(keep_vars=True).items()
+            if isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED))
 
 
 def _size(value: Tensor) -> str:

@@ -21,9 +21,10 @@ from torch.utils.data import Subset
 from tqdm import tqdm
 
 from ..norms import OfflineNorm
-from ..norms.layers import is_channels_first
-from ..norms.replace import layer_norms
-from ..utils import eval_mode
+from ..norms.base import check_count
+from ..norms.layers import is_channels_first, norm_layers
+from ..norms.replace import is_any, layer_norms
+from ..utils import error_text, eval_mode, whole_file
 from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
 from .calls import recorded, tensors_of, watched
 from .convert import ConversionError
@@ -57,6 +58,17 @@ class AdaptReport:
         worst = ', '.join(map(str, list(self.agreements.values())[-1].worst_images))
         lines += [f'worst held-out images: {worst}', *self.notes, '', 'error of each norm, before and after:']
         return '\n'.join([*lines, *(f'  {name}  {old:.2%}  {new:.2%}' for name, (old, new) in self.norms.items())])
+
+
+def backbone_of(model: nn.Module) -> nn.Module | None:
+    """The part of an OpenMMLab model that is adapted: the backbone, or else the child with all norms, if not frozen.
+
+    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
+    """
+    norms = {norm for _, norm in norm_layers(model)}
+    parts = [model.backbone] if hasattr(model, 'backbone') else [
+        child for child in model.children() if norms <= set(child.modules())]
+    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
 
 
 def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -107,19 +119,24 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         progress (bool): show a progress bar with the correlation on held-out images. Defaults to False.
 
     Raises:
-        ConversionError: a ValueError, raised before the model is changed: the model has no converted norms or half
-            precision, the teacher has another architecture or no LayerNorm, there are no images or the model cannot
-            run on them, there are no steps, or `work_dir` has the state of another run.
+        ValueError: a number is out of range.
+        ConversionError: a ValueError, raised before the model is changed: the model has no converted norms, a model has
+            half precision, the teacher has another architecture or no LayerNorm, there are no images or the model
+            cannot run on them, there are no steps, or `work_dir` has a damaged state or that of another run.
     """
-    block_steps = steps // 3 if block_steps is None else block_steps
-    if min(steps, block_steps) < 0 or not steps + block_steps:
+    block_steps = check_count('steps', steps, 0) // 3 if block_steps is None else block_steps
+    if not steps + check_count('block_steps', block_steps, 0):
         raise ConversionError(f'steps={steps}, block_steps={block_steps}: at least one step is needed')
-    if batch_size < 1 or tokens is not None and tokens < 1:
-        raise ConversionError(f'batch_size={batch_size}, tokens={tokens}: each must be at least 1')
+    check_count('batch_size', batch_size, 1)
+    check_count('tokens', 1 if tokens is None else tokens, 1)
+    for name, rate in dict(lr=lr, block_lr=block_lr).items():
+        if not rate > 0:
+            raise ConversionError(f'{name} must be a positive number, got {rate!r}')
     _check_pair(model, teacher)
-    for name, each in dict(images=images, held_out=held_out).items():
-        if each is not None and not len(each):
-            raise ConversionError(f'{name}: there is none')
+    for name, each in dict(images=images, held_out=images if held_out is None else held_out).items():
+        if not (hasattr(each, '__len__') and hasattr(each, '__getitem__') and len(each)):
+            raise ConversionError(f'{name}: {type(each).__name__}; must be a tensor (N, C, H, W), a list or a data set '
+                                  'with at least one image')
     number, notes = len(images), []
     measured_on = images if held_out is None else held_out
     names = list(map(str, getattr(measured_on, 'paths', ()))) or range(len(measured_on))
@@ -128,7 +145,7 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         held_out, names = Subset(images, range(first, number)), names[first:]
         notes += ['the one image is trained on and measured on'] if number == 1 else []
         number = max(1, first)
-    if tokens is not None and not any(f'{cls.__module__}.{cls.__qualname__}' == _VIT for cls in type(model).__mro__):
+    if tokens is not None and not is_any(model, [_VIT]):
         tokens = None
         notes.append(f'all tokens in each step: {type(model).__name__} has windows or no patch_drop')
 
@@ -165,6 +182,7 @@ class _Run:
         self.norms = layer_norms(teacher)
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
+        floating(batch_of(images, [0], self.device, 'images'), 'images')
         few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
@@ -178,8 +196,8 @@ class _Run:
             with torch.no_grad(), watched(teacher.modules(), see):
                 outputs = tensors_of(teacher(self.checked[:1]))
         except Exception as error:
-            raise ConversionError(f'images: {type(teacher).__name__} does not take {tuple(self.checked[:1].shape)}: '
-                                  f'{next(iter(str(error).splitlines()), type(error).__name__)}') from error
+            raise ConversionError(f'images: {type(teacher).__name__} does not take {self.checked.dtype} of '
+                                  f'{tuple(self.checked[:1].shape)}: {error_text(error)}') from error
         if not outputs or not all(output.isfinite().all() for output in outputs):
             raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
         without_channels = {module for module, first in dims.items() if first and first[0] < 2}
@@ -197,11 +215,15 @@ class _Run:
         folder.mkdir(parents=True, exist_ok=True)
         if not self.path.is_file():
             return
-        saved = torch.load(self.path, map_location=self.device, weights_only=True)
+        try:
+            saved = torch.load(self.path, map_location=self.device, weights_only=True)
+        except Exception as error:
+            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is damaged or no state of an adaptation; delete '
+                                  'it, or name another folder') from error
         if saved['settings'] != self.settings or saved['state_dict'].keys() != self.model.state_dict().keys():
             raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation, with other settings, '
                                   'images or another teacher; name another folder')
-        self.model.load_state_dict(saved['state_dict'])
+        self.model.load_state_dict(saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
         self.reached = {phase: Agreement(**values) for phase, values in saved['reached'].items()}
         self.history, self.notes, self.saved = saved['history'], saved['notes'], saved
 
@@ -209,10 +231,10 @@ class _Run:
         now = _copies(self.weights)
         _put_back(self.weights, state['best'])
         reached = {phase: asdict(each) for phase, each in self.reached.items()}
-        torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
-                        optimizer=optimizer.state_dict(), settings=self.settings, history=self.history,
-                        notes=self.notes), f'{self.path}.new')
-        os.replace(f'{self.path}.new', self.path)  # atomic
+        with whole_file(self.path) as part:
+            torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
+                            optimizer=optimizer.state_dict(), settings=self.settings, history=self.history,
+                            notes=self.notes), part)
         _put_back(self.weights, now)
 
     def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
@@ -310,9 +332,10 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
     if not names:
         raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '
                               'convert_norms')
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
-            raise ConversionError(f'model: {name} is {weight.dtype}; train it in float32, bfloat16 is used inside')
+    for role, each in dict(model=model, teacher=teacher).items():
+        for name, weight in each.named_parameters():
+            if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
+                raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
     mine, theirs = ({name: str(tuple(weight.shape)) for name, weight in each.named_parameters()
                      if not any(name.startswith(f'{norm}.') for norm in names)} for each in (model, teacher))
     for name in {**theirs, **mine}:

@@ -11,6 +11,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
 from mmpretrain.models import SwinTransformer
+from mmpretrain.models.classifiers import BaseClassifier
 from torch import nn
 
 from ..config.models import build_model
@@ -79,7 +80,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 
     If `norm_cfg` of the backbone can describe all norms, it is set there; mmpretrain's Swin, which does not pass it to
     all of its norms, becomes `UNSwinTransformer`. Otherwise, for example if norms are kept, the model's type becomes
-    `ConvertedModel`, which lists the converted norms. Backbones are trained by distillation from the LayerNorm model.
+    `ConvertedModel`, which lists the converted norms. It is trained by distillation from the LayerNorm model.
 
     Args:
         cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
@@ -90,11 +91,12 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
     listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
     new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
-    if isinstance(new.model.get('backbone'), dict):
+    if isinstance(new.model.get('backbone'), dict) or isinstance(model, BaseClassifier):
         eps = next(iter(layer_norms(build_model(cfg)).values())).eps
         layer_norm = dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
         new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
             type='DistillationHook', checkpoint=teacher, norm_cfg=layer_norm)]
+    if isinstance(new.model.get('backbone'), dict):
         new.model.backbone.init_cfg = None  # the checkpoint has all weights
         with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
             if registry.get(new.model.backbone.type) is SwinTransformer:

@@ -97,7 +97,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         PreflightError: the model has a part that cannot be exported, or does not support this image size.
     """
     stock = features_of(model) if meta['task'] == 'features' else graph_of(model)
-    multiple = side_multiple(model.backbone) if dynamic else None
+    multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
     graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
     shape, open_shapes = meta['shape'], None

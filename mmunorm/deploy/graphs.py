@@ -93,7 +93,7 @@ class ClassifierGraph(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """The logits, before the softmax of :meth:`forward`."""
-        return self.classifier.head(self.classifier.extract_feat(self.pixels(images)))
+        return self.classifier(self.pixels(images))
 
 
 class DetectorGraph(nn.Module):
@@ -125,7 +125,7 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         PreflightError: it is neither an mmpretrain classifier nor an mmdet detector, or has a part that cannot be
             exported.
     """
-    from mmpretrain.models import ImageClassifier
+    from mmpretrain.models.classifiers import BaseClassifier, ImageClassifier
     from mmpretrain.models.heads import ClsHead
 
     from .rcnn.detector import obstacle
@@ -135,9 +135,10 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
         if not isinstance(head, ClsHead) or type(head)._get_predictions is not ClsHead._get_predictions:
             raise PreflightError(f'{name} cannot be exported: its head is {type(head).__name__}, not one with class '
                                  'probabilities, such as LinearClsHead.')
+    if isinstance(model, BaseClassifier):
         return ClassifierGraph(model)
     if not hasattr(model, 'with_bbox'):
-        raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's ImageClassifier, and "
+        raise PreflightError(f"{name} cannot be exported; supported are mmpretrain's classifiers, and "
                              "RetinaNet, FasterRCNN, MaskRCNN and CascadeRCNN of mmdet.")
     if reason := obstacle(model):
         raise PreflightError(f'{name} cannot be exported whole: {reason}. With --parts backbone in onnx or openvino, '

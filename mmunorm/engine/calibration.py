@@ -68,8 +68,9 @@ class FolderImages(Sequence):
     def __init__(self, cfg: Config, folder: str):
         self.paths = sorted(path for path in Path(folder).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
         if not self.paths:
-            raise PreflightError(f'--images {folder}: there is no image (looked for '
-                                 f'{", ".join(sorted(IMAGE_SUFFIXES))}).')
+            raise PreflightError(f'--images {folder}: ' + (
+                f'there is no image (looked for {", ".join(sorted(IMAGE_SUFFIXES))}).' if Path(folder).is_dir() else
+                'must be a folder of images.'))
         for path in self.paths:
             try:
                 Image.open(path).close()

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from mmpretrain.models import ImageClassifier
+from mmpretrain.models.classifiers import BaseClassifier
 from torch import Tensor, nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
-from ..conversion import AdaptReport, adapt
+from ..conversion import AdaptReport, adapt, backbone_of
 from ..conversion.checkpoint import layer_norm_config
 from ..utils import PreflightError
 from .runner import unwrapped_model
@@ -57,16 +57,17 @@ class DistillationHook(Hook):
 
     def before_train(self, runner) -> None:
         student = unwrapped_model(runner)
-        if not hasattr(student, 'backbone'):
+        backbone = getattr(student, 'backbone', backbone_of(student))
+        if backbone is None:
             raise PreflightError(f'DistillationHook: {type(student).__name__} has no backbone to compare.')
-        self._is_classifier = isinstance(student, ImageClassifier)
+        self._is_classifier = isinstance(student, BaseClassifier)
         cfg = copy.deepcopy(runner.cfg)
         cfg.model = layer_norm_config(cfg.get('model') or {}, self.norm_cfg)
         with torch.random.fork_rng():  # the run's random numbers do not depend on the teacher
             teacher = build_model(cfg)
         load_weights(teacher, self.checkpoint)
         self._teacher = teacher.eval().requires_grad_(False).to(next(student.parameters()).device)
-        read = student.head if self._is_classifier else student.backbone
+        read = getattr(student, 'head', backbone) if self._is_classifier else backbone
         self._handles = [read.register_forward_hook(self._keep),
                          student.register_forward_hook(self._add_loss, with_kwargs=True)]
         self._output = None
@@ -77,7 +78,7 @@ class DistillationHook(Hook):
         del self._teacher
 
     def _keep(self, module: nn.Module, args: tuple, output) -> None:
-        self._output = output
+        self._output = getattr(output, 'logits', output)  # of a model of transformers
 
     def _add_loss(self, model: nn.Module, args: tuple, kwargs: dict, losses):
         """Adds the distance to the losses of a training step; other outputs do not change."""
@@ -115,11 +116,6 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     return torch.stack(errors).mean()
 
 
-def can_adapt(model: nn.Module) -> bool:
-    """Whether :func:`adapt_backbone` supports a model: one that has a backbone that is not frozen."""
-    return hasattr(model, 'backbone') and any(weight.requires_grad for weight in model.backbone.parameters())
-
-
 class _Inputs(Sequence):
     """Images as a backbone takes them, `(3, H, W)`; `paths` are those of their files."""
 
@@ -143,12 +139,12 @@ def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict]
     A third of the steps is block by block.
 
     Args:
-        model (nn.Module): converted; :func:`can_adapt` says whether it may be.
+        model (nn.Module): converted; it must have a :func:`backbone_of`.
         teacher (nn.Module): the backbone with LayerNorm.
         samples (Sequence[dict]): `inputs` and `data_samples` of single images, as `FolderImages` and `samples_of` have
             them.
         steps, batch_size, work_dir: of the training.
     """
-    return adapt(model.backbone, teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
+    return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
                  block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, work_dir=work_dir,
                  progress=True)

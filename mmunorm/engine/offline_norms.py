@@ -16,12 +16,12 @@ from torch.utils.data import BatchSampler
 from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, sees_attributes
 from ..config.pretrained import pretrained_path
-from ..conversion import ConversionError, convert_loaded, with_layer_norms
+from ..conversion import ConversionError, backbone_of, convert_loaded, with_layer_norms
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
-from .distillation import adapt_backbone, can_adapt
+from .distillation import adapt_backbone
 from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
 
@@ -105,11 +105,11 @@ class OfflineNormHook(Hook):
         if get_rank() == 0:
             try:
                 batches = training_batches(runner.cfg, self.num_samples)
-                adapts = self.adapt_steps and can_adapt(model)
-                teacher = with_layer_norms(model.backbone) if adapts else None
+                backbone = backbone_of(model) if self.adapt_steps else None
+                teacher = None if backbone is None else with_layer_norms(backbone)
                 with _uncompiled(model):
                     report = convert_loaded(model, batches, progress=True)
-                if adapts:
+                if teacher is not None:
                     adapted = adapt_backbone(model, teacher, samples_of(batches), self.adapt_steps,
                                              len(batches[0]['inputs']))
                     runner.logger.info(f'the backbone was adapted to its own outputs with LayerNorm, without labels:\n'

@@ -215,14 +215,21 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     adapt(start, teacher, images(), 20, augment=killed, **again)
     assert len(calls) == 10  # since the last check
     assert_same(start, whole)
+    (tmp_path / 'adapt.pt').write_bytes(b'half of a file')
+    with pytest.raises(ConversionError, match='adapt.pt is damaged or no state of an adaptation; delete it'):
+        adapt(start, teacher, images(), 20, **again)
 
 
 @pytest.mark.parametrize('change, message', [
     (lambda a: a.update(steps=0), 'steps=0, block_steps=0: at least one step'),
-    (lambda a: a.update(steps=-1), 'at least one step'),
-    (lambda a: a.update(batch_size=0), 'batch_size=0'),
-    (lambda a: a.update(images=[]), 'images: there is none'),
-    (lambda a: a.update(images=['cat.jpg']), r"\[0\]: str; must be a tensor"),
+    (lambda a: a.update(steps=2.5), 'steps must be an int of at least 0, got 2.5'),
+    (lambda a: a.update(block_steps=-1), 'block_steps must be an int of at least 0, got -1'),
+    (lambda a: a.update(batch_size=0), 'batch_size must be an int of at least 1, got 0'),
+    (lambda a: a.update(lr=math.nan), 'lr must be a positive number, got nan'),
+    (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
+    (lambda a: a.update(images=torch.utils.data.DataLoader(images())), 'images: DataLoader; must be a tensor'),
+    (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
+    (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),
     (lambda a: a.update(images=images().byte()), 'torch.uint8; must be floating'),
     (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
@@ -231,7 +238,8 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     (lambda a: a.update(teacher=swin()), 'has another architecture'),
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),
     (lambda a: a.update(model=copy.deepcopy(a['teacher'])), 'no norms to adapt; call convert_norms'),
-    (lambda a: a['model'].half(), 'train it in float32'),
+    (lambda a: a['model'].half(), 'model: cls_token is torch.float16; train in float32'),
+    (lambda a: a['teacher'].half(), 'teacher: cls_token is torch.float16; train in float32'),
     (lambda a: a['model'].requires_grad_(False), 'none of its weights'),
 ])
 def test_bad_input_is_one_line_and_changes_nothing(change, message):
@@ -239,7 +247,7 @@ def test_bad_input_is_one_line_and_changes_nothing(change, message):
     arguments = dict(model=model, teacher=teacher, images=images(), steps=3, **FAST)
     change(arguments)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ConversionError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         adapt(**arguments)
     assert '\n' not in str(error.value)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)

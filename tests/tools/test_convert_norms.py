@@ -13,6 +13,7 @@ from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
 from mmunorm.conversion import adaptation
+from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 
@@ -149,6 +150,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
         bad['state_dict']['backbone.patch_embed.projection.bias'][0] = value
         torch.save(bad, tmp_path / 'bad.pth')
         assert said in error_of(config, 'bad.pth')
+    assert '--images mine: must be a folder of images.' in error_of(config, checkpoint, '--images', 'mine')
     (tmp_path / 'mine').mkdir()
     assert '--images mine: there is no image (looked for .bmp, ' in error_of(config, checkpoint, '--images', 'mine')
     (tmp_path / 'mine/a.jpg').write_text('no image')
@@ -193,20 +195,24 @@ STOCK = {
 def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier, tmp_path, capsys):
     model, kind, listed = STOCK[name]
     config, checkpoint = write(dict(type='ImageClassifier') | model, ln_classifier[0], tmp_path / 'stock.py')
-    report, metrics = convert(config, checkpoint, '--test')
-    assert not report.kept
+    report, metrics = convert(config, checkpoint, '--test', '--adapt-steps', '2')
+    assert not report.kept and 'end to end: all tokens' in capsys.readouterr().out
     new = Config.fromfile('out/stock_un.py')
     assert new.model.get('backbone', {}).get('type') == kind
     assert (new.model.type, len(new.model.get('converted', []))) == (
         'ConvertedModel' if listed else 'ImageClassifier', listed)
     assert listed or new.model.backbone.norm_cfg == dict(type='UN')
-    if name != 'timm':  # which nothing can be distilled to
-        assert new.custom_hooks[-1].norm_cfg == (dict(type='LN', eps=1e-6) if name == 'vit' else dict(type='LN'))
+    assert new.custom_hooks[-1].norm_cfg == (dict(type='LN', eps=1e-6) if name in ('vit', 'timm') else dict(type='LN'))
     capsys.readouterr()
     tested = tiny_runs.call('test', 'out/stock_un.py', 'out/stock_un.pth', '--work-dir', 'w', '--fuse')
     assert tested['accuracy/top1'] == metrics['after']['accuracy/top1']
     printed = ''.join(capsys.readouterr())
     assert 'missing' not in printed and 'unexpected' not in printed and 'kept:' not in printed
+    if name == 'timm':
+        tiny_runs.call('train', 'out/stock_un.py', '--work-dir', 'tuned')
+        assert any('loss_distillation' in entry for entry in tiny_runs.scalars('tuned'))
+        built, x = build_model(new).eval(), torch.randn(2, 3, 32, 32)
+        torch.testing.assert_close(graph_of(built)(127 + 127 * x.flip(1)), built(x).softmax(1))
 
 
 @pytest.mark.slow

@@ -34,6 +34,10 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     untrained = ship(ln_classifier, '--dry-run', '--steps', '0', '--trust-checkpoint')
     assert len(untrained) == 3 and 'out/converted/swin_un_tiny.pth' in untrained[1].command
     assert ['--trust-checkpoint' in stage.command for stage in untrained] == [True, False, True]
+    images = Path(Config.fromfile(ln_classifier[0]).test_dataloader.dataset.data_root)
+    unlabelled = ship(ln_classifier, '--dry-run', '--steps', '0', '--images', str(images / 'dark'), '--cfg-options',
+                      'train_dataloader.dataset.data_root=gone')  # which nothing reads
+    assert f'--images {images}/dark --adapt-steps 300' in str(unlabelled[0]) and len(unlabelled) == 3
     assert "--formats onnx torch --metrics-of onnx --file onnx out/model.onnx" in str(ship(
         ln_classifier, '--dry-run', '--beside', 'torch', 'onnx')[-1])
 
@@ -47,6 +51,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'no checkpoint nowhere.pth' in error_of(ln=(ln_classifier[0], 'nowhere.pth'))
     assert 'does not fit the config' in error_of('--cfg-options', 'model.head.num_classes=3')
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')
+    assert '--images gone: must be a folder of images' in error_of('--images', 'gone', '--dry-run')
     assert '--to LN: norm_cfg=' in error_of('--to', 'LN', '--dry-run')
     assert 'has no LayerNorm to convert' in error_of(ln=classifier[:2])
     # What the fourth stage would find out.
