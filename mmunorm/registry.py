@@ -88,6 +88,10 @@ if lacks('mmengine'):
 
     MODELS = Registry('model')
 
+    def registered(name: str) -> type | Callable | None:
+        """The class or function that is registered by a name."""
+        return MODELS.module_dict.get(name)
+
     def print_log(message: str, logger: str) -> None:
         """Shows a line, as mmengine's function does."""
         logging.getLogger('mmunorm').warning(message)
@@ -95,4 +99,9 @@ else:
     from mmengine.logging import print_log
     from mmengine.registry import MODELS, Registry
 
-__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'what_is_missing']
+    def registered(name: str) -> type | Callable | None:
+        """What is registered by a name in mmengine or in the package of the default scope."""
+        with MODELS.switch_scope_and_registry(None) as registry:
+            return registry.get(name)
+
+__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'registered', 'what_is_missing']

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from ..norms import OfflineNorm
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
-from ..utils import eval_mode
+from ..utils import check_module, eval_mode
 from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
 from .calls import recorded, tensors_of, watched
 from .convert import ConversionError
@@ -306,6 +306,8 @@ def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
 
 def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
     """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
+    check_module(model)
+    check_module(teacher, 'teacher')
     names = layer_norms(teacher)
     if not names:
         raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '

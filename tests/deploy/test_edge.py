@@ -255,7 +255,7 @@ def test_scores_stay_in_float_for_executorch():
 def test_a_swin_for_an_ethos_u(swin, tmp_path):
     exportable = prepare_export(swin, meta_of(swin))
     samples = Samples(list(blurred()), exportable.meta, 1)
-    made = export_file(exportable, ETHOS_U, tmp_path / 'm.vela.tflite', int8=ETHOS_U.int8_kind(None), samples=samples)
+    made = export_file(exportable, ETHOS_U, tmp_path / 'm.vela.tflite', int8=ETHOS_U.check(), samples=samples)
     files = ['m.vela.csv', 'm.vela.layers.csv', 'm.vela.tflite']
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert 0 < made.difference.largest['scores'] < 0.15  # of the integers that Vela read

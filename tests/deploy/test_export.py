@@ -110,6 +110,15 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_arguments_in_another_order(tmp_path):
+    model, path = Two(), tmp_path / 'm.onnx'
+    with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
+        export(IMAGES, model, path)
+    for function in export, compare:
+        with pytest.raises(PreflightError, match='^path: must be that of a file, such as model.onnx, got '):
+            function(model, path, IMAGES)
+
+
 def test_the_file_of_another_model(tmp_path):
     export(nn.Sequential(nn.Flatten(), nn.Linear(3 * 56 * 56, 2)), IMAGES, tmp_path / 'm.onnx')
     with pytest.raises(PreflightError, match=r'output is \(4, 2\), and of Sequential \(4, 3\)'):

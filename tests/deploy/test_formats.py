@@ -34,27 +34,20 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: name in installed or None)
     monkeypatch.setattr(torch, '__version__', '2.8.1+cpu')
     with pytest.raises(PreflightError, match=r"^missing: onnx, onnxscript, openvino; install .* -e '\.\[deploy\]'$"):
-        find_format('openvino')
+        FORMATS['openvino'].check()
     installed += ['onnx', 'onnxscript', 'openvino', 'onnxruntime']
     with pytest.raises(PreflightError, match='^missing: nncf;'):
-        find_format('openvino', int8=True)
+        FORMATS['openvino'].check('static')
     with pytest.raises(PreflightError, match=r'^the exporter needs torch 2.9 or newer, but 2.8.1\+cpu'):
-        find_format('onnx', int8=True)
+        FORMATS['onnx'].check('')
     monkeypatch.setattr(torch, '__version__', '2.10.0')
-    assert find_format('onnx', int8=True) is FORMATS['onnx']
+    assert FORMATS['onnx'].check('') == 'static' and FORMATS['onnx'].check() is None
 
 
 def test_the_table():
     lines = table().splitlines()
     assert len(lines) == 1 + len(FORMATS)
     assert ['openvino', '.xml', 'OpenVINO', 'static'] in map(str.split, lines)
-
-
-def test_a_format_without_int8_says_so():
-    chosen = type('Plain', (type(FORMATS['onnx']), ), dict(name='plain', int8_kinds=()))()
-    with pytest.raises(PreflightError, match='--format plain has no INT8'):
-        chosen.int8_kind('')
-    assert chosen.int8_kind(None) is None
 
 
 def test_samples(swin):
