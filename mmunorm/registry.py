@@ -73,18 +73,10 @@ if lacks('mmengine'):
             return register
 
         def build(self, cfg: dict):
-            """Builds the class `cfg['type']`, or the class of that name, with the other entries as arguments.
-
-            Raises:
-                KeyError: there is no such class.
-            """
+            """Builds the class `cfg['type']`, or the class of that name, with the other entries as arguments."""
             arguments = dict(cfg)
             name = arguments.pop('type')
-            cls = name if isinstance(name, type) else self.module_dict.get(name)
-            if cls is None:
-                raise KeyError(f'there is no {self.name} {name!r}; without mmengine there are '
-                               f'{", ".join(sorted(self.module_dict))}')
-            return cls(**arguments)
+            return (name if isinstance(name, type) else self.module_dict[name])(**arguments)
 
     MODELS = Registry('model')
 

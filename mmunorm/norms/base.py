@@ -115,8 +115,8 @@ def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
     if norm is None:
         known = sorted(key for key, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, Norm))
-        raise KeyError(f'{name}: there is no norm {kind!r}{nearest(kind, known)} mmunorm has {", ".join(known)}, mmcv '
-                       'LN, BN and others')
+        raise KeyError(f'{name}: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
+                       f'{", ".join(known)}')
     if isinstance(norm, type) and issubclass(norm, Norm) and (why := misspelt(name, norm_cfg, norm)):
         raise TypeError(why)
     return norm_cfg
