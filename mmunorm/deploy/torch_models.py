@@ -34,7 +34,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
             `.pte` (ExecuTorch).
         int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
-            or 'full16' of LiteRT. Defaults to floating point.
+            or 'full16' of LiteRT; 'full' or 'full16' of Ethos-U. Defaults to floating point, with Ethos-U to 'full'.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
             takes them. Not needed for 'dynamic'.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in

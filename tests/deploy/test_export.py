@@ -12,6 +12,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.layouts import for_chips
 from mmunorm.utils import PreflightError
 
@@ -31,6 +32,13 @@ IMAGES = torch.randn(4, 3, 56, 56, generator=torch.Generator().manual_seed(0))
 def made(name):
     torch.manual_seed(0)
     return MODELS[name]().eval()
+
+
+def folded(name):
+    model = made(name)
+    convert_norms(model, IMAGES)
+    fuse_norms(model.eval(), example=IMAGES[:1])
+    return model
 
 
 class Two(nn.Module):
@@ -70,9 +78,7 @@ def test_rewritten_for_chips(name, number):
 
 
 def test_a_file_beside_its_model(tmp_path):
-    model, path = made('timm ViT'), tmp_path / 'm.onnx'
-    convert_norms(model, IMAGES)
-    fuse_norms(model.eval(), example=IMAGES[:1])
+    model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     assert report.norms == 0 and report.difference.largest['output'] < 1e-5
     model.train()
@@ -148,12 +154,22 @@ def test_integers_only(tmp_path, name):
     for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
         pytest.importorskip(package)
     from mmunorm.deploy.formats.litert import operators_of
-    model, path = made(name), tmp_path / 'm.tflite'
-    convert_norms(model, IMAGES)
-    fuse_norms(model.eval(), example=IMAGES[:1])
+    model, path = folded(name), tmp_path / 'm.tflite'
     export(model, IMAGES[:1], path, 'full', IMAGES, mean=(0.5, ) * 3, std=(0.25, ) * 3)
     assert not operators_of(path, in_float=True)
     assert compare(path, model, IMAGES).snr['output'] > 10
+
+
+@pytest.mark.slow
+def test_a_file_for_an_ethos_u(tmp_path):
+    for package in FORMATS['ethos-u'].packages:
+        pytest.importorskip(package)
+    model, path = folded('timm ViT'), tmp_path / 'm.vela.tflite'
+    report = export(model, IMAGES[:1], path, calibration=IMAGES)
+    assert "Vela's ESTIMATE" in report.lines[0] and report.lines[-1] == 'operators left to the CPU: 0'
+    assert len(list(tmp_path.iterdir())) == 3 and report.difference.largest['output'] < 0.01  # of Vela's input
+    with pytest.raises(PreflightError, match='it runs only on an Ethos-U; for this machine export a .tflite file'):
+        compare(path, model, IMAGES)
 
 
 @pytest.mark.slow

@@ -138,7 +138,8 @@ class Format(ABC):
         except Exception as error:  # the runtimes have no common base class of errors
             raise PreflightError(f'{path} cannot be loaded: {error_text(error)}') from error
         if not session.meta:
-            raise PreflightError(f'{path} has no metadata of mmunorm: export it with tools/deploy/export.py.')
+            raise PreflightError(f'{path} has no metadata of mmunorm: export it with mmunorm.export or '
+                                 'tools/deploy/export.py.')
         return session
 
     def open_new(self, path: Path) -> Session:

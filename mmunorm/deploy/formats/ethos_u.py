@@ -49,7 +49,7 @@ class EthosU(LiteRt):
         return session
 
     def load(self, path: Path, threads: int | None) -> Session:
-        raise PreflightError('it runs only on an Ethos-U; for this machine export with --format litert --int8 full.')
+        raise PreflightError('it runs only on an Ethos-U; for this machine export a .tflite file with the INT8 full.')
 
     def usage(self, path: Path) -> str:
         return "use it: with Arm's driver for the chip; it runs only on this chip"
