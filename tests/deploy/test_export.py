@@ -185,10 +185,9 @@ def test_the_how_to(with_int8, tmp_path):
     """Its blocks, with a small model of each family, in a Python without OpenMMLab; in INT8, of timm alone."""
     first, *families, int8 = re.findall(r'```python\n(.*?)```', HOW_TO.read_text(), re.DOTALL)
     assert [family.split()[1] for family in families] == ['timm', 'torchvision', 'transformers'] and 'int8' in int8
-    small = [families[0].replace(', pretrained=PRETRAINED', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
+    small = [families[0].replace(', pretrained=True', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
                                                             'num_heads=2'),
-             families[1].replace("swin_t(weights='DEFAULT' if PRETRAINED else None)",
-                                 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
+             families[1].replace("swin_t(weights='DEFAULT')", 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
              families[2].replace('ViTConfig()', 'ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, '
                                                 'intermediate_size=32, image_size=56, patch_size=8)')]
     if with_int8:

@@ -1,5 +1,6 @@
 """Classifiers in ONNX and OpenVINO beside torch, in floating point and in INT8; and which format is chosen."""
 import copy
+import logging
 from collections import Counter
 
 import cv2
@@ -12,6 +13,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.torch_models import as_exportable
@@ -42,6 +44,15 @@ def test_what_is_missing_is_named(monkeypatch):
         FORMATS['onnx'].check('')
     monkeypatch.setattr(torch, '__version__', '2.10.0')
     assert FORMATS['onnx'].check('') == 'static' and FORMATS['onnx'].check() is None
+
+
+def test_loggers_that_are_made_in_silence_work_later(capsys):
+    handlers, logger = logging.root.handlers[:], logging.getLogger('made in silence')
+    with silent():
+        for each in logger, logging.root:
+            each.addHandler(logging.StreamHandler())
+    logger.warning('later')
+    assert logging.root.handlers == handlers and 'Logging error' not in capsys.readouterr().err
 
 
 def test_the_table():

@@ -20,6 +20,8 @@ from ...utils import PreflightError, error_text
 from ..exportable import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
+# Never closed: loggers of libraries that are imported in `silent` keep it.
+_NOTHING = open(os.devnull, 'w')  # noqa: SIM115
 # Installs the packages of the formats for edge devices.
 EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
 
@@ -184,19 +186,19 @@ def need(*packages: str, install: str = Format.install) -> None:
 @contextmanager
 def silent() -> Iterator[None]:
     """A context that suppresses the output of libraries, such as progress bars."""
-    with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
-            warnings.catch_warnings():
+    with redirect_stdout(_NOTHING), redirect_stderr(_NOTHING), warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        disabled = logging.root.manager.disable
+        disabled, handlers = logging.root.manager.disable, logging.root.handlers[:]
         logging.disable(logging.WARNING)
         stderr = os.dup(2)
-        os.dup2(nothing.fileno(), 2)  # for C++ code
+        os.dup2(_NOTHING.fileno(), 2)  # for C++ code
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
             logging.disable(disabled)
+            logging.root.handlers[:] = handlers
 
 
 def listed(counts: Counter[str]) -> str:
