@@ -86,7 +86,7 @@ print(sum(isinstance(module, (torch.nn.LayerNorm, UN)) for module in model.modul
 
 def test_norms_are_replaced_and_train():
     done = run('''
-import torch, mmunorm
+import torch, mmunorm, mmunorm.benchmark.measure
 
 model = torch.nn.Sequential(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.nn.Linear(8, 2))
 mmunorm.replace_norms(model, dict(type='UN', window=2, warmup_iters=1))

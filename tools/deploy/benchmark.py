@@ -8,8 +8,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import torch
 
-from mmunorm.benchmark import write_results
 from mmunorm.benchmark.files import chart, markdown, measure_formats
+from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import (
     add_config_arguments,
