@@ -80,9 +80,9 @@ if lacks('mmengine'):
 
     MODELS = Registry('model')
 
-    def registered(name: str) -> type | Callable | None:
-        """The class or function that is registered by a name."""
-        return MODELS.module_dict.get(name)
+    def registered(kind: str | Callable) -> Callable | None:
+        """The class or function of a `type` in a config."""
+        return MODELS.module_dict.get(kind) if isinstance(kind, str) else kind
 
     def print_log(message: str, logger: str) -> None:
         """Shows a line, as mmengine's function does."""
@@ -91,9 +91,9 @@ else:
     from mmengine.logging import print_log
     from mmengine.registry import MODELS, Registry
 
-    def registered(name: str) -> type | Callable | None:
-        """What is registered by a name in mmengine or in the package of the default scope."""
+    def registered(kind: str | Callable) -> Callable | None:
+        """The class or function of a `type` in a config; a name may be that of the default scope."""
         with MODELS.switch_scope_and_registry(None) as registry:
-            return registry.get(name)
+            return registry.get(kind) if isinstance(kind, str) else kind
 
 __all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'registered', 'what_is_missing']

@@ -85,8 +85,7 @@ def check_norms(cfg: Config) -> None:
                 check_norm_cfg(norm_cfg, key)
             except (KeyError, TypeError) as error:
                 raise PreflightError(error.args[0]) from error
-            kind = norm_cfg['type']
-            norm = registered(kind) if isinstance(kind, str) else kind
+            norm = registered(norm_cfg['type'])
             if isinstance(norm, type) and issubclass(norm, Norm):
                 arguments = {name: value for name, value in norm_cfg.items()
                              if name not in ('type', 'requires_grad', '_scope_')}

@@ -111,7 +111,7 @@ def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"{name}={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
     kind = norm_cfg['type']
-    norm = registered(kind) if isinstance(kind, str) else kind
+    norm = registered(kind)
     if norm is None:
         known = sorted(key for key, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, Norm))
