@@ -11,7 +11,6 @@ import importlib.util
 import json
 import re
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 import torchvision
 
 from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.benchmark.measure import Race
 from mmunorm.deploy.exported import ExportedModel
 
 ROOT = Path(__file__).parent.parent
@@ -68,14 +68,11 @@ def measured(name, rounds, folder):
         row[f'snr {norm}'] = next(iter(compare(path, model, images[:4]).snr.values()))
         for run in {'LN': ('LN', 'LN again'), 'UN': ('UN', )}[norm]:
             runs[run] = partial(ExportedModel(path, 1), images[:1].numpy())
-    times = {run: [] for run in runs}
-    for index in range(-2, rounds):  # the first two are not counted
-        for run in [*runs][index % len(runs):] + [*runs][:index % len(runs)]:
-            start = time.perf_counter()
-            runs[run]()
-            if index >= 0:
-                times[run].append(1000 * (time.perf_counter() - start))
-    return dict(row, ms=times, torch=torch.__version__, cpu=re.search(
+    for run in runs.values():
+        run()
+    times = Race(runs, torch.device('cpu')).time(rounds)
+    ms = {run: [1000 * each for each in seconds] for run, seconds in times.items()}
+    return dict(row, ms=ms, torch=torch.__version__, cpu=re.search(
         r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())[1])
 
 

@@ -16,8 +16,9 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import torch
 from mmengine.device import get_device
 
-from mmunorm.benchmark import Settings, markdown, run_benchmark
+from mmunorm.benchmark.folding import Settings, run_benchmark
 from mmunorm.benchmark.measure import ratio
+from mmunorm.benchmark.table import markdown
 from mmunorm.cli.arguments import add_config_arguments, command, device, load_config
 
 ROOT = Path(__file__).parent.parent

@@ -73,20 +73,16 @@ if lacks('mmengine'):
             return register
 
         def build(self, cfg: dict):
-            """Builds the class `cfg['type']`, or the class of that name, with the other entries as arguments.
-
-            Raises:
-                KeyError: there is no such class.
-            """
+            """Builds the class `cfg['type']`, or the class of that name, with the other entries as arguments."""
             arguments = dict(cfg)
             name = arguments.pop('type')
-            cls = name if isinstance(name, type) else self.module_dict.get(name)
-            if cls is None:
-                raise KeyError(f'there is no {self.name} {name!r}; without mmengine there are '
-                               f'{", ".join(sorted(self.module_dict))}')
-            return cls(**arguments)
+            return (name if isinstance(name, type) else self.module_dict[name])(**arguments)
 
     MODELS = Registry('model')
+
+    def registered(kind: str | Callable) -> Callable | None:
+        """The class or function of a `type` in a config."""
+        return MODELS.module_dict.get(kind) if isinstance(kind, str) else kind
 
     def print_log(message: str, logger: str) -> None:
         """Shows a line, as mmengine's function does."""
@@ -95,4 +91,9 @@ else:
     from mmengine.logging import print_log
     from mmengine.registry import MODELS, Registry
 
-__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'what_is_missing']
+    def registered(kind: str | Callable) -> Callable | None:
+        """The class or function of a `type` in a config; a name may be that of the default scope."""
+        with MODELS.switch_scope_and_registry(None) as registry:
+            return registry.get(kind) if isinstance(kind, str) else kind
+
+__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'registered', 'what_is_missing']

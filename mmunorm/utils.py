@@ -7,9 +7,11 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from unittest import mock
 
@@ -36,6 +38,27 @@ def error_text(error: Exception) -> str:
     text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f'{text} ({place.filename}, line {place.lineno})' if place.name == '<module>' else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean NAME?`, with the one of the `known` names that is most like `name`, or `.`."""
+    found = get_close_matches(name, known, n=1)
+    return f'; did you mean {found[0]}?' if found else '.'
+
+
+def misspelt(place: str, arguments: Mapping, cls: type) -> str:
+    """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
+    known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
+    for name in arguments.keys() - known - {'type', '_scope_'}:
+        if found := get_close_matches(name, known, n=1):
+            return f'{place}.{name}: {cls.__name__} has no such argument; did you mean {place}.{found[0]}?'
+    return ''
+
+
+def check_module(model, name: str = 'model') -> None:
+    """Raises a TypeError if an argument is not an `nn.Module`."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f'{name}: must be an nn.Module, got {type(model).__name__}; eval() of some models returns None')
 
 
 def one_line(error: Exception) -> str:
@@ -142,6 +165,7 @@ def print_held_back() -> None:
 def quiet_console() -> Iterator[None]:
     """A context in which the terminal shows only actionable log messages and warnings; the log file has all."""
     from mmengine.logging import MMLogger
+    from pycocotools import coco
     make_logger = MMLogger.__init__
 
     with ExitStack() as stack:
@@ -154,6 +178,7 @@ def quiet_console() -> Iterator[None]:
                     stack.callback(handler.removeFilter, _concerns_a_user)
 
         stack.enter_context(quiet_imports())
+        stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))  # 'creating index...'
         stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
         stack.enter_context(warnings.catch_warnings())
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):

@@ -6,11 +6,12 @@ import textwrap
 
 import mmengine.logging
 import pytest
+from pycocotools.coco import COCO
 
 from mmunorm.cli.arguments import command
 from mmunorm.utils import quiet_imports
 
-from . import tiny_runs
+from . import data_makers, tiny_runs
 
 CHATTER = ('OneDL', 'Hooks will be executed', 'System environment', 'custom_hooks', 'FileClient', 'Deprecat')
 
@@ -47,6 +48,13 @@ def test_verbose_shows_what_the_import_has_held_back(capsys):
     first, second, *others, last = capsys.readouterr().out.splitlines()
     assert (first, second, last) == ('something else', 'main', 'main')
     assert 'Could not import OneDL' in others
+
+
+def test_annotations_are_read_silently(tmp_path, capsys):
+    data_makers.make_coco(tmp_path, splits=['train2017'])
+    for argv in [], ['--verbose']:
+        command(lambda _: COCO(tmp_path / 'annotations/instances_train2017.json'))(argv)
+        assert ('index created!' in capsys.readouterr().out) == bool(argv)
 
 
 def test_progress_bars_stay_out_of_logs():

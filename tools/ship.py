@@ -143,10 +143,10 @@ def norms_in(recipe, checkpoint):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    chosen = find_format(args.format, args.int8 is not None)
-    int8 = chosen.int8_kind(args.int8)
+    chosen = find_format(args.format)
+    int8 = chosen.check(args.int8, '--int8')
     for name in args.beside:
-        VARIANTS[name][0].check(VARIANTS[name][1].int8 is not None)
+        VARIANTS[name][0].check(VARIANTS[name][1].int8)
     cfg = load_config(args.config, args.cfg_options)
     quantizes = args.int8 is not None or any(VARIANTS[name][1].int8 for name in args.beside)
     check_data(cfg, ['train'] * (args.images is None or args.steps != 0 or quantizes) + ['val', 'test'])

@@ -53,7 +53,7 @@ class Subject:
         chosen, form = VARIANTS[name]
         path = self._path(name)
         if not path.exists():
-            chosen.check(form.int8 is not None)
+            chosen.check(form.int8)
             samples = ()
             if chosen.needs_images(form.int8):
                 samples = Samples(self.images, self.exportable.meta, self.batch)

@@ -25,7 +25,7 @@ from ..fusion.rewrite import FoldedNorm, add_to_state, leave
 from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
-from ..utils import PreflightError, whole_file
+from ..utils import PreflightError, check_module, whole_file
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
@@ -52,8 +52,9 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         elif name in plan.norms:
             leave(model, name, new)
         else:
-            raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: '
-                             'it is of another architecture')
+            is_folded = isinstance(plan.modules.get(name), FoldedNorm)
+            raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
+                             f'{"folded already" if is_folded else "of another architecture"}')
     for name in new:
         add_to_state(model, name)
     for name in made.keys() - set(new):
@@ -105,6 +106,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     Raises:
         ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
     """
+    check_module(model)
     state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
                   for name, value in model.state_dict().items()}
     names = folded_norms(state_dict)

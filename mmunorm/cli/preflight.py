@@ -18,7 +18,9 @@ from ..checkpoints.loading import check_checkpoint, read_checkpoint
 from ..config.pretrained import pretrained_path
 from ..config.walk import walk
 from ..norms import Norm
-from ..utils import PreflightError, warn
+from ..norms.base import check_norm_cfg
+from ..registry import registered
+from ..utils import PreflightError, misspelt, warn
 from .annotations import Use, check_annotations
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
@@ -43,11 +45,15 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     'val' and 'test'; a config may lack any of their loaders and evaluators.
 
     Raises:
-        PreflightError: something is missing, empty or damaged, or a metric has more classes than the model. The
-            message says what, and where to get it.
+        PreflightError: something is missing, empty or damaged, or a metric has more classes than the model or
+            a misspelt argument. The message says what, and where to get it.
     """
     parts = [(part, _class_of(part, registry)) for split in splits
              for found, registry in ((leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
+    with METRICS.switch_scope_and_registry(cfg.get('default_scope')) as metrics:
+        for key, metric in walk({f'{split}_evaluator': cfg.get(f'{split}_evaluator') for split in splits}):
+            if isinstance(metric, dict) and (why := misspelt(key, metric, _class_of(metric, metrics))):
+                raise PreflightError(why)
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
@@ -71,18 +77,15 @@ def check_norms(cfg: Config) -> None:
     Raises:
         PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
     """
-    with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+    with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
         for key, norm_cfg in walk(cfg.model, 'model'):
-            if key.endswith('norm_cfg') and isinstance(norm_cfg, str):
-                raise PreflightError(f"{key} must be a dict such as dict(type='UN'), got {norm_cfg!r}.")
-            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, dict) and isinstance(norm_cfg.get('type'), str)):
+            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, (dict, str))):
                 continue
-            norm = registry.get(norm_cfg['type'])
-            if norm is None:
-                known = sorted(name for name, cls in MODELS.module_dict.items()
-                               if isinstance(cls, type) and issubclass(cls, Norm))
-                raise PreflightError(f"{key}: there is no norm {norm_cfg['type']!r}; mmunorm has "
-                                     f"{', '.join(known)}, mmcv LN, BN and others.")
+            try:
+                check_norm_cfg(norm_cfg, key)
+            except (KeyError, TypeError) as error:
+                raise PreflightError(error.args[0]) from error
+            norm = registered(norm_cfg['type'])
             if isinstance(norm, type) and issubclass(norm, Norm):
                 arguments = {name: value for name, value in norm_cfg.items()
                              if name not in ('type', 'requires_grad', '_scope_')}

@@ -24,7 +24,7 @@ from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first, norm_layers
 from ..norms.replace import is_any, layer_norms
-from ..utils import error_text, eval_mode, whole_file
+from ..utils import check_module, error_text, eval_mode, whole_file
 from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
 from .calls import recorded, tensors_of, watched
 from .convert import ConversionError
@@ -328,6 +328,8 @@ def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
 
 def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
     """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
+    check_module(model)
+    check_module(teacher, 'teacher')
     names = layer_norms(teacher)
     if not names:
         raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '

@@ -27,7 +27,7 @@ from ..norms.replace import (
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
-from ..utils import error_text, eval_mode
+from ..utils import check_module, error_text, eval_mode
 from .calls import watched
 from .replay import MEMORY, Replay
 from .report import ConversionReport, ConvertedNorm
@@ -91,12 +91,13 @@ def convert_norms(model: nn.Module,
             arguments other than its input and a pad mask.
 
     Raises:
-        TypeError: `norm_cfg` is not a dict with a `type`.
+        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
         KeyError: no norm of this type is registered.
         ConversionError: a ValueError: `norm_cfg` is not an offline norm, `model` has no LayerNorm that can be
             converted or one that cannot be replaced, an entry of `keep` matches nothing, there are no batches, or
             activations are not finite. After any error, `model` is unchanged.
     """
+    check_module(model)
     check_norm_cfg(norm_cfg)
     names = layer_norms(model)
     if not names or '' in names:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..utils import PreflightError, error_text
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
@@ -76,10 +77,16 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     path = Path(path)
     with whole_files(path) as part:
         chosen.check_model(model)
-        chosen.export(model, part, half, int8, samples, **options)
-        opened = ExportedModel(chosen.open_new(part))
-        found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
-        lines = chosen.report(part)
+        try:
+            chosen.export(model, part, half, int8, samples, **options)
+            opened = ExportedModel(chosen.open_new(part))
+            found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
+            lines = chosen.report(part)
+        except (OSError, PreflightError):
+            raise
+        except Exception as error:  # the converters and runtimes have no class of errors in common
+            raise PreflightError(f'{chosen.runtime} does not take {model.meta["model"]}: '
+                                 f'{error_text(error)}') from error
     return ExportReport(path, chosen.size(path, model), model.norms, found, lines)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, error_text, eval_mode
+from ..utils import PreflightError, check_module, error_text, eval_mode
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import format_of
@@ -34,40 +34,35 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
             `.pte` (ExecuTorch).
         int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
-            or 'full16' of LiteRT. Defaults to floating point.
+            or 'full16' of LiteRT; 'full' or 'full16' of Ethos-U. Defaults to floating point, with Ethos-U to 'full'.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
             takes them. Not needed for 'dynamic'.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
             timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
 
     Raises:
+        TypeError: `model` is no module.
         PreflightError: the arguments do not fit, a package is missing, or the model cannot be exported. No file is
             written then.
     """
-    path = Path(path)
-    chosen = format_of(path)
-    kind = chosen.int8_kind(int8)
-    chosen.check(kind is not None)
+    chosen, path = format_of(path), Path(path)
+    int8 = chosen.check(int8)
     if not path.parent.is_dir():
         raise PreflightError(f'path: there is no folder {path.parent}.')
     exportable = as_exportable(model, example, mean, std)
     samples = ()
-    if chosen.needs_images(kind):
+    if chosen.needs_images(int8):
         if calibration is None:
-            raise PreflightError(f'int8={kind!r} takes its ranges from images: give them as calibration.')
+            raise PreflightError(f'int8={int8!r} takes its ranges from images: give them as calibration.')
         samples = _samples(_images_of(calibration, 'calibration', example.shape), exportable.meta)
-    try:
-        return export_file(exportable, chosen, path, int8=kind, samples=samples)
-    except PreflightError:
-        raise
-    except Exception as error:  # the converters and runtimes have no class of errors in common
-        raise PreflightError(f'{chosen.runtime} does not take {type(model).__name__}: {error_text(error)}') from error
+    return export_file(exportable, chosen, path, int8=int8, samples=samples)
 
 
 @torch.no_grad()
 def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | None = None,
                   std: Sequence[float] | None = None) -> Exportable:
     """The graph of a model; arguments and errors are those of :func:`export`."""
+    check_module(model)
     if not isinstance(example, Tensor) or example.dim() != 4:
         got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
@@ -130,9 +125,11 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
         images: a batch, or an iterable of batches, as the model takes them.
 
     Raises:
+        TypeError: `model` is no module.
         PreflightError: the file cannot be opened, or does not fit the model or the images.
     """
     file = ExportedModel(path)
+    check_module(model)
     if file.meta['task'] != 'tensors':
         raise PreflightError(f'{path} is not of mmunorm.export: use tools/deploy/test.py.')
     images = _images_of(images, 'images', file.meta['shape'])

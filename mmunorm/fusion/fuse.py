@@ -6,6 +6,7 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import nn
 
+from ..utils import check_module
 from .apply import apply
 from .check import check
 from .examples import Run, copy_of, runs_of
@@ -51,8 +52,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
         NotExactError: the outputs of the folded copy differ on `example`; lists the norms. `model` is unchanged.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f'model: must be an nn.Module, got {type(model).__name__}; eval() of some models returns None')
+    check_module(model)
     for name, module in model.named_modules():
         # Not torch.compile's wrapper: in torch 2.4, `eval()` does not change its flag.
         if module.training and not hasattr(module, '_orig_mod'):

@@ -7,6 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..registry import MODELS, registered
+from ..utils import misspelt, nearest
+
 
 class Norm(nn.Module):
     """A norm over tokens of shape `(..., C)`; subclasses implement `_normalize`. `num_features` is C.
@@ -98,8 +101,22 @@ def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) ->
     return value
 
 
-def check_norm_cfg(norm_cfg: dict) -> dict:
-    """Returns `norm_cfg` if it is a dict with a `type`; else a TypeError."""
+def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
+    """Returns `norm_cfg` if it is a dict with the `type` of a registered norm, and no argument is misspelt.
+
+    Raises:
+        TypeError: it is none, or an argument is misspelt.
+        KeyError: no norm of this type is registered.
+    """
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
-        raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+        raise TypeError(f"{name}={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+    kind = norm_cfg['type']
+    norm = registered(kind)
+    if norm is None:
+        known = sorted(key for key, cls in MODELS.module_dict.items()
+                       if isinstance(cls, type) and issubclass(cls, Norm))
+        raise KeyError(f'{name}: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
+                       f'{", ".join(known)}')
+    if isinstance(norm, type) and issubclass(norm, Norm) and (why := misspelt(name, norm_cfg, norm)):
+        raise TypeError(why)
     return norm_cfg

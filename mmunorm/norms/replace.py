@@ -9,6 +9,7 @@ from torch import nn
 
 from ..compat import forget_compiled_code
 from ..registry import MODELS, print_log
+from ..utils import check_module
 from .base import check_norm_cfg
 from .channels_first import for_maps
 from .layers import is_channels_first
@@ -39,10 +40,11 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
         `model`, or the new norm if `model` is itself such a norm.
 
     Raises:
-        TypeError: `norm_cfg` is not a dict with a `type`.
+        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
         KeyError: no norm of this type is registered.
         ValueError: `model` has no LayerNorm or RMSNorm, or one that cannot be replaced; `model` is unchanged.
     """
+    check_module(model)
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:

@@ -9,7 +9,10 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 from torch.nn import functional as F
 
-from mmunorm.benchmark import Settings, markdown, measure, models, run_benchmark, table, tasks, write_results
+from mmunorm.benchmark import measure, models, table, tasks
+from mmunorm.benchmark.folding import Settings, run_benchmark
+from mmunorm.benchmark.output import write_results
+from mmunorm.benchmark.table import markdown
 from mmunorm.compat import OutOfMemoryError
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers

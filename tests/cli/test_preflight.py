@@ -84,6 +84,14 @@ def test_topk_of_fewer_classes(topk):
     check_data(cfg, ['val'])
 
 
+def test_misspelt_arguments_of_metrics():
+    cfg = Config(dict(default_scope='mmdet', val_evaluator=[dict(type='CocoMetric', metrics='bbox')]))
+    assert error(cfg, 'val').startswith(
+        'val_evaluator.0.metrics: CocoMetric has no such argument; did you mean val_evaluator.0.metric?')
+    cfg.val_evaluator = dict(metrics=[dict(type='Accuracy')])  # mmengine's Evaluator
+    check_data(cfg, ['val'])
+
+
 def test_categories_of_other_names(tmp_path):
     data_makers.make_coco(tmp_path, splits=['train2017'])
     dataset = coco_dataset(tmp_path)
@@ -244,8 +252,9 @@ def test_norms(scope):
     for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True),
                      dict(type='UN', window=(2, 3), requires_grad=True)):
         check_norms(cfg(**norm_cfg))
-    for norm_cfg, said in ((dict(type='UNX'), "no norm 'UNX'.*UN, UN2d"),
+    for norm_cfg, said in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
                            (dict(type='UN', window=0), 'window must be .* got 0'),
-                           (dict(type='UN', windw=4), 'windw')):
-        with pytest.raises(PreflightError, match=rf'model\.stages\.0\.block_norm_cfg: .*{said}'):
+                           (dict(type='UN', windw=4), 'windw: UN has no .*block_norm_cfg.window'),
+                           (dict(window=4), 'must be a dict that names its type')):
+        with pytest.raises(PreflightError, match=rf'^model\.stages\.0\.block_norm_cfg.*{said}'):
             check_norms(cfg(**norm_cfg))

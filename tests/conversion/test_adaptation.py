@@ -251,3 +251,5 @@ def test_bad_input_is_one_line_and_changes_nothing(change, message):
         adapt(**arguments)
     assert '\n' not in str(error.value)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    with pytest.raises(TypeError, match='^teacher: must be an nn.Module, got Tensor'):
+        adapt(model, images(), teacher)

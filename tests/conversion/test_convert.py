@@ -323,6 +323,8 @@ def test_what_is_refused():
     refused('UN2d is no offline norm', chain(), [x], dict(type='UN2d'))
     refused('PN divides every token by its own', chain(), [x], dict(type='PN'))
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
+    with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
+        convert_norms(x, chain())
     refused('none of its 1 LayerNorms can be converted: norm did not run on these samples',
             Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     for value in (torch.nan, torch.inf):

@@ -4,6 +4,7 @@ from mmdet.registry import MODELS as MMDET
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
+from torch import nn
 
 from ..fusion import models
 
@@ -78,10 +79,19 @@ def rcnn(mask=True, backbone=None, rpn=None, rcnn_cfg=None, num_classes=3, casca
     return build(rest, backbone)
 
 
+def without_neck():
+    """A RetinaNet whose backbone includes the FPN."""
+    model = retinanet(**MOST)
+    model.backbone = nn.Sequential(model.backbone, model.neck).eval()
+    del model.neck
+    return model
+
+
 # One of each kind that a file can have whole, with detections of several classes.
 MOST = dict(max_per_img=60)
 KINDS = dict(
     retinanet=lambda: retinanet(**MOST), retinanet_pvt=lambda: retinanet(PVT, **MOST),
+    retinanet_without_neck=without_neck,
     faster_rcnn=lambda: rcnn(False, rcnn_cfg=MOST), mask_rcnn=lambda: rcnn(rcnn_cfg=MOST),
     cascade_rcnn=lambda: rcnn(False, rcnn_cfg=MOST, cascade=dict(reg_class_agnostic=False)),
     cascade_mask_rcnn=lambda: rcnn(rcnn_cfg=MOST, cascade=dict(reg_class_agnostic=True)))

@@ -255,12 +255,12 @@ def test_scores_stay_in_float_for_executorch():
 def test_a_swin_for_an_ethos_u(swin, tmp_path):
     exportable = prepare_export(swin, meta_of(swin))
     samples = Samples(list(blurred()), exportable.meta, 1)
-    made = export_file(exportable, ETHOS_U, tmp_path / 'm.vela.tflite', int8=ETHOS_U.int8_kind(None), samples=samples)
+    made = export_file(exportable, ETHOS_U, tmp_path / 'm.vela.tflite', int8=ETHOS_U.check(), samples=samples)
     files = ['m.vela.csv', 'm.vela.layers.csv', 'm.vela.tflite']
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert 0 < made.difference.largest['scores'] < 0.15  # of the integers that Vela read
     assert made.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in made.lines[0]
-    with pytest.raises(PreflightError, match='runs only on an Ethos-U; .* --format litert --int8 full'):
+    with pytest.raises(PreflightError, match='runs only on an Ethos-U; .* a .tflite file with the INT8 full'):
         ExportedModel(made.path)
     # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.
     with pytest.raises(PreflightError, match='cannot compile this model for ethos-u65-256 .*Conv2D'):

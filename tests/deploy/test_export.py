@@ -12,6 +12,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.layouts import for_chips
 from mmunorm.utils import PreflightError
 
@@ -31,6 +32,13 @@ IMAGES = torch.randn(4, 3, 56, 56, generator=torch.Generator().manual_seed(0))
 def made(name):
     torch.manual_seed(0)
     return MODELS[name]().eval()
+
+
+def folded(name):
+    model = made(name)
+    convert_norms(model, IMAGES)
+    fuse_norms(model.eval(), example=IMAGES[:1])
+    return model
 
 
 class Two(nn.Module):
@@ -70,9 +78,7 @@ def test_rewritten_for_chips(name, number):
 
 
 def test_a_file_beside_its_model(tmp_path):
-    model, path = made('timm ViT'), tmp_path / 'm.onnx'
-    convert_norms(model, IMAGES)
-    fuse_norms(model.eval(), example=IMAGES[:1])
+    model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     assert report.norms == 0 and report.difference.largest['output'] < 1e-5
     model.train()
@@ -110,6 +116,15 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_arguments_in_another_order(tmp_path):
+    model, path = Two(), tmp_path / 'm.onnx'
+    with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
+        export(IMAGES, model, path)
+    for function in export, compare:
+        with pytest.raises(PreflightError, match='^path: must be that of a file, such as model.onnx, got '):
+            function(model, path, IMAGES)
+
+
 def test_the_file_of_another_model(tmp_path):
     export(nn.Sequential(nn.Flatten(), nn.Linear(3 * 56 * 56, 2)), IMAGES, tmp_path / 'm.onnx')
     with pytest.raises(PreflightError, match=r'output is \(4, 2\), and of Sequential \(4, 3\)'):
@@ -139,12 +154,22 @@ def test_integers_only(tmp_path, name):
     for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
         pytest.importorskip(package)
     from mmunorm.deploy.formats.litert import operators_of
-    model, path = made(name), tmp_path / 'm.tflite'
-    convert_norms(model, IMAGES)
-    fuse_norms(model.eval(), example=IMAGES[:1])
+    model, path = folded(name), tmp_path / 'm.tflite'
     export(model, IMAGES[:1], path, 'full', IMAGES, mean=(0.5, ) * 3, std=(0.25, ) * 3)
     assert not operators_of(path, in_float=True)
     assert compare(path, model, IMAGES).snr['output'] > 10
+
+
+@pytest.mark.slow
+def test_a_file_for_an_ethos_u(tmp_path):
+    for package in FORMATS['ethos-u'].packages:
+        pytest.importorskip(package)
+    model, path = folded('timm ViT'), tmp_path / 'm.vela.tflite'
+    report = export(model, IMAGES[:1], path, calibration=IMAGES)
+    assert "Vela's ESTIMATE" in report.lines[0] and report.lines[-1] == 'operators left to the CPU: 0'
+    assert len(list(tmp_path.iterdir())) == 3 and report.difference.largest['output'] < 0.01  # of Vela's input
+    with pytest.raises(PreflightError, match='it runs only on an Ethos-U; for this machine export a .tflite file'):
+        compare(path, model, IMAGES)
 
 
 @pytest.mark.slow
@@ -160,10 +185,9 @@ def test_the_how_to(with_int8, tmp_path):
     """Its blocks, with a small model of each family, in a Python without OpenMMLab; in INT8, of timm alone."""
     first, *families, int8 = re.findall(r'```python\n(.*?)```', HOW_TO.read_text(), re.DOTALL)
     assert [family.split()[1] for family in families] == ['timm', 'torchvision', 'transformers'] and 'int8' in int8
-    small = [families[0].replace(', pretrained=PRETRAINED', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
+    small = [families[0].replace(', pretrained=True', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
                                                             'num_heads=2'),
-             families[1].replace("swin_t(weights='DEFAULT' if PRETRAINED else None)",
-                                 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
+             families[1].replace("swin_t(weights='DEFAULT')", 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
              families[2].replace('ViTConfig()', 'ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, '
                                                 'intermediate_size=32, image_size=56, patch_size=8)')]
     if with_int8:

@@ -1,5 +1,6 @@
 """Classifiers in ONNX and OpenVINO beside torch, in floating point and in INT8; and which format is chosen."""
 import copy
+import logging
 from collections import Counter
 
 import cv2
@@ -12,6 +13,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.torch_models import as_exportable
@@ -34,27 +36,29 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: name in installed or None)
     monkeypatch.setattr(torch, '__version__', '2.8.1+cpu')
     with pytest.raises(PreflightError, match=r"^missing: onnx, onnxscript, openvino; install .* -e '\.\[deploy\]'$"):
-        find_format('openvino')
+        FORMATS['openvino'].check()
     installed += ['onnx', 'onnxscript', 'openvino', 'onnxruntime']
     with pytest.raises(PreflightError, match='^missing: nncf;'):
-        find_format('openvino', int8=True)
+        FORMATS['openvino'].check('static')
     with pytest.raises(PreflightError, match=r'^the exporter needs torch 2.9 or newer, but 2.8.1\+cpu'):
-        find_format('onnx', int8=True)
+        FORMATS['onnx'].check('')
     monkeypatch.setattr(torch, '__version__', '2.10.0')
-    assert find_format('onnx', int8=True) is FORMATS['onnx']
+    assert FORMATS['onnx'].check('') == 'static' and FORMATS['onnx'].check() is None
+
+
+def test_loggers_that_are_made_in_silence_work_later(capsys):
+    handlers, logger = logging.root.handlers[:], logging.getLogger('made in silence')
+    with silent():
+        for each in logger, logging.root:
+            each.addHandler(logging.StreamHandler())
+    logger.warning('later')
+    assert logging.root.handlers == handlers and 'Logging error' not in capsys.readouterr().err
 
 
 def test_the_table():
     lines = table().splitlines()
     assert len(lines) == 1 + len(FORMATS)
     assert ['openvino', '.xml', 'OpenVINO', 'static'] in map(str.split, lines)
-
-
-def test_a_format_without_int8_says_so():
-    chosen = type('Plain', (type(FORMATS['onnx']), ), dict(name='plain', int8_kinds=()))()
-    with pytest.raises(PreflightError, match='--format plain has no INT8'):
-        chosen.int8_kind('')
-    assert chosen.int8_kind(None) is None
 
 
 def test_samples(swin):

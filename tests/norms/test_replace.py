@@ -88,9 +88,9 @@ class WithGate(nn.LayerNorm):
     (WithGate(), dict(type='UN'), ValueError, 'model: 0 is a WithGate; its gate would be lost with it'),
     (timm.layers.LayerNorm2d(4), dict(type='DyT'), ValueError, 'norm_cfg: DyT does not support inputs .* one of UN, '),
     (nn.LayerNorm(4), 'UN', TypeError, "norm_cfg='UN': must be a dict that names its type"),
-    (nn.LayerNorm(4), dict(type='UNN'), KeyError, 'UNN'),
+    (nn.LayerNorm(4), dict(type='UNN'), KeyError, "norm_cfg: there is no norm 'UNN'; did you mean UN"),
     (nn.LayerNorm(4), dict(type='UN', window=0), ValueError, 'window must be'),
-    (nn.LayerNorm(4), dict(type='UN', windows=2), TypeError, 'windows'),
+    (nn.LayerNorm(4), dict(type='UN', windows=2), TypeError, 'norm_cfg.windows: UN .* mean norm_cfg.window'),
 ])
 def test_what_is_refused_leaves_the_model_as_it_was(part, norm_cfg, error, match):
     model = nn.Sequential(part, nn.Identity() if isinstance(part, nn.Linear) else nn.LayerNorm(4))

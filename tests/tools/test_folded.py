@@ -214,8 +214,9 @@ def test_a_model_of_torch_alone_needs_no_config(tmp_path):
     assert loaded is plain and torch.equal(loaded(x), model(x))
     with pytest.raises(ValueError, match=r'has no config that builds its model; call load_folded\(path, model\)'):
         load_folded(tmp_path / 'folded.pth')
-    for other in (make(2), torch.nn.Linear(2, 2)):
-        with pytest.raises(ValueError, match='is of another architecture|has no norm'):
+    for other, why in ((make(2), 'of another architecture'), (torch.nn.Linear(2, 2), 'of another architecture'),
+                       (loaded, 'it is folded already')):
+        with pytest.raises(ValueError, match=why):
             load_folded(tmp_path / 'folded.pth', other)
     torch.save(make().state_dict(), tmp_path / 'plain.pth')
     with pytest.raises(ValueError, match='not a folded checkpoint'):
@@ -226,6 +227,8 @@ def test_an_unfolded_model_is_not_saved(folded, tmp_path):
     _, cfg = folded
     with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
         save_folded(build_model(cfg), tmp_path / 'new.pth', cfg)
+    with pytest.raises(TypeError, match='^model: must be an nn.Module, got str'):
+        save_folded('new.pth', build_model(cfg))
     assert not (tmp_path / 'new.pth').exists()
 
 

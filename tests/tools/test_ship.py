@@ -47,7 +47,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
         return tiny_runs.error_of(capsys, 'ship', *ln, '--format', 'onnx', '--out', 'out', *arguments)
 
     assert 'argument --steps: must be at least 0, got -1' in error_of('--steps', '-1')
-    assert "int8 of onnx must be one of static, got 'full'" in error_of('--int8', 'full')
+    assert "--int8 of onnx must be one of static, got 'full'" in error_of('--int8', 'full')
     assert 'no checkpoint nowhere.pth' in error_of(ln=(ln_classifier[0], 'nowhere.pth'))
     assert 'does not fit the config' in error_of('--cfg-options', 'model.head.num_classes=3')
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')

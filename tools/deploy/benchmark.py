@@ -8,8 +8,8 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import torch
 
-from mmunorm.benchmark import write_results
 from mmunorm.benchmark.files import chart, markdown, measure_formats
+from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -61,7 +61,7 @@ def main(argv=None):
     args = parse_args(argv)
     for name in args.formats or ():  # by default, rows of missing packages report them
         chosen, form = VARIANTS[name]
-        chosen.check(form.int8 is not None)
+        chosen.check(form.int8)
     formats = args.formats or list(VARIANTS)
     if args.file and args.file[0] not in formats:
         raise PreflightError(f'--file {args.file[0]}: must be one of --formats, {", ".join(formats)}.')

@@ -86,8 +86,8 @@ def file_of(text, checkpoint, chosen, int8):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    chosen = find_format(args.format, args.int8 is not None)
-    int8 = chosen.int8_kind(args.int8)
+    chosen = find_format(args.format)
+    int8 = chosen.check(args.int8, '--int8')
     options = options_of(args, chosen)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     if args.out is not None:

@@ -1,12 +1,11 @@
 """The runtimes. A new one is a module of this package that registers a :class:`Format`."""
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from ...utils import PreflightError
+from ...utils import PreflightError, nearest
 from .base import REGISTERED, Format, Session, Variant, need
 
 __all__ = ['FORMATS', 'VARIANTS', 'Format', 'Session', 'Variant', 'find_format', 'format_of', 'need', 'open_file',
@@ -29,27 +28,26 @@ def table() -> str:
     return '\n'.join(f'{name:10}  {suffix:12}  {runtime:18}  {kinds}'.rstrip() for name, suffix, runtime, kinds in rows)
 
 
-def find_format(name: str, int8: bool = False) -> Format:
-    """The format of a name such as 'onnx', if this machine can export it, with `int8` in INT8.
+def find_format(name: str) -> Format:
+    """The format of a name such as 'onnx'.
 
     Raises:
-        PreflightError: the format is unknown, a package is missing, or torch is too old.
+        PreflightError: the format is unknown.
     """
     if name not in FORMATS:
-        near = difflib.get_close_matches(name.lower(), FORMATS, n=1)
-        meant = f': did you mean {near[0]}?' if near else '.'
-        raise PreflightError(f'--format must be one of {", ".join(FORMATS)}, got {name!r}{meant}')
-    chosen = FORMATS[name]
-    chosen.check(int8)
-    return chosen
+        raise PreflightError(f'--format must be one of {", ".join(FORMATS)}, got {name!r}'
+                             f'{nearest(name.lower(), FORMATS)}')
+    return FORMATS[name]
 
 
 def format_of(path: str | Path) -> Format:
     """The format of a file, by its suffix.
 
     Raises:
-        PreflightError: the suffix is unknown.
+        PreflightError: the suffix is unknown, or `path` is no path.
     """
+    if not isinstance(path, (str, Path)):
+        raise PreflightError(f'path: must be that of a file, such as model.onnx, got {type(path).__name__}.')
     for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffixes[0])):
         if Path(path).name.endswith(each.suffixes[0]):
             return each

@@ -20,6 +20,8 @@ from ...utils import PreflightError, error_text
 from ..exportable import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
+# Never closed: loggers of libraries that are imported in `silent` keep it.
+_NOTHING = open(os.devnull, 'w')  # noqa: SIM115
 # Installs the packages of the formats for edge devices.
 EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
 
@@ -63,15 +65,22 @@ class Format(ABC):
     options: dict[str, dict] = {}
     variants: dict[str, Variant] = {}  # its rows in a benchmark by name; the plain file has the format's name
 
-    def check(self, int8: bool = False) -> None:
-        """Checks that this machine can export to it.
+    def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
+        """Checks that this machine can export to it; returns the kind of INT8.
+
+        Args:
+            int8 (str, optional): the requested kind; '' is the default, None is floating point.
+            option (str): the caller's argument that has it, for the message.
 
         Raises:
-            PreflightError: a package is missing, or torch is too old.
+            PreflightError: the format has no such kind, a package is missing, or torch is too old.
         """
-        need(*self.packages, *(self.int8_packages if int8 else ()), install=self.install)
+        if int8 and int8 not in self.int8_kinds:
+            raise PreflightError(f'{option} of {self.name} must be one of {", ".join(self.int8_kinds)}, got {int8!r}.')
+        need(*self.packages, *(self.int8_packages if int8 is not None else ()), install=self.install)
         if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, but {torch.__version__} is installed.')
+        return self.int8_kinds[0] if int8 == '' else int8
 
     def check_model(self, model: Exportable) -> None:
         """Checks that this format supports a model.
@@ -85,18 +94,6 @@ class Format(ABC):
         if model.meta['task'] not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
                                  f'{model.meta["model"]} would be {model.meta["task"]}.')
-
-    def int8_kind(self, kind: str | None) -> str | None:
-        """The requested kind of INT8; '' is the default, None is floating point.
-
-        Raises:
-            PreflightError: the format has no such kind.
-        """
-        if kind is not None and not self.int8_kinds:
-            raise PreflightError(f'--format {self.name} has no INT8.')
-        if kind and kind not in self.int8_kinds:
-            raise PreflightError(f'int8 of {self.name} must be one of {", ".join(self.int8_kinds)}, got {kind!r}.')
-        return self.int8_kinds[0] if kind == '' else kind
 
     def needs_images(self, int8: str | None) -> bool:
         """Whether a kind of INT8 needs training images for calibration."""
@@ -143,7 +140,8 @@ class Format(ABC):
         except Exception as error:  # the runtimes have no common base class of errors
             raise PreflightError(f'{path} cannot be loaded: {error_text(error)}') from error
         if not session.meta:
-            raise PreflightError(f'{path} has no metadata of mmunorm: export it with tools/deploy/export.py.')
+            raise PreflightError(f'{path} has no metadata of mmunorm: export it with mmunorm.export or '
+                                 'tools/deploy/export.py.')
         return session
 
     def open_new(self, path: Path) -> Session:
@@ -188,19 +186,19 @@ def need(*packages: str, install: str = Format.install) -> None:
 @contextmanager
 def silent() -> Iterator[None]:
     """A context that suppresses the output of libraries, such as progress bars."""
-    with open(os.devnull, 'w') as nothing, redirect_stdout(nothing), redirect_stderr(nothing), \
-            warnings.catch_warnings():
+    with redirect_stdout(_NOTHING), redirect_stderr(_NOTHING), warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        disabled = logging.root.manager.disable
+        disabled, handlers = logging.root.manager.disable, logging.root.handlers[:]
         logging.disable(logging.WARNING)
         stderr = os.dup(2)
-        os.dup2(nothing.fileno(), 2)  # for C++ code
+        os.dup2(_NOTHING.fileno(), 2)  # for C++ code
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
             logging.disable(disabled)
+            logging.root.handlers[:] = handlers
 
 
 def listed(counts: Counter[str]) -> str:

@@ -29,9 +29,9 @@ class EthosU(LiteRt):
     options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 
-    def int8_kind(self, kind: str | None) -> str:
+    def check(self, int8: str | None = None, option: str = 'int8') -> str:
         """Like the base class, but files are never in floating point."""
-        return super().int8_kind(kind or '')
+        return super().check(int8 or '', option)
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> None:
@@ -49,7 +49,7 @@ class EthosU(LiteRt):
         return session
 
     def load(self, path: Path, threads: int | None) -> Session:
-        raise PreflightError('it runs only on an Ethos-U; for this machine export with --format litert --int8 full.')
+        raise PreflightError('it runs only on an Ethos-U; for this machine export a .tflite file with the INT8 full.')
 
     def usage(self, path: Path) -> str:
         return "use it: with Arm's driver for the chip; it runs only on this chip"

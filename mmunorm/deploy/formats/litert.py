@@ -36,8 +36,9 @@ class LiteRtSession(Session):
     def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
         from ai_edge_litert.interpreter import Interpreter
         self.meta = meta
-        interpreter = Interpreter(str(path), num_threads=threads)
-        interpreter.allocate_tensors()
+        with silent():
+            interpreter = Interpreter(str(path), num_threads=threads)
+            interpreter.allocate_tensors()
         self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...utils import PreflightError
 from ..exportable import Exportable
-from .base import KEY, Format, Session, Variant, register_format
+from .base import KEY, Format, Session, Variant, register_format, silent
 from .onnx import IN_FLOAT, write_onnx
 
 
@@ -47,10 +47,11 @@ class OpenVino(Format):
         import openvino
         source = path.with_suffix('.onnx')
         write_onnx(model, source)
-        graph = openvino.convert_model(source)
-        source.unlink()
-        if int8:
-            graph = quantize_graph(graph, samples)
+        with silent():  # progress bars
+            graph = openvino.convert_model(source)
+            source.unlink()
+            if int8:
+                graph = quantize_graph(graph, samples)
         graph.set_rt_info(json.dumps(model.meta), [KEY])
         openvino.save_model(graph, path, compress_to_fp16=half)
 

@@ -36,7 +36,7 @@ class Torch(Format):
 
     tasks = ('classifier', 'detector', 'features', 'tensors')
 
-    def check(self, int8: bool = False) -> None:
+    def check(self, int8: str | None = None, option: str = 'int8') -> None:
         """Accepts any torch version."""
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,

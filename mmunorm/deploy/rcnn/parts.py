@@ -26,7 +26,7 @@ class Features(nn.Module):
     def __init__(self, graph: DetectorGraph):
         super().__init__()
         self.pixels = graph.pixels
-        self.backbone, self.neck = graph.detector.backbone, graph.detector.neck
+        self.backbone, self.neck = graph.detector.backbone, getattr(graph.detector, 'neck', None) or nn.Identity()
         self.dense_head, roi = dense_head(graph.detector), getattr(graph.detector, 'roi_head', None)
         extractors = [] if roi is None else stages(roi.bbox_roi_extractor)
         if 'masks' in graph.outputs:
