@@ -120,8 +120,13 @@ def write_network(network, norm, path):
     graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
     write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
     content = onnx.load(path)
-    if any(node.op_type == 'ReduceMean' for node in content.graph.node):  # Sophgo's compiler takes that of opset 17
-        content = onnx.version_converter.convert_version(content, 17)
+    for node in content.graph.node:
+        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:  # those of opset 17
+            name = node.input.pop()
+            axes, = (each for each in content.graph.initializer if each.name == name)
+            node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
+            for each in [each for each in node.attribute if each.name == 'noop_with_empty_axes']:
+                node.attribute.remove(each)
     content.opset_import[0].version = 17
     onnx.save(content, path)
 
@@ -268,7 +273,7 @@ def failures(rows):
 
 
 def chart(rows):
-    """Stacked cycles by kind of operator, LN beside UN, a panel for each precision on one chip."""
+    """Stacked shares of LN's time by kind of operator, LN beside UN, a panel for each precision on one chip."""
     figure = Figure(figsize=(10, 6), layout='constrained')
     kind_of = {name: kind for kind, names in KINDS.items() for name in names}
     for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):
@@ -276,15 +281,16 @@ def chart(rows):
                 if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row
                 and row['network'] not in TIMM]
         names = [f'{row["network"]}, {row["norm"]}' for row in bars]
+        whole = {row['network']: row['cycles'] for row in bars if row['norm'] == 'LN'}
         left = [0.] * len(bars)
         for index, kind in enumerate([*KINDS, 'other']):
             widths = [sum(cycles for name, cycles in row['by_operator'].items() if kind_of.get(name, 'other') == kind)
-                      / row['cycles'] * row['ms'] for row in bars]
+                      / whole.get(row['network'], row['cycles']) * 100 for row in bars]
             axes.barh(names, widths, left=left, label=kind, color=[*COLOURS, 'lightgrey'][index])
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.invert_yaxis()
-        axes.set(title=f'BM1688, {precision}', xlabel="ms, estimates of Sophgo's compiler")
-        axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+        axes.set(title=f'BM1688, {precision}', xlabel="% of the cycles with LN, estimates of Sophgo's compiler")
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc='outside right center')
     return figure
 
 
