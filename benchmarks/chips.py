@@ -19,10 +19,11 @@ from pathlib import Path
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 
 # isort: split
+import numpy as np
 import onnx
 import torch
 from deployed_speed import NETWORKS as CONFIGS
-from deployed_speed import ROOT, noise, take_statistics
+from deployed_speed import ROOT, model_of, noise, take_statistics
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -30,12 +31,9 @@ from torch import nn
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.analysis.curves import COLOURS
 from mmunorm.benchmark.output import markdown_table
-from mmunorm.cli.arguments import command, load_config
-from mmunorm.config.models import build_model
-from mmunorm.config.pretrained import pretrained_path, set_pretrained
+from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.exportable import Exportable
-from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
@@ -56,7 +54,6 @@ KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax',
          'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
 FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
 COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
-
 LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
 
 
@@ -102,19 +99,14 @@ def shape_of(network):
 
 def write_network(network, norm, path):
     """Writes a network, UN folded, with LayerNorm as one operator."""
-    torch.manual_seed(0)
     if network in TIMM:
         import timm
+        torch.manual_seed(0)
         model = timm.create_model(TIMM[network])
         if norm != 'LN':
             replace_norms(model, dict(type=norm))
     else:
-        cfg = load_config(str(ROOT / CONFIGS[network.partition(',')[0]]), norm=norm)
-        if pretrained_path(cfg) is not None:
-            set_pretrained(cfg, None)
-        model = build_model(cfg)
-        with silent():
-            model.init_weights()
+        model, _ = model_of(network.partition(',')[0], norm)
     randomize(model)
     graph = Network(model).eval().requires_grad_(False)
     images = torch.stack(noise(shape_of(network), 4)).float()
@@ -129,11 +121,12 @@ def write_network(network, norm, path):
     write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
     content = onnx.load(path)
     for node in content.graph.node:
-        if node.op_type == 'ReduceMean' and len(node.input) == 2:  # Sophgo's compiler takes that of opset 17
+        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:  # those of opset 17
             name = node.input.pop()
             axes, = (each for each in content.graph.initializer if each.name == name)
             node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-            node.attribute.remove(next(each for each in node.attribute if each.name == 'noop_with_empty_axes'))
+            for each in [each for each in node.attribute if each.name == 'noop_with_empty_axes']:
+                node.attribute.remove(each)
     content.opset_import[0].version = 17
     onnx.save(content, path)
 
@@ -192,26 +185,17 @@ def read_profile(text):
     A cycle in which the chip computes is one of the operator that it computes, and any other one of the operator
     whose data moves; so they add up to the total.
     """
-    computed, moved, owners = [], [], Counter()
-    for name, engine, start, end in COMMAND.findall(text):
-        (moved if 'DMA' in engine else computed).append((int(start), int(end) + 1, name))
-    total, idle, now = int(re.search(r'total_cycle:(\d+)', text)[1]), [], 0
-    for start, end, name in [*sorted(computed), (total, total, '')]:
-        if start > now:
-            idle.append((now, start))
-        owners[name] += max(0, end - max(start, now))
-        now = max(now, end)
-    moves, now = sorted(moved), 0
-    for first, last in idle:
-        now = max(now, first)
-        for start, end, name in moves:
-            if end > now and start < last:
-                owners[name] += max(0, min(end, last) - max(start, now))
-                now = max(now, min(end, last))
-    del owners['']
+    total, owners = int(re.search(r'total_cycle:(\d+)', text)[1]), Counter()
+    commands = sorted((('DMA' in engine, int(start), int(end) + 1, name)
+                       for name, engine, start, end in COMMAND.findall(text)), reverse=True)
+    owner = np.full(total, len(commands))
+    for index, (_, start, end, _) in enumerate(commands):  # those of computing and of the earliest last
+        owner[start:end] = index
+    for (_, _, _, name), cycles in zip(commands, np.bincount(owner, minlength=len(commands)).tolist(), strict=False):
+        owners[name] += cycles
     return dict(ms=float(re.search(r'runtime: ([\d.]+)ms', text)[1]), cycles=total,
                 megabytes=sum(map(int, re.findall(r'(?:S2L|L2S):(\d+)', text))) / 2**20,
-                by_operator=dict(owners.most_common()))
+                by_operator=dict((+owners).most_common()))
 
 
 def rockchip(file, folder, network, chip, precision):
@@ -264,10 +248,10 @@ def table(rows):
         pairs.setdefault((row['network'], row['accelerator'], 'INT8'), {})[row['norm']] = row
     lines = []
     for (network, chip, precision), pair in sorted(pairs.items(), key=lambda each: NETWORKS.index(each[0][0])):
-        cells = [f'{row["ms"]:.4g}' if row and 'ms' in row else 'fails' if row else '-'
-                 for row in map(pair.get, ('LN', 'UN'))]
-        both = all('ms' in pair.get(norm, ()) for norm in ('LN', 'UN'))
-        lines.append([network, chip, precision, *cells, f'{pair["LN"]["ms"] / pair["UN"]["ms"]:.2f}' if both else '-'])
+        ln, un = times = [pair.get(norm, {}).get('ms') for norm in ('LN', 'UN')]
+        cells = [f'{ms:.4g}' if ms else 'fails' if norm in pair else '-'
+                 for norm, ms in zip(('LN', 'UN'), times, strict=True)]
+        lines.append([network, chip, precision, *cells, f'{ln / un:.2f}' if ln and un else '-'])
     return markdown_table(['network', 'chip', 'precision', 'LN, ms', 'UN folded, ms', 'speed-up'], lines)
 
 
@@ -275,11 +259,10 @@ def rockchip_table(rows):
     lines = []
     for row in rows:
         if row['chip'] == 'RK3588':
-            cells = [row['network'], row['norm'], row['precision']]
-            if 'error' not in row:
-                cells += [str(sum(row['operators'].values())), str(row['operators'].get('exNorm', 0)),
-                          str(row['operators'].get('exDataConvert', 0)), f'{row["megabytes"]:.1f}', f'{row["snr"]:.1f}']
-            lines.append([*cells, 'fails'] if 'error' in row else cells)
+            kinds = row.get('operators', {})
+            lines.append([row['network'], row['norm'], row['precision'], *(['fails'] if 'error' in row else [
+                str(sum(kinds.values())), str(kinds.get('exNorm', 0)), str(kinds.get('exDataConvert', 0)),
+                f'{row["megabytes"]:.1f}', f'{row["snr"]:.1f}'])])
     return markdown_table(['network', 'norm', 'precision', 'operators', 'exNorm', 'exDataConvert', 'MB moved',
                            'SNR in the simulator, dB'], lines)
 
@@ -290,33 +273,32 @@ def failures(rows):
 
 
 def chart(rows):
-    """Stacked cycles by kind of operator, LN beside UN, a panel for each precision on one chip."""
+    """Stacked shares of LN's time by kind of operator, LN beside UN, a panel for each precision on one chip."""
     figure = Figure(figsize=(10, 6), layout='constrained')
+    kind_of = {name: kind for kind, names in KINDS.items() for name in names}
     for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):
         bars = [row for row in rows
                 if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row
                 and row['network'] not in TIMM]
         names = [f'{row["network"]}, {row["norm"]}' for row in bars]
+        whole = {row['network']: row['cycles'] for row in bars if row['norm'] == 'LN'}
         left = [0.] * len(bars)
         for index, kind in enumerate([*KINDS, 'other']):
-            known = {name for names in KINDS.values() for name in names}
-            widths = [sum(cycles for name, cycles in row['by_operator'].items()
-                          if (name in KINDS[kind] if kind in KINDS else name not in known)) / row['cycles'] * row['ms']
-                      for row in bars]
+            widths = [sum(cycles for name, cycles in row['by_operator'].items() if kind_of.get(name, 'other') == kind)
+                      / whole.get(row['network'], row['cycles']) * 100 for row in bars]
             axes.barh(names, widths, left=left, label=kind, color=[*COLOURS, 'lightgrey'][index])
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.invert_yaxis()
-        axes.set(title=f'BM1688, {precision}', xlabel="ms, estimates of Sophgo's compiler")
-        axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+        axes.set(title=f'BM1688, {precision}', xlabel="% of the cycles with LN, estimates of Sophgo's compiler")
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc='outside right center')
     return figure
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
-    rows = {}
-    if args.out.exists():
-        rows = {tuple(row[key] for key in KEY): row for row in map(json.loads, args.out.read_text().splitlines())}
+    old = args.out.read_text().splitlines() if args.out.exists() else ()
+    rows = {tuple(row[key] for key in KEY): row for row in map(json.loads, old)}
     for row in new_rows(args, set(rows)):
         print({key: row.get(key) for key in (*KEY, 'ms', 'error')}, flush=True)
         rows[tuple(row[key] for key in KEY)] = row

@@ -75,8 +75,8 @@ def take_statistics(model, run, *inputs):
         handle.remove()
 
 
-def subject_of(network, norm, folder, batch=1, threads=1):
-    """A network with one norm, and its images."""
+def model_of(network, norm):
+    """A network with one norm and random weights, and its config."""
     cfg = load_config(str(ROOT / NETWORKS[network]), norm=norm)
     if pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
@@ -84,6 +84,12 @@ def subject_of(network, norm, folder, batch=1, threads=1):
     model = build_model(cfg).eval()
     with silent():  # mmengine logs every parameter
         model.init_weights()  # else a Swin's position biases are 0, and converters remove them
+    return model, cfg
+
+
+def subject_of(network, norm, folder, batch=1, threads=1):
+    """A network with one norm, and its images."""
+    model, cfg = model_of(network, norm)
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = noise(meta['shape'][2:], 20)
     take_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from ..norms.replace import replace_modules
 from .graphs import ClassifierGraph, DetectorGraph, Pixels
 from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
-from .windows import StaticWindowMSA, is_exactly, thirds
-
-_ATTENTION = 'mmpretrain.models.utils.attention.MultiheadAttention'
+from .windows import StaticWindowMSA
 
 
 @torch.no_grad()
@@ -27,32 +25,13 @@ def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: boo
     """
     graph = copy.deepcopy(graph)
     t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer))
-    for is_old, new in ((lambda module: is_exactly(module, _ATTENTION), EdgeAttention), *(t2t if performers else ()),
-                        (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
+    for is_old, new in (*(t2t if performers else ()), (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
         replace_modules(graph, is_old, new)
     for module in graph.modules():
         if isinstance(module, StaticWindowMSA):
             module.keeps_cut = True
     graph.eval().requires_grad_(False)(*inputs)
     return graph
-
-
-class EdgeAttention(nn.Module):
-    """mmpretrain's global attention, with three linear layers instead of one whose output is split in 5 dimensions."""
-
-    def __init__(self, stock: nn.Module):
-        super().__init__()
-        self.query, self.key, self.value = thirds(stock.qkv)
-        self.stock = stock
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, N, C)` to the same shape, or with the output channels of the stock layer."""
-        stock = self.stock
-        q, k, v = (layer(x).unflatten(-1, (stock.num_heads, -1)).transpose(1, 2)
-                   for layer in (self.query, self.key, self.value))
-        x = stock.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = stock.gamma1(stock.proj(x))
-        return v.squeeze(1) + x if stock.v_shortcut else x
 
 
 class EdgeUnfold(nn.Module):

@@ -35,7 +35,8 @@ class EdgePerformer(nn.Module):
         least = scores.amin(1, keepdim=True)
         q_features = torch.cat([self.queries(x) - least, rest], -1).softmax(-1)
         k_features = torch.exp(least - scores)
-        weighted = q_features @ nn.functional.pad(k_features.transpose(1, 2) @ v, (0, 0, 0, 1))
+        products = (k_features.transpose(1, 2) @ v)[:, None]  # Sophgo's compiler fails to pad three dimensions
+        weighted = q_features @ nn.functional.pad(products, (0, 0, 0, 1)).squeeze(1)
         total = q_features @ nn.functional.pad(k_features.sum(1), (0, 1), value=tokens).unsqueeze(-1)
         return v + self.proj(weighted / torch.maximum(total, self.least))
 

@@ -1,13 +1,14 @@
-"""The shifted window attention of mmdet's and mmpretrain's Swins, rewritten for export.
+"""The attention of mmpretrain's ViTs, and the shifted window attention of mmdet's and mmpretrain's Swins, for export.
 
-The stock code computes the position bias, the attention mask and the padding in each call, with in-place writes. Here
-they follow from the size of the map. The padding uses the token of a folded norm (`mmunorm/fusion/padding.py`):
-padding a folded model with zeros would be silently wrong.
+The stock code of a Swin computes the position bias, the attention mask and the padding in each call, with in-place
+writes. Here they follow from the size of the map. The padding uses the token of a folded norm
+(`mmunorm/fusion/padding.py`): padding a folded model with zeros would be silently wrong.
 """
 from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,29 @@ class StaticWindowMSA(nn.Module):
         return x.reshape(batch, rows * window, columns * window, channels)
 
 
+class ThreeLayerAttention(nn.Module):
+    """mmpretrain's global attention with separate layers, its scale folded into that of the queries."""
+
+    def __init__(self, stock: nn.Module):
+        super().__init__()
+        self.query, self.key, self.value = thirds(stock.qkv)
+        self.attend = partial(stock.scaled_dot_product_attention)
+        if self.attend.func is F.scaled_dot_product_attention:  # with a `qk_scale`, mmpretrain has its own
+            scale = self.attend.keywords.get('scale') or stock.head_dims**-0.5
+            for parameter in self.query.parameters():
+                parameter.data *= scale
+            self.attend = partial(self.attend, scale=1.)
+        self.proj, self.gamma1 = stock.proj, stock.gamma1
+        self.num_heads, self.v_shortcut = stock.num_heads, stock.v_shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, N, C)` to the same shape, or with the output channels of the stock layer."""
+        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                   for layer in (self.query, self.key, self.value))
+        x = self.gamma1(self.proj(self.attend(q, k, v).transpose(1, 2).flatten(2)))
+        return v.squeeze(1) + x if self.v_shortcut else x
+
+
 class DynamicWindowMSA(StaticWindowMSA):
     """The same for maps of dynamic size.
 
@@ -174,12 +198,13 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
 
 
 def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
-    """A copy of a model in which :class:`StaticWindowMSA` replaces each shifted window attention.
+    """A copy of a model with :class:`StaticWindowMSA` and :class:`ThreeLayerAttention` in place of its attention.
 
     With `dynamic`, :class:`DynamicWindowMSA`, for images whose sides are any multiples of :func:`side_multiple`. The
     padding layers are removed, because such images need none.
     """
     model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA if dynamic else StaticWindowMSA)
+    model = replace_modules(model, _is_attention, ThreeLayerAttention)
     return replace_modules(model, _is_padding, lambda padding: nn.Identity()) if dynamic else model
 
 
@@ -205,6 +230,10 @@ def is_window_attention(module: nn.Module) -> bool:
     # Swin V2's attention has another formula.
     return is_any(module, [f'{home}.ShiftWindowMSA' for home in _HOMES]) and is_any(
         module.w_msa, [f'{home}.WindowMSA' for home in _HOMES])
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return is_exactly(module, f'{_HOMES[0]}.MultiheadAttention') and type(module.qkv) is nn.Linear
 
 
 def is_exactly(module: nn.Module, name: str) -> bool:

@@ -1,11 +1,15 @@
 """The rewritten window attention beside the stock ones, with the padding of a folded norm and without."""
+from functools import partial
+
 import pytest
 import torch
 from mmpretrain.models.utils import ShiftWindowMSA
+from mmpretrain.models.utils.attention import scaled_dot_product_attention_pyimpl
 
 from mmunorm import fuse_norms
 from mmunorm.deploy.windows import (
     StaticWindowMSA,
+    ThreeLayerAttention,
     cut_windows,
     is_window_attention,
     side_multiple,
@@ -39,6 +43,20 @@ def test_as_the_stock_attention(name, fold, gamma):
             models.assert_equal(models.outputs(static, x), expected, 1e-12)
             if size[0] % 8 == size[1] % 8 == 0:
                 models.assert_equal(models.outputs(dynamic, x), expected, 1e-12)
+
+
+@pytest.mark.parametrize('make, blocks', [(models.vit_classifier, 'layers'), (models.t2t_classifier, 'encoder')])
+@pytest.mark.parametrize('is_own', [False, True])
+def test_global_attention_has_its_scale_in_the_queries(make, blocks, is_own):
+    model = models.randomize(make().double())
+    if is_own:  # as of a stock layer with a `qk_scale`
+        attend = partial(scaled_dot_product_attention_pyimpl, scale=3.)
+        getattr(model.backbone, blocks)[0].attn.scaled_dot_product_attention = attend
+    rewritten, x = with_windows(model), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    models.assert_equal(models.outputs(rewritten, x), models.outputs(model, x), 1e-12)
+    scales = [module.attend.keywords['scale'] for module in rewritten.modules()
+              if isinstance(module, ThreeLayerAttention)]
+    assert scales == [3 if is_own else 1, 1]
 
 
 @pytest.mark.parametrize('rows, columns, window, shift', [(1, 1, 4, 2), (2, 3, 4, 2), (3, 1, 7, 3)])

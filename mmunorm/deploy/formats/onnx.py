@@ -116,9 +116,10 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
 
     def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
                 scale: float | None = None, enable_gqa: bool = False):
-        factor = op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale)
+        if scale != 1:
+            query = op.Mul(query, op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale))
         *outer, tokens, width = range(len(key.shape))
-        scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[*outer, width, tokens]))
+        scores = op.MatMul(query, op.Transpose(key, perm=[*outer, width, tokens]))
         return op.MatMul(op.Softmax(scores, axis=-1), value)
 
     return {attention: to_onnx}
