@@ -23,6 +23,13 @@ from ..fusion import models
 from .conftest import SHAPE, blurred, folded, long_queries, meta_of, normalizing, signal_to_noise
 
 
+def test_a_format_without_int8_says_so():
+    plain = type('Plain', (type(FORMATS['onnx']), ), dict(name='plain', packages=(), int8_kinds=()))()
+    with pytest.raises(PreflightError, match='--int8: plain has no INT8'):
+        plain.check('', '--int8')
+    assert plain.check() is None
+
+
 @pytest.mark.parametrize('name, expected', [('onx', 'did you mean onnx?'), ('OpenVINO', 'did you mean openvino?'),
                                             ('tensorrt', f"one of {', '.join(FORMATS)}, got 'tensorrt'.")])
 def test_a_mistyped_format_gets_the_nearest(name, expected):

@@ -75,6 +75,8 @@ class Format(ABC):
         Raises:
             PreflightError: the format has no such kind, a package is missing, or torch is too old.
         """
+        if int8 is not None and not self.int8_kinds:
+            raise PreflightError(f'{option}: {self.name} has no INT8.')
         if int8 and int8 not in self.int8_kinds:
             raise PreflightError(f'{option} of {self.name} must be one of {", ".join(self.int8_kinds)}, got {int8!r}.')
         need(*self.packages, *(self.int8_packages if int8 is not None else ()), install=self.install)
