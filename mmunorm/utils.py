@@ -165,7 +165,6 @@ def print_held_back() -> None:
 def quiet_console() -> Iterator[None]:
     """A context in which the terminal shows only actionable log messages and warnings; the log file has all."""
     from mmengine.logging import MMLogger
-    from pycocotools import coco
     make_logger = MMLogger.__init__
 
     with ExitStack() as stack:
@@ -178,7 +177,9 @@ def quiet_console() -> Iterator[None]:
                     stack.callback(handler.removeFilter, _concerns_a_user)
 
         stack.enter_context(quiet_imports())
-        stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))  # 'creating index...'
+        if find_spec('pycocotools'):
+            from pycocotools import coco
+            stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))  # 'creating index...'
         stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
         stack.enter_context(warnings.catch_warnings())
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
