@@ -182,7 +182,7 @@ class _Run:
         self.norms = layer_norms(teacher)
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
-        floating(batch_of(images, [0], self.device, 'images'), 'images')
+        floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), 'images')
         few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(

@@ -69,6 +69,12 @@ def test_each_phase_comes_nearer_to_the_teacher(make):
     torch.testing.assert_close(model.norm.running_var, read[0].square().mean(0), rtol=1e-4, atol=1e-5)
 
 
+def test_images_may_become_floating_point_in_augment():
+    model, teacher = pair()
+    pixels = (images() * 40 + 128).clamp(0, 255).byte()
+    adapt(model, teacher, pixels, 1, block_steps=0, held_out=images(8), augment=lambda x, _: x.float() / 255, **FAST)
+
+
 def test_parts_are_blocks_merging_and_the_norms_outside_of_them():
     model = swin()
     norms = set(layer_norms(model).values())
@@ -197,7 +203,7 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
 
     def killed(batch, generator):
         calls.append(len(batch))
-        if len(calls) == 35:
+        if len(calls) == 36:  # after the check of the first image, in step 35
             raise KeyboardInterrupt
         return adaptation.mirrored(batch, generator)
 
@@ -213,7 +219,7 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
             adapt(copy.deepcopy(start), *arguments, **again)
     calls.clear()
     adapt(start, teacher, images(), 20, augment=killed, **again)
-    assert len(calls) == 10  # since the last check
+    assert len(calls) == 1 + 10  # the first image's, and since the last check
     assert_same(start, whole)
     (tmp_path / 'adapt.pt').write_bytes(b'half of a file')
     with pytest.raises(ConversionError, match='adapt.pt is damaged or no state of an adaptation; delete it'):
