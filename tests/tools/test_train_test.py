@@ -176,7 +176,7 @@ def test_what_cannot_be_built_is_one_line(classifier, capsys):
     assert "unexpected keyword argument 'colour'" in tiny_runs.error_of(
         capsys, 'test', *classifier[:2], '--work-dir', 'w', '--cfg-options', 'test_evaluator.colour=1')
     for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
-                   'val_dataloader.dataset.indices=0', 'val_evaluator.top=1'):
+                   'val_dataloader.dataset.indices=0', 'val_evaluator.colour=1'):
         assert 'cannot build the config' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
     assert 'no training step' in tiny_runs.error_of(
