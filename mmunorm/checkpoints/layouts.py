@@ -13,8 +13,6 @@ from ..utils import PreflightError
 # T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights if there are any.
 _WEIGHTS = ('model', 'state_dict_ema', 'state_dict')
 
-_COMPUTED = ('.relative_position_index', '.relative_coords_table')
-
 # Of one layer, whichever the model.
 _PARTS = (('.mlp.fc1.', '.ffn.layers.0.0.'), ('.mlp.fc2.', '.ffn.layers.1.'),
           ('.mlp.0.', '.ffn.layers.0.0.'), ('.mlp.2.', '.ffn.layers.1.'))
@@ -64,8 +62,10 @@ def in_one_layout(content):
 @contextmanager
 def computed_tables(model: nn.Module) -> Iterator[None]:
     """A context in which loading may lack tables that attention computes: mmpretrain's SwinV2 drops those of a file."""
+    computed = '.relative_position_index', '.relative_coords_table'
+
     def forgive(module: nn.Module, keys) -> None:
-        keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(_COMPUTED)]
+        keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(computed)]
 
     handle = model.register_load_state_dict_post_hook(forgive)
     try:
