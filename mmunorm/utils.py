@@ -179,7 +179,7 @@ def quiet_console() -> Iterator[None]:
         stack.enter_context(quiet_imports())
         if find_spec('pycocotools'):
             from pycocotools import coco
-            stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))  # 'creating index...'
+            stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))
         stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
         stack.enter_context(warnings.catch_warnings())
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
