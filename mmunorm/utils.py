@@ -49,8 +49,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def misspelt(place: str, arguments: Mapping, cls: type) -> str:
     """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
     known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
-    for name in arguments.keys() - known - {'type', '_scope_'}:
-        if found := get_close_matches(name, known, n=1):
+    for name in arguments:
+        if name not in known | {'type', '_scope_'} and (found := get_close_matches(name, known, n=1)):
             return f'{place}.{name}: {cls.__name__} has no such argument; did you mean {place}.{found[0]}?'
     return ''
 

@@ -19,10 +19,10 @@ from mmunorm.cli.arguments import (
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
-from mmunorm.conversion import ConversionError, backbone_of, convert_norms
+from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.conversion.checkpoint import check_converted, converted_config, parse_goal, save_converted
 from mmunorm.engine.calibration import FolderImages, samples_of, test_metrics, training_batches
-from mmunorm.engine.distillation import adapt_backbone
+from mmunorm.engine.distillation import adapt_backbone, backbone_of
 from mmunorm.utils import PreflightError, write_text
 
 

@@ -26,6 +26,7 @@ from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
 from ..utils import PreflightError, check_module, whole_file
+from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
@@ -146,7 +147,6 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
             registered types only.
     """
-    from .layouts import computed_tables
     if model is not None:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         _check_folded(checkpoint, path)

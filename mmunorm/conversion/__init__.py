@@ -1,6 +1,6 @@
 """Converts models with LayerNorm to offline norms: calibration, distillation, configs and checkpoints."""
 from ..registry import MISSING, explain_missing
-from .adaptation import AdaptReport, adapt, backbone_of
+from .adaptation import AdaptReport, adapt
 from .agreement import Agreement, agreement
 from .convert import ConversionError, convert_loaded, convert_norms, with_layer_norms
 from .report import ConversionReport, ConvertedNorm
@@ -10,6 +10,6 @@ if not MISSING:
 
 __all__ = [
     'AdaptReport', 'Agreement', 'ConversionError', 'ConversionReport', 'ConvertedNorm', 'adapt',
-    'agreement', 'backbone_of', 'convert_loaded', 'convert_norms', 'converted_model', 'with_layer_norms'
+    'agreement', 'convert_loaded', 'convert_norms', 'converted_model', 'with_layer_norms'
 ]
 __getattr__ = explain_missing(__name__, __all__)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ..norms import OfflineNorm
 from ..norms.base import check_count
-from ..norms.layers import is_channels_first, norm_layers
+from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, whole_file
 from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
@@ -58,17 +58,6 @@ class AdaptReport:
         worst = ', '.join(map(str, list(self.agreements.values())[-1].worst_images))
         lines += [f'worst held-out images: {worst}', *self.notes, '', 'error of each norm, before and after:']
         return '\n'.join([*lines, *(f'  {name}  {old:.2%}  {new:.2%}' for name, (old, new) in self.norms.items())])
-
-
-def backbone_of(model: nn.Module) -> nn.Module | None:
-    """The part of an OpenMMLab model that is adapted: the backbone, or else the child with all norms, if not frozen.
-
-    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
-    """
-    norms = {norm for _, norm in norm_layers(model)}
-    parts = [model.backbone] if hasattr(model, 'backbone') else [
-        child for child in model.children() if norms <= set(child.modules())]
-    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
 
 
 def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -28,9 +28,7 @@ class StaticWindowMSA(nn.Module):
 
     def __init__(self, stock: nn.Module):
         super().__init__()
-        self.query, self.key, self.value = thirds(stock.w_msa.qkv)
-        for parameter in self.query.parameters():
-            parameter.data *= stock.w_msa.scale
+        self.query, self.key, self.value = thirds(stock.w_msa.qkv, stock.w_msa.scale)
         self.proj, self.num_heads = stock.w_msa.proj, stock.w_msa.num_heads
         self.keeps_cut, self.cut = False, None
         self.window_size, self.shift_size = stock.window_size, stock.shift_size
@@ -124,13 +122,11 @@ class ThreeLayerAttention(nn.Module):
 
     def __init__(self, stock: nn.Module):
         super().__init__()
-        self.query, self.key, self.value = thirds(stock.qkv)
-        self.attend = partial(stock.scaled_dot_product_attention)
+        self.attend, scale = partial(stock.scaled_dot_product_attention), 1.
         if self.attend.func is F.scaled_dot_product_attention:  # with a `qk_scale`, mmpretrain has its own
             scale = self.attend.keywords.get('scale') or stock.head_dims**-0.5
-            for parameter in self.query.parameters():
-                parameter.data *= scale
             self.attend = partial(self.attend, scale=1.)
+        self.query, self.key, self.value = thirds(stock.qkv, scale)
         self.proj, self.gamma1 = stock.proj, stock.gamma1
         self.num_heads, self.v_shortcut = stock.num_heads, stock.v_shortcut
 
@@ -241,11 +237,11 @@ def is_exactly(module: nn.Module, name: str) -> bool:
     return f'{type(module).__module__}.{type(module).__qualname__}' == name
 
 
-def thirds(layer: nn.Linear) -> list[nn.Linear]:
-    """Three linear layers for the three thirds of a layer's outputs."""
+def thirds(layer: nn.Linear, scale: float = 1.) -> list[nn.Linear]:
+    """Three linear layers for the three thirds of a layer's outputs; the first third is multiplied by `scale`."""
     parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None, dtype=layer.weight.dtype)
              for _ in range(3)]
     for name, parameter in layer.named_parameters():
-        for part, third in zip(parts, parameter.chunk(3), strict=True):
-            getattr(part, name).data.copy_(third)
+        for part, third, factor in zip(parts, parameter.chunk(3), (scale, 1., 1.), strict=True):
+            getattr(part, name).data.copy_(factor * third)
     return parts

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
-from ..conversion import AdaptReport, adapt, backbone_of
+from ..conversion import AdaptReport, adapt
 from ..conversion.checkpoint import layer_norm_config
+from ..norms.layers import norm_layers
 from ..utils import PreflightError
 from .runner import unwrapped_model
 
@@ -114,6 +115,17 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     errors = [(a.float() - b.float()).square().mean() / b.float().var(correction=0).clamp(min=1e-12)
               for a, b in zip(student, teacher, strict=True)]
     return torch.stack(errors).mean()
+
+
+def backbone_of(model: nn.Module) -> nn.Module | None:
+    """The part of an OpenMMLab model that is adapted: the backbone, or else the child with all norms, if not frozen.
+
+    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
+    """
+    norms = {norm for _, norm in norm_layers(model)}
+    parts = [model.backbone] if hasattr(model, 'backbone') else [
+        child for child in model.children() if norms <= set(child.modules())]
+    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
 
 
 class _Inputs(Sequence):

@@ -16,12 +16,12 @@ from torch.utils.data import BatchSampler
 from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, sees_attributes
 from ..config.pretrained import pretrained_path
-from ..conversion import ConversionError, backbone_of, convert_loaded, with_layer_norms
+from ..conversion import ConversionError, convert_loaded, with_layer_norms
 from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
-from .distillation import adapt_backbone
+from .distillation import adapt_backbone, backbone_of
 from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
 
