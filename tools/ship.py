@@ -148,8 +148,9 @@ def main(argv=None):
     for name in args.beside:
         VARIANTS[name][0].check(VARIANTS[name][1].int8)
     cfg = load_config(args.config, args.cfg_options)
-    quantizes = args.int8 is not None or any(VARIANTS[name][1].int8 for name in args.beside)
-    check_data(cfg, ['train'] * (args.images is None or args.steps != 0 or quantizes) + ['val', 'test'])
+    forms = [(chosen, int8), *((VARIANTS[name][0], VARIANTS[name][1].int8) for name in args.beside)]
+    calibrates = any(each.needs_images(kind) for each, kind in forms)
+    check_data(cfg, ['train'] * (args.images is None or args.steps != 0 or calibrates) + ['val', 'test'])
     set_dataloader_defaults(cfg)
     if args.images is not None:
         FolderImages(cfg, args.images)
