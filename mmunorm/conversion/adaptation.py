@@ -105,7 +105,8 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
             :func:`mirrored`.
         work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
             the run is killed, the same call resumes from it. None: nothing is written.
-        progress (bool): show a progress bar with the correlation on held-out images. Defaults to False.
+        progress (bool): show a progress bar with the correlation on held-out images, or, without a terminal, print a
+            line at each check. Defaults to False.
 
     Raises:
         ValueError: a number is out of range.
@@ -256,7 +257,10 @@ class _Run:
                         optimizer = _optimizer(weights)
                     tokens = agreement(self.model, self.teacher, self.checked).tokens
                     self.history.append(dict(phase=phase, step=step, loss=now, rate=state['rate'], tokens=tokens))
-                    bar.set_postfix_str(f'correlation {tokens:.3f}, loss {now:.4f}')
+                    reached = f'correlation {tokens:.3f}, loss {now:.4f}'
+                    bar.set_postfix_str(reached)
+                    if self.progress and bar.disable:  # no terminal: a log file
+                        print(f'{phase}, step {step} of {steps}: {reached}', flush=True)
                     if self.path is not None:
                         self.save(state, optimizer)
         finally:

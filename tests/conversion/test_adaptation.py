@@ -44,12 +44,13 @@ FAST = dict(batch_size=8, lr=1e-3, block_lr=1e-3, tokens=16)
 
 
 @pytest.mark.parametrize('make', [vit, swin])
-def test_each_phase_comes_nearer_to_the_teacher(make):
+def test_each_phase_comes_nearer_to_the_teacher(make, capsys):
     model, teacher = pair(make)
     model.train()
     model.norm.eval()
     before = copy.deepcopy(teacher.state_dict())
-    report = adapt(model, teacher, images(), 30, block_steps=30, **FAST)
+    report = adapt(model, teacher, images(), 30, block_steps=30, progress=True, **FAST)
+    assert 'end to end, step 20 of 30: correlation 0.' in capsys.readouterr().out  # no terminal
     converted, blocks, whole = report.agreements.values()
     assert converted.tokens < min(blocks.tokens, whole.tokens)
     assert converted.pooled < blocks.pooled < whole.pooled

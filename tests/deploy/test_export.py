@@ -132,7 +132,6 @@ def test_the_file_of_another_model(tmp_path):
 
 
 def test_what_a_runtime_does_not_run(tmp_path, monkeypatch):
-    """ExecuTorch writes a Swin of transformers, and raises a RuntimeError when it runs."""
     def fails(self, arrays):
         raise RuntimeError('method->execute() failed')
 
@@ -158,6 +157,20 @@ def test_integers_only(tmp_path, name):
     export(model, IMAGES[:1], path, 'full', IMAGES, mean=(0.5, ) * 3, std=(0.25, ) * 3)
     assert not operators_of(path, in_float=True)
     assert compare(path, model, IMAGES).snr['output'] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['timm Swin', 'torchvision Swin'])
+def test_a_swin_in_executorch(tmp_path, name, monkeypatch):
+    pytest.importorskip('executorch')
+    # XNNPACK does not run windowed attention of one head.
+    monkeypatch.setitem(MODELS, 'torchvision Swin', lambda: SwinTransformer([4, 4], 8, [2, 1], [2, 2], [7, 7],
+                                                                            num_classes=5))
+    model, path = folded(name), tmp_path / 'm.pte'
+    report = export(model, IMAGES[:1], path, mean=(0.5, ) * 3, std=(0.25, ) * 3)
+    assert report.difference.largest['output'] < 1e-5
+    export(model, IMAGES[:1], path, 'static', IMAGES)
+    assert compare(path, model, IMAGES).snr['output'] > 15
 
 
 @pytest.mark.slow
