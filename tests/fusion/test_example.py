@@ -10,6 +10,7 @@ import torch
 import torchvision
 from mmdet.models import RetinaNet
 from mmpretrain.models import ImageClassifier
+from mmpretrain.models.classifiers import BaseClassifier
 from timm.layers import DropPath
 from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -460,3 +461,21 @@ def test_backbones_alone_and_stems_of_several_convolutions(make):
     assert fuse_norms(model).difference < 1e-10
     with pytest.raises(TypeError, match='model: must be an nn.Module, got NoneType'):
         fuse_norms(None)
+
+
+class OfTorchvision(BaseClassifier):
+    """A classifier around a model of another library that takes images of one size alone, as transformers' ViTs."""
+
+    def __init__(self):
+        super().__init__(data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor'))
+        self.model = torchvision.models.VisionTransformer(40, 8, 1, 2, 16, 32, num_classes=3)
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return self.model(inputs)
+
+
+def test_the_size_of_a_model_of_another_library():
+    model = OfTorchvision()
+    assert replace_norms(model, dict(type='UN'))
+    report = fuse_norms(model.eval(), strict=True)
+    assert len(report.folded) == 3

@@ -45,7 +45,8 @@ def _noise(model: nn.Module, *shape: int) -> Tensor:
 
 def _own_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
     for module in model.modules():
-        size = getattr(module, 'img_size', None)
+        # timm and mmpretrain say img_size, transformers and torchvision image_size.
+        size = getattr(module, 'img_size', getattr(module, 'image_size', None))
         if isinstance(size, int):
             yield size, size
         elif isinstance(size, (tuple, list)) and len(size) == 2:
