@@ -47,12 +47,16 @@ class Differences:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """A file written by :func:`export_file`."""
+    """A file written by :func:`export_file`; `str()` returns a text."""
     path: Path
     size: int  # bytes on the disk
     norms: int  # number of norms in the model
     difference: Differences  # from torch, on noise
     lines: list[str]  # the format's report on the file
+
+    def __str__(self) -> str:
+        return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB', f'norms left: {self.norms}',
+                          f'compared with torch: {self.difference}', *self.lines])
 
 
 @contextmanager

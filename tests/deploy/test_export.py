@@ -81,6 +81,7 @@ def test_a_file_beside_its_model(tmp_path):
     model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     assert report.norms == 0 and report.difference.largest['output'] < 1e-5
+    assert re.match(r'written: .*m.onnx, \d\.\d MB\nnorms left: 0\ncompared with torch: largest', str(report))
     model.train()
     found = compare(path, model, [IMAGES[:3], (IMAGES[3:], 'label')])
     assert found.largest['output'] < 1e-5 and found.snr['output'] > 90 and model.training

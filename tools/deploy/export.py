@@ -1,6 +1,5 @@
 """Exports a trained model with folded norms to a file for a runtime."""
 import argparse
-import time
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -103,17 +102,12 @@ def main(argv=None):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
     for names, kind, why in by_reason(fuse_norms(model).kept):
         warn(f'{names}: not folded ({kind}): {why}')
-    start = time.perf_counter()
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
     made = export_file(exportable, chosen, out, args.half, int8, samples, **options)
-    print(f'written: {made.path}, {made.size / 1e6:.1f} MB, in {time.perf_counter() - start:.0f} s')
     batch, _, height, width = exportable.meta['shape']
     size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
     number = 'any number of images' if batch is None else f'{batch} image' + 's' * (batch > 1)
-    print(f'takes: {number} of {size}')
-    print(f'norms left: {made.norms}')
-    print(f'compared with torch: {made.difference}')
-    print(*made.lines, chosen.usage(made.path), sep='\n')
+    print(made, f'takes: {number} of {size}', chosen.usage(made.path), sep='\n')
     return made
 
 
