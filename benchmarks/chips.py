@@ -116,6 +116,11 @@ def write_network(network, norm, path):
     graph = with_windows(graph)
     if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
         graph = with_edge_layers(graph, (images[:1], ))
+    write_graph(graph, images, path)
+
+
+def write_graph(graph, images, path):
+    """Writes an ONNX file of opset 17."""
     out = graph(images[:1])
     graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
     write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
@@ -160,13 +165,19 @@ def failure_in(text):
     return re.sub(r'(/[\w.-]+)+/', '', found)[:200]
 
 
-def sophgo(file, folder, network, chip, precision):
-    """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
-    shape, (height, width) = folder / 'network.mlir', shape_of(network)
+def transform(file, folder, height, width):
+    """The network in the form that Sophgo's compiler works on, made once in a folder."""
+    shape = folder / 'network.mlir'
     if not shape.exists():
         run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
                  '--input_shapes', f'[[1,3,{height},{width}]]', '--mean', ','.join(map(str, MEAN)),
                  '--scale', ','.join(f'{1 / each:.6f}' for each in STD), '--pixel_format', 'rgb', '--mlir', shape.name)
+    return shape
+
+
+def sophgo(file, folder, network, chip, precision):
+    """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
+    shape = transform(file, folder, *shape_of(network))
     if not (folder / 'ranges').exists():
         names = dict.fromkeys(re.findall(r'loc\("(.*?)"\)', shape.read_text()))
         draw = random.Random(0)
