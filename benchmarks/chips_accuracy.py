@@ -74,9 +74,10 @@ def main(argv=None):
         with tempfile.TemporaryDirectory() as folder:
             in_float, in_int8, ms = tokens_of(model, crops, test, Path(folder))
         exact = in_float if exact is None else exact
-        row = dict(norm=norm, chip=CHIP, compiler=ENVIRONMENTS['sophgo'], ms=ms, ranges=len(crops),
-                   snr_to_itself=real_vit.against(in_int8, in_float, names)['snr'],
-                   **real_vit.against(in_int8, exact, names))
+        to_original = real_vit.against(in_int8, exact, names)
+        row = dict(norm=norm, chip=CHIP, compiler=ENVIRONMENTS['sophgo'], ms=ms, ranges=len(crops), crops=len(names),
+                   snr_to_itself=real_vit.against(in_int8, in_float, names)['snr'], snr=to_original['snr'],
+                   centred=to_original['centred'])
         with open(args.out / 'chips_accuracy.jsonl', 'a') as file:
             print(json.dumps(row), file=file)
         print(row, flush=True)
