@@ -53,6 +53,7 @@ KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax',
          'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
          'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
 FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
+NEWER = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
 COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
 LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
 
@@ -126,12 +127,12 @@ def write_graph(graph, images, path):
     write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
     content = onnx.load(path)
     for node in content.graph.node:
-        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:  # those of opset 17
+        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:
             name = node.input.pop()
             axes, = (each for each in content.graph.initializer if each.name == name)
             node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-            for each in [each for each in node.attribute if each.name == 'noop_with_empty_axes']:
-                node.attribute.remove(each)
+        for each in [each for each in node.attribute if each.name in NEWER]:
+            node.attribute.remove(each)
     content.opset_import[0].version = 17
     onnx.save(content, path)
 
@@ -167,25 +168,26 @@ def failure_in(text):
 
 def transform(file, folder, height, width):
     """The network in the form that Sophgo's compiler works on, made once in a folder."""
-    shape = folder / 'network.mlir'
-    if not shape.exists():
+    network = folder / 'network.mlir'
+    if not network.exists():
         run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
                  '--input_shapes', f'[[1,3,{height},{width}]]', '--mean', ','.join(map(str, MEAN)),
-                 '--scale', ','.join(f'{1 / each:.6f}' for each in STD), '--pixel_format', 'rgb', '--mlir', shape.name)
-    return shape
+                 '--scale', ','.join(f'{1 / each:.6f}' for each in STD), '--pixel_format', 'rgb',
+                 '--mlir', network.name)
+    return network
 
 
-def sophgo(file, folder, network, chip, precision):
+def sophgo(file, folder, shape, chip, precision):
     """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
-    shape = transform(file, folder, *shape_of(network))
+    network = transform(file, folder, *shape)
     if not (folder / 'ranges').exists():
-        names = dict.fromkeys(re.findall(r'loc\("(.*?)"\)', shape.read_text()))
+        names = dict.fromkeys(re.findall(r'loc\("(.*?)"\)', network.read_text()))
         draw = random.Random(0)
         limits = {name: round(draw.uniform(2, 8), 4) for name in names}
         write_text(folder / 'ranges', ''.join(f'{name} {top} {-top} {top}\n' for name, top in limits.items()))
     profile = folder / 'compiler_profile_0.txt'
     profile.unlink(missing_ok=True)
-    run_tool(folder, 'deploy.log', 'sophgo', 'model_deploy', '--mlir', shape.name, '--quantize', precision,
+    run_tool(folder, 'deploy.log', 'sophgo', 'model_deploy', '--mlir', network.name, '--quantize', precision,
              '--calibration_table', 'ranges', '--processor', chip.lower(), '--model', 'network.bmodel')
     return read_profile(profile.read_text())
 
@@ -209,7 +211,7 @@ def read_profile(text):
                 by_operator=dict((+owners).most_common()))
 
 
-def rockchip(file, folder, network, chip, precision):
+def rockchip(file, folder, shape, chip, precision):
     """What the compiler says of its file; it estimates no cycles."""
     run_tool(folder, 'rknn.log', 'rknn', 'python', Path(__file__).with_name('chips_rknn.py'), file, precision,
              folder / 'images')
@@ -243,7 +245,7 @@ def new_rows(args, old):
                     row = dict(network=network, norm=norm, chip=chip, precision=precision,
                                compiler=ENVIRONMENTS['sophgo' if chip in SOPHGO else 'rknn'])
                     try:
-                        row |= compiler(folder / 'network.onnx', folder, network, chip, precision)
+                        row |= compiler(folder / 'network.onnx', folder, shape_of(network), chip, precision)
                     except RuntimeError as error:
                         row['error'] = str(error)
                     yield row

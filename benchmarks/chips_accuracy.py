@@ -49,7 +49,7 @@ def tokens_of(model, crops, test, folder):
     network = transform(file, folder, SIDE, SIDE)
     run_tool(folder, 'ranges.log', 'sophgo', 'run_calibration', network.name, '--dataset', 'images', '--input_num',
              len(crops), '--tune_num', '0', '-o', 'ranges')
-    ms = sophgo(file, folder, '', CHIP, 'INT8')['ms']
+    ms = sophgo(file, folder, (SIDE, SIDE), CHIP, 'INT8')['ms']
     session, found = onnxruntime.InferenceSession(file), ([], [])
     for image in images[:, None].numpy():
         np.savez(folder / 'in.npz', images=image)
