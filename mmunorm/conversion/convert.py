@@ -55,6 +55,7 @@ class _Enough(Exception):
     """Ends a forward pass: nothing after the measured norm is needed."""
 
 
+@torch.inference_mode(False)  # parameters made inside it cannot be trained
 @torch.no_grad()
 def convert_norms(model: nn.Module,
                   batches: Iterable,
