@@ -349,7 +349,8 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
                                   f'and {mine.get(name, "missing")} in the model')
     if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
-    trained = {weight.data_ptr(): name for name, weight in model.named_parameters() if weight.requires_grad}
+    trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
+               if weight.requires_grad and weight.numel()}
     if not trained:
         raise ConversionError('model: none of its weights requires a gradient')
     for weight in teacher.parameters():

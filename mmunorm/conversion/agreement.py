@@ -89,7 +89,10 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
 def _correlation(sums: Tensor) -> Tensor:
     """The correlation, given sums n, x, y, x^2, y^2 and x y along the first dimension."""
     n, x, y, x2, y2, xy = sums
-    return (n * xy - x * y) / ((n * x2 - x.square()) * (n * y2 - y.square())).sqrt().clamp(min=TINY)
+    variances = [n * squares - total.square() for total, squares in ((x, x2), (y, y2))]
+    # That of a constant, such as a black image, is 0 and not a quotient of rounding errors.
+    varies = (variances[0] > TINY * n * x2) & (variances[1] > TINY * n * y2)
+    return (n * xy - x * y) / (variances[0] * variances[1]).sqrt().where(varies, torch.inf)
 
 
 def teacher_norms(teacher: nn.Module) -> dict[str, nn.Module]:

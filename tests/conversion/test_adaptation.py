@@ -181,6 +181,20 @@ def test_an_output_without_dimensions_is_not_compared():
     assert report.history[-1]['loss'] < report.history[0]['loss']
 
 
+class Black(Pooled):
+    """Returns a constant, as an enhancer does where it clips."""
+
+    def forward(self, x):
+        return super().forward(x) * 0 + 0.9
+
+
+def test_the_correlation_with_a_constant_is_0():
+    torch.manual_seed(0)
+    teacher, model, given = Black(), Pooled(), torch.randn(2, 3, 200, 200)
+    convert_norms(model, given)
+    assert agreement(model, teacher, given).worst == agreement(teacher, teacher, given).worst == 0
+
+
 class Gain(Pooled):
     """A number of each image, which multiplies it."""
 
