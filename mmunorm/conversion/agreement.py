@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,7 +104,8 @@ def teacher_norms(teacher: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_images(images, name: str) -> None:
-    if not (hasattr(images, '__len__') and hasattr(images, '__getitem__') and len(images)):
+    is_sequence = hasattr(images, '__len__') and hasattr(images, '__getitem__') and not isinstance(images, Mapping)
+    if not (is_sequence and len(images)):
         raise ConversionError(f'{name}: {type(images).__name__}; must be a tensor (N, C, H, W), a list or a data set '
                               'with at least one image')
 

@@ -307,6 +307,7 @@ def broken(batch, index):
                                             assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=torch.utils.data.DataLoader(images())), 'images: DataLoader; must be a tensor'),
+    (lambda a: a.update(images=dict(pixel_values=images())), 'images: dict; must be a tensor'),
     (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
     (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),
