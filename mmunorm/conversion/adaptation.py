@@ -46,7 +46,7 @@ class AdaptReport:
     """The result of :func:`adapt` on held-out images; `str()` returns a text."""
     agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
     history: tuple[dict, ...]  # the checks: phase, step, loss, rate, tokens (the correlation over all of them)
-    notes: tuple[str, ...]  # deviations from the arguments, such as all tokens if windows do not allow sampling
+    notes: tuple[str, ...]  # such as all tokens if windows do not allow sampling, skipped steps, or a continued run
 
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
@@ -85,10 +85,10 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
     without weight decay, with gradients clipped to a norm of 1. Each phase has its own optimizer, warm-up and cosine
     schedule. Autocast uses bfloat16 if the CUDA device or the CPU supports it.
 
-    Steps with a non-finite loss or gradient are skipped. The loss on held-out images is measured up to 20 times in each
-    phase. If it has risen by half or is not finite, training returns to the best weights with 0.3 times the learning
-    rate. A phase ends with the best weights, also after an exception, or with the weights before the phase if the sum
-    of their correlations was higher.
+    Steps with a non-finite loss or gradient are skipped and counted in the notes. The loss on held-out images is
+    measured up to 20 times in each phase. If it has risen by half or is not finite, training returns to the best
+    weights with 0.3 times the learning rate. A phase ends with the best weights, also after an exception, or with the
+    weights before the phase if the sum of their correlations was higher.
 
     Args:
         model (nn.Module): a model converted by :func:`mmunorm.convert_norms`, in float32 or float64. Weights that do
@@ -107,15 +107,16 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         augment: a function of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to
             :func:`mirrored`.
         work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
-            the run is killed, the same call resumes from it. None: nothing is written.
+            the run is killed, the same call resumes from it, if `images` are the same. None: nothing is written.
         progress (bool): show a progress bar with the correlation on held-out images, or, without a terminal, print a
             line at each check. Defaults to False.
 
     Raises:
         ValueError: a number is out of range.
         ConversionError: a ValueError, raised before the model is changed: the model has no converted norms, a model has
-            half precision, the teacher has another architecture or no LayerNorm, there are no images or the model
-            cannot run on them, there are no steps, or `work_dir` has a damaged state or that of another run.
+            half precision, the teacher has another architecture, no LayerNorm or weights of the model, there are no
+            images or outputs on them are not finite, there are no steps, or `work_dir` has a damaged state or that of
+            another run.
     """
     check_count('steps', steps, 0)
     block_steps = steps // 3 if block_steps is None else check_count('block_steps', block_steps, 0)
