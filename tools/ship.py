@@ -89,21 +89,22 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     stem = renamed(Path(args.config).stem, 'LN', name)
     trust = ('--trust-checkpoint', ) if args.trust_checkpoint else ()  # where the old checkpoint is read
     images = () if args.images is None else ('--images', args.images)
+    batch_size = (cfg.get('train_dataloader') or cfg.test_dataloader).batch_size
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
     stages = [Stage(
         'Convert the norms, and test before and after',
         (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
          '--num-samples', str(args.num_samples), *images, '--adapt-steps', str(args.adapt_steps), '--test', *trust,
          *options_of(args)),
-        out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * cfg.train_dataloader.batch_size)
-        * per_image + 2 * a_test)]
+        out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * batch_size) * per_image
+        + 2 * a_test)]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages += [
             Stage('Train on, with the model with LayerNorm as the teacher',
                   (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
-                  checkpoint, 4 * steps * cfg.train_dataloader.batch_size * per_image,
+                  checkpoint, 4 * steps * batch_size * per_image,
                   lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
             Stage('Fold the norms, and test', (f'{tools}/test.py', str(recipe), str(checkpoint), '--fuse', '--work-dir',
                                                f'{out}/folded'), out / 'folded', a_test)]
@@ -150,7 +151,11 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options)
     forms = [(chosen, int8), *((VARIANTS[name][0], VARIANTS[name][1].int8) for name in args.beside)]
     calibrates = any(each.needs_images(kind) for each, kind in forms)
-    check_data(cfg, ['train'] * (args.images is None or args.steps != 0 or calibrates) + ['val', 'test'])
+    trains = args.images is None or args.steps != 0 or calibrates
+    if trains and cfg.get('train_dataloader') is None:
+        raise PreflightError(f'{args.config} has no train_dataloader: take --images, --steps 0 and a format without '
+                             'calibration.')
+    check_data(cfg, ['train'] * trains + ['val', 'test'])
     set_dataloader_defaults(cfg)
     if args.images is not None:
         FolderImages(cfg, args.images)

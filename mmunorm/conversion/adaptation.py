@@ -25,7 +25,7 @@ from ..norms.base import check_count
 from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, whole_file
-from .agreement import TINY, Agreement, agreement, batch_of, batches_of, floating
+from .agreement import TINY, Agreement, agreement, batch_of, batches_of, check_images, floating, teacher_norms
 from .calls import recorded, tensors_of, watched
 from .convert import ConversionError
 from .statistics import mean_and_square, token_sums, tokens_of
@@ -37,6 +37,7 @@ CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # on so many at most
 RISEN = 1.5  # from this share of the least loss on, training goes back to the best weights,
 SLOWER = 0.3  # at this share of the rate
 WARMUP = 60  # steps, at most a tenth
+AUGMENTED = 'images after augment'
 _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
 
 
@@ -45,7 +46,7 @@ class AdaptReport:
     """The result of :func:`adapt` on held-out images; `str()` returns a text."""
     agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
     history: tuple[dict, ...]  # the checks: phase, step, loss, rate, tokens (the correlation over all of them)
-    notes: tuple[str, ...]  # deviations from the arguments, such as all tokens if windows do not allow sampling
+    notes: tuple[str, ...]  # such as all tokens if windows do not allow sampling, skipped steps, or a continued run
 
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
@@ -66,6 +67,8 @@ def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(flip[:, None, None, None], images.flip(-1), images)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps: int = 1000, *,
           block_steps: int | None = None, batch_size: int = 64, lr: float = 1e-4, block_lr: float = 2e-4,
           tokens: int | None = 64, held_out: Sequence[Tensor] | None = None,
@@ -82,10 +85,10 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
     without weight decay, with gradients clipped to a norm of 1. Each phase has its own optimizer, warm-up and cosine
     schedule. Autocast uses bfloat16 if the CUDA device or the CPU supports it.
 
-    Steps with a non-finite loss or gradient are skipped. The loss on held-out images is measured up to 20 times in each
-    phase. If it has risen by half or is not finite, training returns to the best weights with 0.3 times the learning
-    rate. A phase ends with the best weights, also after an exception, or with the weights before the phase if the sum
-    of their correlations was higher.
+    Steps with a non-finite loss or gradient are skipped and counted in the notes. The loss on held-out images is
+    measured up to 20 times in each phase. If it has risen by half or is not finite, training returns to the best
+    weights with 0.3 times the learning rate. A phase ends with the best weights, also after an exception, or with the
+    weights before the phase if the sum of their correlations was higher.
 
     Args:
         model (nn.Module): a model converted by :func:`mmunorm.convert_norms`, in float32 or float64. Weights that do
@@ -104,29 +107,29 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         augment: a function of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to
             :func:`mirrored`.
         work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
-            the run is killed, the same call resumes from it. None: nothing is written.
+            the run is killed, the same call resumes from it, if `images` are the same. None: nothing is written.
         progress (bool): show a progress bar with the correlation on held-out images, or, without a terminal, print a
             line at each check. Defaults to False.
 
     Raises:
         ValueError: a number is out of range.
         ConversionError: a ValueError, raised before the model is changed: the model has no converted norms, a model has
-            half precision, the teacher has another architecture or no LayerNorm, there are no images or the model
-            cannot run on them, there are no steps, or `work_dir` has a damaged state or that of another run.
+            half precision, the teacher has another architecture, no LayerNorm or weights of the model, there are no
+            images or outputs on them are not finite, there are no steps, or `work_dir` has a damaged state or that of
+            another run.
     """
-    block_steps = check_count('steps', steps, 0) // 3 if block_steps is None else block_steps
-    if not steps + check_count('block_steps', block_steps, 0):
+    check_count('steps', steps, 0)
+    block_steps = steps // 3 if block_steps is None else check_count('block_steps', block_steps, 0)
+    if not steps + block_steps:
         raise ConversionError(f'steps={steps}, block_steps={block_steps}: at least one step is needed')
     check_count('batch_size', batch_size, 1)
     check_count('tokens', 1 if tokens is None else tokens, 1)
     for name, rate in dict(lr=lr, block_lr=block_lr).items():
-        if not rate > 0:
+        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
             raise ConversionError(f'{name} must be a positive number, got {rate!r}')
     _check_pair(model, teacher)
     for name, each in dict(images=images, held_out=images if held_out is None else held_out).items():
-        if not (hasattr(each, '__len__') and hasattr(each, '__getitem__') and len(each)):
-            raise ConversionError(f'{name}: {type(each).__name__}; must be a tensor (N, C, H, W), a list or a data set '
-                                  'with at least one image')
+        check_images(each, name)
     number, notes = len(images), []
     measured_on = images if held_out is None else held_out
     names = list(map(str, getattr(measured_on, 'paths', ()))) or range(len(measured_on))
@@ -149,7 +152,9 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
             run.open(Path(work_dir), dict(steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr,
                                           block_lr=block_lr, tokens=tokens, images=len(images)))
         if not run.reached:
-            run.reached['converted'] = measured()
+            run.reached['converted'] = reached = measured()
+            if not math.isfinite(reached.score):
+                raise ConversionError(f'held_out: the outputs of {reached.worst_images[0]} are not finite')
         for phase, count, rate in ((BLOCKS, block_steps, block_lr), (WHOLE, steps, lr)):
             if count and phase not in run.reached:
                 first = run.train(phase, count, rate)
@@ -172,7 +177,7 @@ class _Run:
         self.norms = layer_norms(teacher)
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
-        floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), 'images')
+        one = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
         few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
@@ -182,14 +187,15 @@ class _Run:
         def see(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
             dims[module] = [each.dim() for each in tensors_of(output)[:1]]
 
-        try:
-            with torch.no_grad(), watched(teacher.modules(), see):
-                outputs = tensors_of(teacher(self.checked[:1]))
-        except Exception as error:
-            raise ConversionError(f'images: {type(teacher).__name__} does not take {self.checked.dtype} of '
-                                  f'{tuple(self.checked[:1].shape)}: {error_text(error)}') from error
-        if not outputs or not all(output.isfinite().all() for output in outputs):
-            raise ConversionError('teacher: its output on the first held-out image is not finite, or no tensor')
+        for name, first in {AUGMENTED: one, 'held_out': self.checked[:1]}.items():
+            try:
+                with torch.no_grad(), watched(teacher.modules(), see):
+                    outputs = tensors_of(teacher(first))
+            except Exception as error:
+                raise ConversionError(f'{name}: {type(teacher).__name__} does not take {first.dtype} of '
+                                      f'{tuple(first.shape)}: {error_text(error)}') from error
+            if not outputs or not all(output.isfinite().all() for output in outputs):
+                raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
         without_channels = {module for module, first in dims.items() if first and first[0] < 2}
         self.parts = _parts(teacher, set(self.norms.values()), without_channels)
         self.path, self.settings, self.saved = None, {}, {}
@@ -207,15 +213,17 @@ class _Run:
             return
         try:
             saved = torch.load(self.path, map_location=self.device, weights_only=True)
+            names, state, same = saved['state_dict'].keys(), saved['state'], saved['settings'] == self.settings
         except Exception as error:
             raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is damaged or no state of an adaptation; delete '
                                   'it, or name another folder') from error
-        if saved['settings'] != self.settings or saved['state_dict'].keys() != self.model.state_dict().keys():
+        if not same or names != self.model.state_dict().keys():
             raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation, with other settings, '
                                   'images or another teacher; name another folder')
         self.model.load_state_dict(saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
         self.reached = {phase: Agreement(**values) for phase, values in saved['reached'].items()}
-        self.history, self.notes, self.saved = saved['history'], saved['notes'], saved
+        self.history, self.saved = saved['history'], saved
+        self.notes = [*saved['notes'], f'continued from {self.path}, {state["phase"]}, step {state["step"]}']
 
     def save(self, state: dict, optimizer: torch.optim.Optimizer) -> None:
         now = _copies(self.weights)
@@ -235,7 +243,7 @@ class _Run:
             _put_back(weights, self.saved['now'])
             optimizer.load_state_dict(self.saved['optimizer'])
         else:
-            state = dict(phase=phase, step=0, begun=0, rate=lr, least=self.held_out_loss(phase), best=first,
+            state = dict(phase=phase, step=0, begun=0, skipped=0, rate=lr, least=self.held_out_loss(phase), best=first,
                          first=first)
         every = max(CHECK_EVERY, steps // CHECKS)
         try:
@@ -244,7 +252,7 @@ class _Run:
                 for step in range(state['step'] + 1, steps + 1):
                     for group in optimizer.param_groups:
                         group['lr'] = _rate(state['rate'], step - state['begun'], steps - state['begun'])
-                    self.step(phase, step, optimizer)
+                    state['skipped'] += not self.step(phase, step, optimizer)
                     bar.update()
                     if step % every and step != steps:
                         continue
@@ -266,19 +274,25 @@ class _Run:
         finally:
             _put_back(weights, state['best'])
             optimizer.zero_grad()
+        if state['skipped']:
+            self.notes.append(f'{phase}: {state["skipped"]} of {steps} steps skipped, loss or gradient not finite')
         return state['first']
 
-    def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether loss and gradient were finite."""
         # Seeded by the step, so that a resumed run uses the same random numbers.
         generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
         chosen = torch.randperm(self.number, generator=generator)[:self.batch_size].tolist()
         images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
-        loss = self.loss(phase, floating(images, 'augment'), generator)
+        loss = self.loss(phase, floating(images, AUGMENTED), generator)
         optimizer.zero_grad()
-        if loss.requires_grad:
-            loss.backward()
-            if nn.utils.clip_grad_norm_(self.weights, 1.).isfinite():
-                optimizer.step()
+        if not loss.requires_grad:
+            return True
+        loss.backward()
+        is_finite = nn.utils.clip_grad_norm_(self.weights, 1.).isfinite().item()
+        if is_finite:
+            optimizer.step()
+        return is_finite
 
     @torch.no_grad()
     def held_out_loss(self, phase: str) -> float:
@@ -295,7 +309,7 @@ class _Run:
                     self.model.get_submodule(name)(*args, **kwargs), out))) for name, args, kwargs, out in wanted)
             with recorded(self.model, self.parts) as got:
                 pairs = list(zip(tensors_of(self.model(images)), tensors_of(output), strict=True))
-        pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs]
+        pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs if pair[0].dim()]
         streams = [[_tokens(tensors_of(out)[0], self.parts[name]) for name, _, _, out in calls]
                    for calls in zip(got, wanted, strict=True)]
         pairs.append(streams[-1])
@@ -323,10 +337,7 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
     """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
     check_module(model)
     check_module(teacher, 'teacher')
-    names = layer_norms(teacher)
-    if not names:
-        raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '
-                              'convert_norms')
+    names = teacher_norms(teacher)
     for role, each in dict(model=model, teacher=teacher).items():
         for name, weight in each.named_parameters():
             if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
@@ -339,8 +350,13 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
                                   f'and {mine.get(name, "missing")} in the model')
     if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
-    if not any(weight.requires_grad for weight in model.parameters()):
+    trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
+               if weight.requires_grad and weight.numel()}
+    if not trained:
         raise ConversionError('model: none of its weights requires a gradient')
+    for weight in teacher.parameters():
+        if weight.data_ptr() in trained:
+            raise ConversionError(f'teacher: shares {trained[weight.data_ptr()]} with the model; take a copy.deepcopy')
 
 
 def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:

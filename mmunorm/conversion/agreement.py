@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
+from ..utils import eval_mode
 from .calls import recorded, tensors_of
 from .convert import ConversionError
 
@@ -47,19 +48,20 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
     such as the class token or logits, else the mean of all tokens.
 
     Args:
-        model, teacher (nn.Module): models of the same architecture, in eval mode.
+        model, teacher (nn.Module): models of the same architecture.
         images (Sequence): floating-point tensors `(C, H, W)`, valid inputs of the models.
         batch_size (int): images per forward pass; the outputs of all norms are kept in memory.
     """
+    check_images(images, 'images')
     device = next(model.parameters()).device
-    names = layer_norms(teacher)
+    names = teacher_norms(teacher)
     errors = defaultdict(lambda: torch.zeros(2, device=device))
     sums, vectors = [], ([], [])
     for batch in batches_of(images, batch_size, device, 'images'):
         lasts = []
-        with recorded(teacher, names) as theirs:
+        with eval_mode(teacher), recorded(teacher, names) as theirs:
             wanted = teacher(batch)
-        with recorded(model, names) as mine:
+        with eval_mode(model), recorded(model, names) as mine:
             output = model(batch)
         for (name, *_, y), (*_, t) in zip(mine, theirs, strict=True):
             errors[name] += torch.stack([(y - t).square().sum(), (t - t.mean()).square().sum()])
@@ -80,14 +82,32 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
     x, y = (torch.cat(rows) - torch.cat(rows).mean(0) for rows in vectors)
     pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=TINY)).item()
     return Agreement(_correlation(sums.sum(1)).item(), pooled if len(own) > 1 else None, own.quantile(0.1).item(),
-                     own.min().item(), tuple(own.argsort()[:5].tolist()),
+                     own.min().item(), tuple(own.nan_to_num(-torch.inf).argsort()[:5].tolist()),
                      {name: (error / size.clamp(min=TINY)).item() for name, (error, size) in errors.items()})
 
 
 def _correlation(sums: Tensor) -> Tensor:
     """The correlation, given sums n, x, y, x^2, y^2 and x y along the first dimension."""
     n, x, y, x2, y2, xy = sums
-    return (n * xy - x * y) / ((n * x2 - x.square()) * (n * y2 - y.square())).sqrt().clamp(min=TINY)
+    variances = [n * squares - total.square() for total, squares in ((x, x2), (y, y2))]
+    # That of a constant, such as a black image, is 0 and not a quotient of rounding errors.
+    varies = (variances[0] > TINY * n * x2) & (variances[1] > TINY * n * y2)
+    return (n * xy - x * y) / (variances[0] * variances[1]).sqrt().where(varies, torch.inf)
+
+
+def teacher_norms(teacher: nn.Module) -> dict[str, nn.Module]:
+    names = layer_norms(teacher)
+    if not names:
+        raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '
+                              'convert_norms')
+    return names
+
+
+def check_images(images, name: str) -> None:
+    is_sequence = hasattr(images, '__len__') and hasattr(images, '__getitem__') and not isinstance(images, Mapping)
+    if not (is_sequence and len(images)):
+        raise ConversionError(f'{name}: {type(images).__name__}; must be a tensor (N, C, H, W), a list or a data set '
+                              'with at least one image')
 
 
 def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
@@ -111,6 +131,7 @@ def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, nam
 
 
 def floating(images: Tensor, name: str) -> Tensor:
-    if not images.is_floating_point():
-        raise ConversionError(f'{name}: {images.dtype}; must be floating-point and normalized')
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        what = f'{tuple(images.shape)} {images.dtype}' if isinstance(images, Tensor) else type(images).__name__
+        raise ConversionError(f'{name}: {what}; must be floating-point, normalized images (N, C, H, W)')
     return images

@@ -55,6 +55,7 @@ class _Enough(Exception):
     """Ends a forward pass: nothing after the measured norm is needed."""
 
 
+@torch.inference_mode(False)  # parameters made inside it cannot be trained
 @torch.no_grad()
 def convert_norms(model: nn.Module,
                   batches: Iterable,
@@ -77,8 +78,8 @@ def convert_norms(model: nn.Module,
         model (nn.Module): a trained model of any library, with LayerNorms or RMSNorms over the channels of `(..., C)`
             or `(N, C, H, W)`. For RMSNorm, `mu = 0` and the mean square replaces the variance.
         batches (Iterable): a few hundred training images in batches, without augmentation. All are held in memory. A
-            tensor is a single batch. In an Iterable, a batch is a tensor; a tuple or list, whose first entry is the
-            input; or a Mapping, as from OpenMMLab's data loaders, or of keyword arguments for other models. Tensors
+            tensor or Mapping is one batch. In an Iterable, a batch is a tensor; a tuple or list, whose first entry is
+            the input; or a Mapping, as from OpenMMLab's data loaders, or of keyword arguments for other models. Tensors
             are moved to the model's device.
         norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` starts
             at 0. Defaults to `dict(type='UN')`.
@@ -221,7 +222,7 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
 def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
-    batches = [batches] if isinstance(batches, Tensor) else list(batches)
+    batches = [batches] if isinstance(batches, (Tensor, Mapping)) else list(batches)
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
     places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}

@@ -140,6 +140,61 @@ def test_agreement_is_that_of_an_output_that_has_tokens():
     assert agreement(model, teacher, given).tokens == pytest.approx(both.corrcoef()[0, 1].item(), abs=1e-6)
 
 
+@pytest.mark.parametrize('given, message', [([], 'images: list; must be'), (iter([]), 'images: list_iterator; must')])
+def test_agreement_of_no_images_or_a_generator_is_an_error(given, message):
+    with pytest.raises(ConversionError, match=message):
+        agreement(*pair(Pooled), given)
+
+
+def test_agreement_leaves_models_in_train_mode_as_they_are():
+    model, teacher = pair()
+    expected, before = agreement(model.eval(), teacher, images()), copy.deepcopy(model)
+    assert agreement(model.train(), teacher.train(), images()) == expected
+    assert model.training and teacher.training
+    assert_same(model, before)
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_it_converts_and_trains_where_gradients_are_off(mode):
+    with mode():
+        given = images()
+    teacher = pair()[1]
+    model = copy.deepcopy(teacher)
+    with mode():
+        convert_norms(model, given)
+        report = adapt(model, teacher, given, 20, block_steps=0, **FAST)
+    assert report.history[-1]['loss'] < report.history[0]['loss']
+    assert not any(value.is_inference() for value in model.state_dict().values())
+
+
+class WithLoss(Pooled):
+    """Returns a number, too, as mixtures of experts do."""
+
+    def forward(self, x):
+        tokens = super().forward(x)
+        return tokens, tokens.mean()
+
+
+def test_an_output_without_dimensions_is_not_compared():
+    model, teacher = pair(WithLoss)
+    report = adapt(model, teacher, images(), 20, block_steps=0, **FAST)
+    assert report.history[-1]['loss'] < report.history[0]['loss']
+
+
+class Black(Pooled):
+    """Returns a constant, as an enhancer does where it clips."""
+
+    def forward(self, x):
+        return super().forward(x) * 0 + 0.9
+
+
+def test_the_correlation_with_a_constant_is_0():
+    torch.manual_seed(0)
+    teacher, model, given = Black(), Pooled(), torch.randn(2, 3, 200, 200)
+    convert_norms(model, given)
+    assert agreement(model, teacher, given).worst == agreement(teacher, teacher, given).worst == 0
+
+
 class Gain(Pooled):
     """A number of each image, which multiplies it."""
 
@@ -175,6 +230,8 @@ def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monke
     with monkeypatch.context() as patch:
         patch.setattr(adaptation, '_relative_error', broken)
         report = adapt(model, teacher, images(), 4, **FAST)
+    assert report.notes == ('block by block: 1 of 1 steps skipped, loss or gradient not finite',
+                            'end to end: 4 of 4 steps skipped, loss or gradient not finite')
     assert calls and all(check['loss'] < 10 for check in report.history)  # no weight was NaN before
     for name, value in model.named_parameters():
         if 'norm' not in name:
@@ -219,22 +276,38 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
         with pytest.raises(ConversionError, match='adapt.pt is of another adaptation, with other settings, images or'):
             adapt(copy.deepcopy(start), *arguments, **again)
     calls.clear()
-    adapt(start, teacher, images(), 20, augment=killed, **again)
+    report = adapt(start, teacher, images(), 20, augment=killed, **again)
     assert len(calls) == 1 + 10  # the first image's, and since the last check
+    assert report.notes == (f'continued from {tmp_path / "adapt.pt"}, end to end, step 10', )
     assert_same(start, whole)
-    (tmp_path / 'adapt.pt').write_bytes(b'half of a file')
-    with pytest.raises(ConversionError, match='adapt.pt is damaged or no state of an adaptation; delete it'):
-        adapt(start, teacher, images(), 20, **again)
+    for write in (lambda path: path.write_bytes(b'half of a file'), lambda path: torch.save(saved, path)):
+        write(tmp_path / 'adapt.pt')
+        with pytest.raises(ConversionError, match='adapt.pt is damaged or no state of an adaptation; delete it'):
+            adapt(start, teacher, images(), 20, **again)
+
+
+def broken(batch, index):
+    batch[index, 0, 0, 0] = torch.nan
+    return batch
 
 
 @pytest.mark.parametrize('change, message', [
     (lambda a: a.update(steps=0), 'steps=0, block_steps=0: at least one step'),
     (lambda a: a.update(steps=2.5), 'steps must be an int of at least 0, got 2.5'),
+    (lambda a: a.update(steps=-5, block_steps=6), 'steps must be an int of at least 0, got -5'),
     (lambda a: a.update(block_steps=-1), 'block_steps must be an int of at least 0, got -1'),
     (lambda a: a.update(batch_size=0), 'batch_size must be an int of at least 1, got 0'),
     (lambda a: a.update(lr=math.nan), 'lr must be a positive number, got nan'),
+    (lambda a: a.update(lr=math.inf), 'lr must be a positive number, got inf'),
+    (lambda a: a.update(block_lr='1e-4'), "block_lr must be a positive number, got '1e-4'"),
+    (lambda a: a.update(augment=lambda x, _: None), 'images after augment: NoneType; must be floating-point'),
+    (lambda a: a.update(augment=lambda x, _: x[..., :28]), 'after augment: VisionTransformer does not'),
+    (lambda a: a.update(held_out=broken(images(8), 5)), 'held_out: the outputs of 5 are not finite'),
+    (lambda a: a['teacher'].load_state_dict(dict(a['teacher'].state_dict(), **{'pos_embed': a['model'].pos_embed}),
+                                            assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=torch.utils.data.DataLoader(images())), 'images: DataLoader; must be a tensor'),
+    (lambda a: a.update(images=dict(pixel_values=images())), 'images: dict; must be a tensor'),
     (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
     (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),

@@ -2,7 +2,6 @@
 import copy
 import json
 from collections import UserDict
-from collections.abc import Mapping
 
 import pytest
 import timm
@@ -280,12 +279,12 @@ def test_what_varies_by_the_rounding_of_its_dtype_gets_no_scale(dtype):
 def test_kinds_of_batches():
     x = tokens(20, 6)
     states = []
-    for batch in (x, (x, torch.zeros(20)), [x], dict(input=x), UserDict(input=x)):
+    for batches in (x, [(x, torch.zeros(20))], iter([[x]]), [dict(input=x)], UserDict(input=x)):
         model = chain()
         torch.manual_seed(0)
         for layer in model[1::2]:
             layer.reset_parameters()
-        assert convert_norms(model, iter([batch])).samples == (0 if isinstance(batch, Mapping) else 20)
+        assert convert_norms(model, batches).samples == (0 if 'input' in str(batches) else 20)
         states.append(model.state_dict())
     for state in states[1:]:
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())
