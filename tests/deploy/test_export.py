@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -77,6 +78,30 @@ def test_rewritten_for_chips(name, number):
     assert any('aten.mul' in kind for kind in kinds) == ('qk_norm' in name)  # the scale of queries is in their layer
 
 
+class Scaled(nn.Module):
+    """Layers whose output is scaled, and sums in five dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.first, self.last = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.gain, self.bias = nn.Parameter(torch.full((1, 1, 1), 0.3)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        x = self.first(x) * 0.5
+        x = self.last(x.tanh()) * self.gain
+        x = x.view(len(x), 7, 7, 1, 8) + self.bias
+        return torch.add(x, self.bias, alpha=2) + 1 + self.bias[:7, None, None]
+
+
+def test_scaled_layers_and_sums_for_chips():
+    model = Scaled()
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (IMAGES, ), strict=False))
+        torch.testing.assert_close(graph(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
+    assert not any('mul' in str(node.target) for node in graph.graph.nodes)
+
+
 def test_a_file_beside_its_model(tmp_path):
     model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
@@ -101,10 +126,18 @@ def test_several_outputs(tmp_path):
     (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),
     (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
-    (None, dict(example=IMAGES[:, :1]), r'Two does not take the example of \(4, 1, 56, 56\)'),
+    (None, dict(example=IMAGES[:, :1]), r'Two does not take images of \(4, 1, 56, 56\)'),
     (None, dict(mean=(0.5, )), 'mean and std go together'),
-    (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers, one a channel, got 0.5'),
-    (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0'),
+    (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers from 0 to 1, one a channel, got 0.5'),
+    (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0 and at most 1'),
+    (None, dict(mean=(123., 116., 103.), std=(58., 57., 57.)), r'mean must have 3 numbers from 0 to 1'),  # of bytes
+    (None, dict(mean=(float('nan'), ) * 3, std=(1., ) * 3), r'mean must have 3 numbers from 0 to 1'),
+    (None, dict(int8=False), 'int8 of onnx must be one of static, got False'),
+    (None, dict(int8='static', calibration=3), 'calibration must be batches of .*, got int'),
+    (None, dict(int8='static', calibration=IMAGES.byte()), 'calibration must be images as .*, got torch.uint8'),
+    (None, dict(int8='static', calibration=IMAGES / 0), 'calibration must be images as .*, got NaN or infinity'),
+    (None, dict(example=IMAGES[:0]), r'example must be a batch of images .*, got \(0, 3, 56, 56\)'),
+    (lambda x: x.no_such_thing, {}, 'Two does not take images of .*: AttributeError'),
     (lambda x: 'a', {}, 'returns other of type str'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
     (lambda x: x[:, x[0] > 0], {}, 'shape of other of Two depends on its input')])
@@ -115,6 +148,27 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     with pytest.raises(PreflightError, match=message):
         export(model, path=tmp_path / how.pop('path', 'm.onnx'), **how)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    with pytest.raises(PreflightError, match='^path: must be that of a file, and .* is a folder'):
+        (tmp_path / 'm.onnx').mkdir()
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+
+
+@pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16, torch.double])
+def test_a_model_of_another_type_becomes_a_file_of_float32(tmp_path, dtype):
+    model, path = Two().to(dtype), tmp_path / 'm.onnx'
+    export(model, IMAGES[:1].to(dtype), path, mean=torch.full((3, ), 0.5), std=np.full(3, 0.25))
+    assert model.layer.weight.dtype == dtype
+    assert compare(path, model.float(), IMAGES).snr['other'] > 90
+
+
+def test_an_output_of_the_name_of_the_input(tmp_path):
+    model = nn.ModuleDict(dict(images=nn.Conv2d(3, 3, 1)))
+    model.forward = lambda x: dict(images=model['images'](x))
+    export(model, IMAGES, tmp_path / 'm.onnx')
+    assert compare(tmp_path / 'm.onnx', model, IMAGES).largest['images'] < 1e-5
 
 
 def test_arguments_in_another_order(tmp_path):

@@ -79,9 +79,11 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     tables = _gelu_translation() | _attention_translation(program)
     if isinstance(model.graph, DetectorGraph):
         tables |= _nms_translation()
+    # An input and an output of one name would be one value.
+    outputs = [f'{name}_out' if name in model.graph.inputs else name for name in model.graph.outputs]
     with exporting():
         made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
-                                 input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
+                                 input_names=list(model.graph.inputs), output_names=outputs,
                                  custom_translation_table=tables)
     for node in made.model.graph.all_nodes():
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
