@@ -77,7 +77,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
-    model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
     outputs, others = _outputs_of(model, example), _outputs_of(model, inverted)
     if not outputs:

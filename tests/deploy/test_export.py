@@ -13,6 +13,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.layouts import for_chips
 from mmunorm.utils import PreflightError
@@ -226,6 +227,53 @@ def test_a_swin_in_executorch(tmp_path, name, monkeypatch):
     assert report.difference.largest['output'] < 1e-5
     export(model, IMAGES[:1], path, 'static', IMAGES)
     assert compare(path, model, IMAGES).snr['output'] > 15
+
+
+@pytest.mark.parametrize('size', [(16, 12), (12, 16)])
+def test_padding_on_one_side(tmp_path, size):
+    pytest.importorskip('openvino')
+    images = IMAGES[..., :size[0], :size[1]]
+    torch.manual_seed(0)
+    model = SwinTransformer([4, 4], 8, [2], [1], [2, 2], num_classes=5).eval()
+    convert_norms(model, images)
+    fuse_norms(model.eval(), example=images[:1])
+    export(model, images[:1], tmp_path / 'm.xml')
+    assert compare(tmp_path / 'm.xml', model, images).largest['output'] < 1e-5
+
+
+def test_images_are_checked_before_they_run(tmp_path):
+    export(Two(), IMAGES, tmp_path / 'm.onnx')
+    file = ExportedModel(tmp_path / 'm.onnx')
+    assert file(IMAGES)['other'].shape == (4, 4)  # a tensor will do
+    with pytest.raises(PreflightError, match=r'images must be \(N, 3, 56, 56\), got \(4, 56, 56, 3\)'):
+        file(IMAGES.permute(0, 2, 3, 1).numpy())
+
+
+def test_weights_that_are_computed_stay_in_float(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 64, 8, 8), timm.layers.StdConv2d(64, 32, 3)).eval()
+    export(model, IMAGES, tmp_path / 'm.onnx', 'static', IMAGES)
+    assert compare(tmp_path / 'm.onnx', model, IMAGES).snr['output'] > 90
+
+
+@pytest.mark.slow
+def test_images_with_channels_last_in_executorch(tmp_path):
+    pytest.importorskip('executorch')
+    model, path = Two().to(memory_format=torch.channels_last), tmp_path / 'm.pte'
+    images = IMAGES.to(memory_format=torch.channels_last)
+    export(model, images[:1], path)
+    assert compare(path, model, images).largest['other'] < 1e-5
+    assert model.layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.slow
+def test_pixels_of_one_channel_in_int8(tmp_path):
+    for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 8, 8), nn.Flatten(), nn.Linear(196, 4)).eval()
+    path, images = tmp_path / 'm.tflite', IMAGES[:, :1].tanh()
+    export(model, images[:1], path, 'products', images[:1], mean=(0.5, ), std=(0.25, ))
+    assert compare(path, model, images[:1]).snr['output'] > 20
 
 
 @pytest.mark.slow

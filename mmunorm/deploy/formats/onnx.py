@@ -174,7 +174,8 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
     in_float = {node.name for node in model.graph.node
                 if node.name.startswith(IN_FLOAT)
                 or node.op_type == 'MatMul' and node.input[1] not in weights
-                or node.op_type == 'Conv' and weights[node.input[1]].dims[1] < LEAST_CHANNELS}
+                or node.op_type == 'Conv' and (  # timm's StdConv2d computes its weights
+                    node.input[1] not in weights or weights[node.input[1]].dims[1] < LEAST_CHANNELS)}
     give_own_inputs(model.graph, in_float)
     keep_products(model.graph)
     batches = iter(inputs)
