@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from ..norms.replace import replace_modules
-from .graphs import ClassifierGraph, DetectorGraph, Pixels
+from .graphs import ClassifierGraph, DetectorGraph, Pixels, named_outputs
 from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
 from .windows import StaticWindowMSA
 
@@ -59,8 +60,8 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
     """A copy of a graph whose first layer takes raw pixels, so that the input of an integer file is an image's bytes.
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
-    If the backbone does not start with such a convolution (T2T-ViT unfolds its pixels), or follows an enhancer, a
-    convolution of 1 x 1 computes the normalization.
+    If the model does not start with such a convolution (T2T-ViT unfolds its pixels), or also uses its pixels elsewhere,
+    or if it follows an enhancer, a convolution of 1 x 1 computes the normalization.
 
     Args:
         graph: a graph with `pixels`, as from :func:`mmunorm.deploy.graphs.graph_of`; unchanged.
@@ -97,15 +98,20 @@ def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
     """The convolution that is the only consumer of the pixels, if it does not pad."""
     made, readers = [], []
 
-    def look(module, args, out):
-        if made and args and args[0] is made[0] and out is not made[0]:  # a padding may have nothing to do
+    def look(module, args):
+        if made and args and args[0] is made[0]:
             readers.append(module)
 
-    handles = [graph.pixels.register_forward_hook(lambda module, args, out: made.append(out))]
-    handles += [module.register_forward_hook(look) for module in graph.modules() if not list(module.children())]
-    graph(images)
-    for handle in handles:
-        handle.remove()
-    is_folded = len(readers) == 1 and isinstance(readers[0], nn.Conv2d) and readers[0].groups == 1 and not any(
-        readers[0].padding)
-    return readers[0] if is_folded else None
+    with ExitStack() as hooks:
+        hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: made.append(out)))
+        for module in graph.modules():
+            if type(module) is nn.Conv2d:  # timm's Conv2dSame pads, and its StdConv2d changes its weights
+                hooks.enter_context(module.register_forward_pre_hook(look))
+        expected = named_outputs(graph(images))
+    if len(readers) != 1 or readers[0].groups > 1 or any(readers[0].padding):
+        return None
+    with ExitStack() as hooks:  # all other consumers, such as a residual connection, get zeros
+        hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)))
+        hooks.enter_context(readers[0].register_forward_pre_hook(lambda module, args: (made[0], )))
+        found = named_outputs(graph(images))
+    return readers[0] if all(torch.equal(found[name], out) for name, out in expected.items()) else None

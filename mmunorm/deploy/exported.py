@@ -50,14 +50,18 @@ class ExportedModel:
             *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
                 also `sizes` `(N, 2)` float32.
         """
-        number, (batch, _, height, _) = len(arrays[0]), self.meta['shape']
+        number, (batch, *image) = len(arrays[0]), self.meta['shape']
+        _, height, _ = image
+        if height and list(np.shape(arrays[0])[1:]) != image:
+            raise PreflightError(f'images must be (N, {", ".join(map(str, image))}), got {np.shape(arrays[0])}.')
         batch = batch or number  # the batch size of a static file
         if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
             raise PreflightError(f'height and width of images must be multiples of {self.meta["divisor"]}, got '
                                  f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
         parts = []
         for start in range(0, number, batch):
-            part = [array[start:start + batch].astype(np.float32) for array in arrays]
+            # ExecuTorch does not look at strides, which transposed images have.
+            part = [np.ascontiguousarray(array[start:start + batch], np.float32) for array in arrays]
             missing = batch - len(part[0])
             if missing:
                 part = [np.concatenate([array, np.repeat(array[-1:], missing, 0)]) for array in part]

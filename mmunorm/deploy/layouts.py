@@ -192,10 +192,12 @@ class _Rewriter:
                           [math.prod(sides[axis] for axis in group) for group in old])
             x = self.emit(node, aten.permute.default, x, [old.index(group) for group in groups])
             return self.emit(node, aten.reshape.default, x, list(value.shape))
-        if node.target is aten.add.Tensor and (constant := self.value(node.args[1])) is not None:
+        if node.target is aten.add.Tensor and not node.kwargs and node.args[0].meta['val'].shape == value.shape and (
+                constant := self.value(node.args[1])) is not None:
             merged = value.dim() - 3
             lead = value.shape[:merged]
-            constant = constant.expand(*lead, *constant.shape[merged - value.dim():]).flatten(0, merged - 1)
+            constant = constant[(None, ) * (value.dim() - constant.dim())]
+            constant = constant.expand(*lead, *constant.shape[merged:]).flatten(0, merged - 1)
             x = self.emit(node, aten.reshape.default, node.args[0], [math.prod(lead), *value.shape[merged:]])
             x = self.emit(node, aten.add.Tensor, x, self.constant(node, constant))
             return self.emit(node, aten.reshape.default, x, list(value.shape))
@@ -208,15 +210,16 @@ class _Rewriter:
         factor = node.args[1]
         if isinstance(factor, fx.Node):
             value = self.value(factor)
-            factor = value if value is not None and value.numel() == 1 else None
+            factor = value.squeeze() if value is not None and value.numel() == 1 else None
         layer, way = self.source(node.args[0])
         if factor is None or layer.target is not aten.linear.default or any(
-                len(each.users) > 1 for each in (layer, *way)):
+                len(each.users) > 1 for each in (layer, *way)) or (
+                node.args[0].meta['val'].shape != node.meta['val'].shape):
             return None
         x, *parts = layer.args
         parts = [each if each is None else self.constant(layer, self.value(each) * factor) for each in parts]
         layer.replace_all_uses_with(self.emit(layer, aten.linear.default, x, *parts))
-        return node.args[0] if way else self.graph.find_nodes(op='call_function', target=aten.linear.default)[-1]
+        return node.args[0]
 
     def shorten(self, node: fx.Node) -> fx.Node | None:
         """Merges consecutive views."""

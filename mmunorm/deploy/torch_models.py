@@ -42,13 +42,15 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
 
     Raises:
         TypeError: `model` is no module.
-        PreflightError: the arguments do not fit, a package is missing, or the model cannot be exported. No file is
-            written then.
+        PreflightError: the arguments do not fit, a package is missing, or the model cannot be exported.
+        OSError: the file cannot be written. After any error, the files of an earlier export are unchanged.
     """
     chosen, path = format_of(path), Path(path)
     int8 = chosen.check(int8)
     if not path.parent.is_dir():
         raise PreflightError(f'path: there is no folder {path.parent}.')
+    if path.is_dir():
+        raise PreflightError(f'path: must be that of a file, and {path} is a folder.')
     exportable = as_exportable(model, example, mean, std)
     samples = ()
     if chosen.needs_images(int8):
@@ -63,28 +65,21 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
                   std: Sequence[float] | None = None) -> Exportable:
     """The graph of a model; arguments and errors are those of :func:`export`."""
     check_module(model)
-    if not isinstance(example, Tensor) or example.dim() != 4:
+    if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
         got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
     if (mean is None) != (std is None):
         raise PreflightError('mean and std go together: one of them is missing.')
-    example = example.detach().cpu().float()
+    example = example.detach().cpu().float().contiguous()
     pixels = None
     if mean is not None:
-        for name, values in (('mean', mean), ('std', std)):
-            if np.ndim(values) != 1 or len(values) != example.shape[1] or name == 'std' and min(values) <= 0:
-                raise PreflightError(f'{name} must have {example.shape[1]} numbers{" above 0" * (name == "std")}, one '
-                                     f'a channel, got {np.asarray(values).tolist()}.')
+        mean, std = _per_channel('mean', mean, example.shape[1]), _per_channel('std', std, example.shape[1])
         rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
-    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
-    try:
-        outputs, others = named_outputs(model(example)), named_outputs(model(inverted))
-    except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        shape = tuple(example.shape)
-        raise PreflightError(f'{name} does not take the example of {shape}: {error_text(error)}') from error
+    outputs, others = _outputs_of(model, example), _outputs_of(model, inverted)
     if not outputs:
         raise PreflightError(f'{name} returns nothing: export takes a tensor, or a tuple or dict of tensors.')
     for key, out in outputs.items():
@@ -97,7 +92,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
                                  f'{tuple(out.shape)}.')
     graph = ModelGraph(model, list(outputs), pixels).eval()
     meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
-                outputs=list(outputs), mean=mean and list(mean), std=std and list(std))
+                outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
     expected = {key: out.numpy() for key, out in zip(outputs, graph(images), strict=True)}
     return Exportable(graph, graph, meta, (images, ), None, expected, len(list(norm_layers(model))))
@@ -137,7 +132,7 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
     like = next(model.parameters(), images)
     with eval_mode(model):
         for batch in images.split(file.meta['shape'][0]):
-            for name, out in named_outputs(model(batch.to(like.device, like.dtype))).items():
+            for name, out in _outputs_of(model, batch.to(like.device, like.dtype)).items():
                 parts.setdefault(name, []).append(out.cpu())
     if list(parts) != file.meta['outputs']:
         raise PreflightError(f'{path} returns {", ".join(file.meta["outputs"])}, and the model {", ".join(parts)}.')
@@ -154,14 +149,39 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
     return found
 
 
+def _per_channel(name: str, values: Sequence[float], channels: int) -> list[float]:
+    """A checked `mean` or `std`, as plain numbers."""
+    limits = np.asarray(values)
+    if limits.shape != (channels, ) or limits.dtype.kind not in 'iuf' or not (
+            (limits >= 0) & (limits <= 1)).all() or name == 'std' and not limits.all():
+        raise PreflightError(f'{name} must have {channels} numbers {"above" if name == "std" else "from"} 0 '
+                             f'{"and at most" if name == "std" else "to"} 1, one a channel, got {limits.tolist()}.')
+    return limits.tolist()
+
+
+def _outputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """The outputs by name; any error is a PreflightError."""
+    try:
+        return named_outputs(model(images))
+    except PreflightError:
+        raise
+    except Exception as error:  # a model's code may raise any
+        raise PreflightError(f'{type(model).__name__} does not take images of {tuple(images.shape)}: '
+                             f'{error_text(error)}') from error
+
+
 def _images_of(given: Tensor | Iterable, name: str, shape: Sequence[int]) -> Tensor:
     """One tensor of all images."""
-    batches = [given] if isinstance(given, Tensor) else [
+    batches = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else [
         batch[0] if isinstance(batch, (tuple, list)) else batch for batch in given]
     for batch in batches:
         if not isinstance(batch, Tensor) or batch.dim() != 4 or list(batch.shape[1:]) != list(shape[1:]):
             got = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
             raise PreflightError(f'{name} must be batches of (N, {", ".join(map(str, shape[1:]))}), got {got}.')
+        if not batch.is_floating_point() or not batch.isfinite().all():
+            got = 'NaN or infinity' if batch.is_floating_point() else batch.dtype
+            raise PreflightError(f'{name} must be images as the model takes them, finite and floating-point, got '
+                                 f'{got}.')
     if sum(map(len, batches)) < shape[0]:
         raise PreflightError(f'{name} must be at least {shape[0]} images, as many as a batch of the file, got '
                              f'{sum(map(len, batches))}.')

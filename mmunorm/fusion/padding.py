@@ -54,8 +54,10 @@ def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
     if torch.jit.is_tracing():  # where writing to a part is constant in size, too
         return F.pad(x, padding) + (1 - F.pad(x.new_ones(1, height, width, 1), padding)) * value
     x = F.pad(x, padding) if below or right else x.clone()  # F.pad by 0 may return its argument
-    x[:, height:] = value
-    x[:, :height, width:] = value
+    if below:  # OpenVINO and ExecuTorch do not take an empty part
+        x[:, height:] = value
+    if right:
+        x[:, :height, width:] = value
     return x
 
 

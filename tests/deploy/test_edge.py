@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.overrides
 from torch import nn
@@ -17,6 +18,7 @@ from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.performer import EdgePerformer
+from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.deploy.windows import with_windows
 from mmunorm.utils import PreflightError
 
@@ -39,6 +41,27 @@ def test_pixels_are_normalized_by_the_first_layer(make, size, is_folded, flips):
     assert isinstance(raw.pixels.normalization, torch.nn.Identity) == is_folded
     with torch.no_grad():
         torch.testing.assert_close(raw(images), graph(images), rtol=0, atol=1e-6)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize('make', [
+    Residual, lambda: timm.layers.Conv2dSame(3, 4, 3, stride=2), lambda: timm.layers.StdConv2d(3, 4, 4, stride=4)])
+def test_pixels_that_the_first_layer_cannot_normalize(make):
+    torch.manual_seed(0)
+    images = torch.rand(2, 3, 8, 8)
+    graph = as_exportable(make(), images, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)).graph
+    raw = fold_pixels(graph, 255 * images)
+    assert not isinstance(raw.pixels.normalization, nn.Identity)
+    with torch.no_grad():
+        torch.testing.assert_close(raw(255 * images), graph(255 * images), rtol=0, atol=1e-5)
 
 
 class Exponentials(torch.overrides.TorchFunctionMode):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -12,6 +13,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.layouts import for_chips
 from mmunorm.utils import PreflightError
@@ -77,6 +79,30 @@ def test_rewritten_for_chips(name, number):
     assert any('aten.mul' in kind for kind in kinds) == ('qk_norm' in name)  # the scale of queries is in their layer
 
 
+class Scaled(nn.Module):
+    """Layers whose output is scaled, and sums in five dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.first, self.last = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.gain, self.bias = nn.Parameter(torch.full((1, 1, 1), 0.3)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        x = self.first(x) * 0.5
+        x = self.last(x.tanh()) * self.gain
+        x = x.view(len(x), 7, 7, 1, 8) + self.bias
+        return torch.add(x, self.bias, alpha=2) + 1 + self.bias[:7, None, None]
+
+
+def test_scaled_layers_and_sums_for_chips():
+    model = Scaled()
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (IMAGES, ), strict=False))
+        torch.testing.assert_close(graph(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
+    assert not any('mul' in str(node.target) for node in graph.graph.nodes)
+
+
 def test_a_file_beside_its_model(tmp_path):
     model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
@@ -101,10 +127,18 @@ def test_several_outputs(tmp_path):
     (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),
     (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
-    (None, dict(example=IMAGES[:, :1]), r'Two does not take the example of \(4, 1, 56, 56\)'),
+    (None, dict(example=IMAGES[:, :1]), r'Two does not take images of \(4, 1, 56, 56\)'),
     (None, dict(mean=(0.5, )), 'mean and std go together'),
-    (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers, one a channel, got 0.5'),
-    (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0'),
+    (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers from 0 to 1, one a channel, got 0.5'),
+    (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0 and at most 1'),
+    (None, dict(mean=(123., 116., 103.), std=(58., 57., 57.)), r'mean must have 3 numbers from 0 to 1'),  # of bytes
+    (None, dict(mean=(float('nan'), ) * 3, std=(1., ) * 3), r'mean must have 3 numbers from 0 to 1'),
+    (None, dict(int8=False), 'int8 of onnx must be one of static, got False'),
+    (None, dict(int8='static', calibration=3), 'calibration must be batches of .*, got int'),
+    (None, dict(int8='static', calibration=IMAGES.byte()), 'calibration must be images as .*, got torch.uint8'),
+    (None, dict(int8='static', calibration=IMAGES / 0), 'calibration must be images as .*, got NaN or infinity'),
+    (None, dict(example=IMAGES[:0]), r'example must be a batch of images .*, got \(0, 3, 56, 56\)'),
+    (lambda x: x.no_such_thing, {}, 'Two does not take images of .*: AttributeError'),
     (lambda x: 'a', {}, 'returns other of type str'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
     (lambda x: x[:, x[0] > 0], {}, 'shape of other of Two depends on its input')])
@@ -115,6 +149,27 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
     with pytest.raises(PreflightError, match=message):
         export(model, path=tmp_path / how.pop('path', 'm.onnx'), **how)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    with pytest.raises(PreflightError, match='^path: must be that of a file, and .* is a folder'):
+        (tmp_path / 'm.onnx').mkdir()
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+
+
+@pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16, torch.double])
+def test_a_model_of_another_type_becomes_a_file_of_float32(tmp_path, dtype):
+    model, path = Two().to(dtype), tmp_path / 'm.onnx'
+    export(model, IMAGES[:1].to(dtype), path, mean=torch.full((3, ), 0.5), std=np.full(3, 0.25))
+    assert model.layer.weight.dtype == dtype
+    assert compare(path, model.float(), IMAGES).snr['other'] > 90
+
+
+def test_an_output_of_the_name_of_the_input(tmp_path):
+    model = nn.ModuleDict(dict(images=nn.Conv2d(3, 3, 1)))
+    model.forward = lambda x: dict(images=model['images'](x))
+    export(model, IMAGES, tmp_path / 'm.onnx')
+    assert compare(tmp_path / 'm.onnx', model, IMAGES).largest['images'] < 1e-5
 
 
 def test_arguments_in_another_order(tmp_path):
@@ -172,6 +227,53 @@ def test_a_swin_in_executorch(tmp_path, name, monkeypatch):
     assert report.difference.largest['output'] < 1e-5
     export(model, IMAGES[:1], path, 'static', IMAGES)
     assert compare(path, model, IMAGES).snr['output'] > 15
+
+
+@pytest.mark.parametrize('size', [(16, 12), (12, 16)])
+def test_padding_on_one_side(tmp_path, size):
+    pytest.importorskip('openvino')
+    images = IMAGES[..., :size[0], :size[1]]
+    torch.manual_seed(0)
+    model = SwinTransformer([4, 4], 8, [2], [1], [2, 2], num_classes=5).eval()
+    convert_norms(model, images)
+    fuse_norms(model.eval(), example=images[:1])
+    export(model, images[:1], tmp_path / 'm.xml')
+    assert compare(tmp_path / 'm.xml', model, images).largest['output'] < 1e-5
+
+
+def test_images_are_checked_before_they_run(tmp_path):
+    export(Two(), IMAGES, tmp_path / 'm.onnx')
+    file = ExportedModel(tmp_path / 'm.onnx')
+    assert file(IMAGES)['other'].shape == (4, 4)  # a tensor will do
+    with pytest.raises(PreflightError, match=r'images must be \(N, 3, 56, 56\), got \(4, 56, 56, 3\)'):
+        file(IMAGES.permute(0, 2, 3, 1).numpy())
+
+
+def test_weights_that_are_computed_stay_in_float(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 64, 8, 8), timm.layers.StdConv2d(64, 32, 3)).eval()
+    export(model, IMAGES, tmp_path / 'm.onnx', 'static', IMAGES)
+    assert compare(tmp_path / 'm.onnx', model, IMAGES).snr['output'] > 90
+
+
+@pytest.mark.slow
+def test_images_with_channels_last_in_executorch(tmp_path):
+    pytest.importorskip('executorch')
+    model, path = Two().to(memory_format=torch.channels_last), tmp_path / 'm.pte'
+    images = IMAGES.to(memory_format=torch.channels_last)
+    export(model, images[:1], path)
+    assert compare(path, model, images).largest['other'] < 1e-5
+    assert model.layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.slow
+def test_pixels_of_one_channel_in_int8(tmp_path):
+    for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 8, 8), nn.Flatten(), nn.Linear(196, 4)).eval()
+    path, images = tmp_path / 'm.tflite', IMAGES[:, :1].tanh()
+    export(model, images[:1], path, 'products', images[:1], mean=(0.5, ), std=(0.25, ))
+    assert compare(path, model, images[:1]).snr['output'] > 20
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Format(ABC):
         """
         if int8 is not None and not self.int8_kinds:
             raise PreflightError(f'{option}: {self.name} has no INT8.')
-        if int8 and int8 not in self.int8_kinds:
+        if int8 not in (None, '', *self.int8_kinds):
             raise PreflightError(f'{option} of {self.name} must be one of {", ".join(self.int8_kinds)}, got {int8!r}.')
         need(*self.packages, *(self.int8_packages if int8 is not None else ()), install=self.install)
         if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9):

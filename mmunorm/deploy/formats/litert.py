@@ -173,7 +173,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     Args:
         path (Path): path of the floating-point file.
         kind (str): 'half', or one of `LiteRt.int8_kinds`.
-        samples: batches of the model's inputs for min-max calibration.
+        samples: batches of the model's inputs for calibration. Ranges are moving averages over the batches, with 0.95.
         rcnn (dict, optional): for a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
         heads_in_float (bool): keep the heads of a detector in floating point.
         takes_pixels (bool): whether its input is an image's bytes.
@@ -193,10 +193,10 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         for own in ranges.values():
             # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
             own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max']).astype(np.float32)
-        # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
-        name, = (name for name in ranges if name.endswith('_images'))
-        if takes_pixels:
-            ranges[name].update(min=np.zeros_like(ranges[name]['min']), max=np.full_like(ranges[name]['max'], 255))
+        # Scale 1 and zero point -128: the integers are the image's bytes minus 128. With 'products', an input that a
+        # layer does not read has no range.
+        for own in (own for name, own in ranges.items() if takes_pixels and name.endswith('_images')):
+            own.update(min=np.zeros_like(own['min']), max=np.full_like(own['max'], 255))
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)

@@ -79,9 +79,11 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     tables = _gelu_translation() | _attention_translation(program)
     if isinstance(model.graph, DetectorGraph):
         tables |= _nms_translation()
+    # An input and an output of one name would be one value.
+    outputs = [f'{name}_out' if name in model.graph.inputs else name for name in model.graph.outputs]
     with exporting():
         made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
-                                 input_names=list(model.graph.inputs), output_names=list(model.graph.outputs),
+                                 input_names=list(model.graph.inputs), output_names=outputs,
                                  custom_translation_table=tables)
     for node in made.model.graph.all_nodes():
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
@@ -172,7 +174,8 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
     in_float = {node.name for node in model.graph.node
                 if node.name.startswith(IN_FLOAT)
                 or node.op_type == 'MatMul' and node.input[1] not in weights
-                or node.op_type == 'Conv' and weights[node.input[1]].dims[1] < LEAST_CHANNELS}
+                or node.op_type == 'Conv' and (  # timm's StdConv2d computes its weights
+                    node.input[1] not in weights or weights[node.input[1]].dims[1] < LEAST_CHANNELS)}
     give_own_inputs(model.graph, in_float)
     keep_products(model.graph)
     batches = iter(inputs)
