@@ -60,6 +60,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
     return export_file(exportable, chosen, path, int8=int8, samples=samples)
 
 
+@torch.inference_mode(False)  # its tensors have no version
 @torch.no_grad()
 def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | None = None,
                   std: Sequence[float] | None = None) -> Exportable:
@@ -79,7 +80,11 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     name = type(model).__name__
     model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
-    outputs, others = _outputs_of(model, example), _outputs_of(model, inverted)
+    given = example.clone()
+    outputs = _outputs_of(model, given)
+    if given._version:  # it writes to its input
+        model.register_forward_pre_hook(lambda module, args: (args[0].clone(), ))
+    again, others = _outputs_of(model, example), _outputs_of(model, inverted)
     if not outputs:
         raise PreflightError(f'{name} returns nothing: export takes a tensor, or a tuple or dict of tensors.')
     for key, out in outputs.items():
@@ -87,6 +92,9 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         if other is None or other.shape != out.shape:
             raise PreflightError(f'the shape of {key} of {name} depends on its input: {tuple(out.shape)} for one, '
                                  f'{other if other is None else tuple(other.shape)} for another.')
+        if (again[key].double() - out.double()).norm() > 1e-3 * out.double().norm():
+            raise PreflightError(f'{key} of {name} differs between two runs on the same images: it is random, or '
+                                 'depends on earlier runs.')
         if out.shape[:1] != example.shape[:1]:
             raise PreflightError(f'{key} of {name} must have the {len(example)} images as first dimension, got '
                                  f'{tuple(out.shape)}.')
@@ -132,7 +140,8 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
     like = next(model.parameters(), images)
     with eval_mode(model):
         for batch in images.split(file.meta['shape'][0]):
-            for name, out in _outputs_of(model, batch.to(like.device, like.dtype)).items():
+            batch = batch.to(like.device, like.dtype, copy=True)  # the model may write to it
+            for name, out in _outputs_of(model, batch).items():
                 parts.setdefault(name, []).append(out.cpu())
     if list(parts) != file.meta['outputs']:
         raise PreflightError(f'{path} returns {", ".join(file.meta["outputs"])}, and the model {", ".join(parts)}.')

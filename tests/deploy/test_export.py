@@ -14,8 +14,10 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
 from mmunorm.deploy import ExportedModel
+from mmunorm.deploy.edge import fold_pixels
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.layouts import for_chips
+from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 HOW_TO = Path(__file__).parents[2] / 'docs/how_to/export_torch_models.md'
@@ -141,6 +143,7 @@ def test_several_outputs(tmp_path):
     (lambda x: x.no_such_thing, {}, 'Two does not take images of .*: AttributeError'),
     (lambda x: 'a', {}, 'returns other of type str'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
+    (torch.rand_like, {}, 'other of Two differs between two runs on the same images'),
     (lambda x: x[:, x[0] > 0], {}, 'shape of other of Two depends on its input')])
 def test_what_cannot_be_exported(tmp_path, change, how, message):
     torch.manual_seed(0)
@@ -239,6 +242,15 @@ def test_padding_on_one_side(tmp_path, size):
     fuse_norms(model.eval(), example=images[:1])
     export(model, images[:1], tmp_path / 'm.xml')
     assert compare(tmp_path / 'm.xml', model, images).largest['output'] < 1e-5
+
+
+def test_a_model_that_writes_to_its_input(tmp_path):
+    model, images = nn.Sequential(nn.Hardswish(inplace=True), nn.Conv2d(3, 4, 8, 8)), IMAGES.clone()
+    export(model, images, tmp_path / 'm.onnx')
+    assert compare(tmp_path / 'm.onnx', model, images).largest['output'] < 1e-5 and images.equal(IMAGES)
+    with torch.inference_mode():
+        graph = as_exportable(model, images, (0.5, ) * 3, (0.25, ) * 3).graph
+    assert fold_pixels(graph, images)(images)[0].allclose(graph(images)[0], atol=1e-5)
 
 
 def test_images_are_checked_before_they_run(tmp_path):
