@@ -268,6 +268,15 @@ def test_weights_that_are_computed_stay_in_float(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full_in_litert(tmp_path):
+    pytest.importorskip('litert_torch')
+    code = ('import resource, sys, torch, mmunorm; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));'
+            'mmunorm.export(torch.nn.Conv2d(3, 64, 8), torch.rand(1, 3, 8, 8), sys.argv[1])')
+    found = subprocess.run([sys.executable, '-c', code, tmp_path / 'm.tflite'], capture_output=True, text=True)
+    assert 'OSError' in found.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_images_with_channels_last_in_executorch(tmp_path):
     pytest.importorskip('executorch')
     model, path = Two().to(memory_format=torch.channels_last), tmp_path / 'm.pte'

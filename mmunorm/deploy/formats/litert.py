@@ -152,7 +152,7 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
             program = torch.export.export(part.eval(), (), sample, strict=False)
             program = for_chips(program) if isinstance(graph, ModelGraph) else program.module()
             made = made.signature(name, program, sample_kwargs=sample)
-        made.convert().export(str(path))
+        path.write_bytes(made.convert().model_content())  # `export` ends the process if the disk is full
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
             # litert-torch samples at pixel centers, torch at cell `floor(i * old / new)`. They differ in an FPN with
