@@ -29,18 +29,21 @@ OPENMMLAB = ('mmengine', 'mmcv', 'mmdet', 'mmpretrain')
 INSTALL = ', which is not installed. If other OpenMMLab packages are installed, use the same '
 
 
-def run(code: str, packages: tuple[str, ...] = OPENMMLAB) -> subprocess.CompletedProcess:
+def run(code: str, packages: tuple[str, ...] = OPENMMLAB, folder=None) -> subprocess.CompletedProcess:
     """Runs code in a process of its own, in which these packages are missing."""
     return subprocess.run([sys.executable, '-c', BLOCKED.format(packages=packages) + code], capture_output=True,
-                          text=True)
+                          text=True, cwd=folder)
 
 
 @pytest.mark.slow
-def test_the_five_lines_of_the_first_page():
-    pytest.importorskip('timm')
+def test_the_lines_of_the_first_page(tmp_path):
+    for package in ('timm', 'litert_torch'):
+        pytest.importorskip(package)
     block = next(block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S) if 'timm' in block)
-    done = run(f'{block}\nprint(*(name for name in sys.modules if name.partition(".")[0] in {OPENMMLAB}))')
+    code = f'{block}\nprint(*(name for name in sys.modules if name.partition(".")[0] in {OPENMMLAB}))'
+    done = run(code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'swin_t.tflite').exists()
     *lines, imported = done.stdout.splitlines()
     assert not imported
     assert {'29 of 29 LayerNorms converted, statistics of 8 samples', '29 of 29 norms folded'} <= set(lines)
