@@ -150,9 +150,10 @@ def run(code, folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.nn, 'RMSNorm'), reason='the pages are for a newer torch')
-@pytest.mark.parametrize('page', [page for page in PAGES if not all(map(is_config, blocks(page, 'python')))])
+@pytest.mark.parametrize('page', [page for page in PAGES if page != 'README.md'
+                                  and not all(map(is_config, blocks(page, 'python')))])
 def test_python_runs(page, tmp_path):
-    """All blocks of a page, one after the other."""
+    """All blocks of a page, one after the other; README's run in test_without_openmmlab.py."""
     code = [block for block in blocks(page, 'python') if not is_config(block) and 'Inferencer' not in block]
     run('\n'.join([SETUP.get(page, ''), *code]), tmp_path)
 
