@@ -137,6 +137,13 @@ def write_graph(graph, images, path):
     onnx.save(content, path)
 
 
+def write_images(images, folder):
+    """Writes uint8 images `(3, H, W)` into a new folder, for the ranges of INT8."""
+    folder.mkdir()
+    for index, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'{index}.png')
+
+
 def run_tool(folder, log, environment, *arguments):
     """Runs a program of an environment in a folder.
 
@@ -237,9 +244,7 @@ def new_rows(args, old):
             with tempfile.TemporaryDirectory() as folder:
                 folder = Path(folder)
                 write_network(network, norm, folder / 'network.onnx')
-                (folder / 'images').mkdir()
-                for index, image in enumerate(noise(shape_of(network), 10)):
-                    Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'images/{index}.png')
+                write_images(noise(shape_of(network), 10), folder / 'images')
                 for chip, precision in missing:
                     compiler = sophgo if chip in SOPHGO else rockchip
                     row = dict(network=network, norm=norm, chip=chip, precision=precision,

@@ -19,9 +19,8 @@ import onnxruntime
 import real_vit
 import torch
 from adapt_vit import SIDE, load_crops, normalized, spread
-from chips import ENVIRONMENTS, Network, run_tool, sophgo, transform, write_graph
+from chips import ENVIRONMENTS, Network, run_tool, sophgo, transform, write_graph, write_images
 from deployed_speed import ROOT
-from PIL import Image
 
 from mmunorm.cli.arguments import command, positive
 
@@ -43,9 +42,7 @@ def tokens_of(model, crops, test, folder):
     """Class tokens `(N, C)` of a model in ONNX Runtime and of its INT8 file in the simulator, and its milliseconds."""
     file, images = folder / 'network.onnx', normalized(test)
     write_graph(Network(model).eval().requires_grad_(False), images, file)
-    (folder / 'images').mkdir()
-    for index, crop in enumerate(crops):
-        Image.fromarray(crop.permute(1, 2, 0).numpy()).save(folder / f'images/{index}.png')
+    write_images(crops, folder / 'images')
     network = transform(file, folder, SIDE, SIDE)
     run_tool(folder, 'ranges.log', 'sophgo', 'run_calibration', network.name, '--dataset', 'images', '--input_num',
              len(crops), '--tune_num', '0', '-o', 'ranges')

@@ -160,12 +160,12 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
 
 def _per_channel(name: str, values: Sequence[float], channels: int) -> list[float]:
     """A checked `mean` or `std`, as plain numbers."""
-    limits = np.asarray(values)
-    if limits.shape != (channels, ) or limits.dtype.kind not in 'iuf' or not (
-            (limits >= 0) & (limits <= 1)).all() or name == 'std' and not limits.all():
-        raise PreflightError(f'{name} must have {channels} numbers {"above" if name == "std" else "from"} 0 '
-                             f'{"and at most" if name == "std" else "to"} 1, one a channel, got {limits.tolist()}.')
-    return limits.tolist()
+    values = np.asarray(values)
+    if values.shape != (channels, ) or values.dtype.kind not in 'iuf' or not (
+            (values >= 0) & (values <= 1)).all() or name == 'std' and not values.all():
+        limits = 'above 0 and at most 1' if name == 'std' else 'from 0 to 1'
+        raise PreflightError(f'{name} must have {channels} numbers {limits}, one a channel, got {values.tolist()}.')
+    return values.tolist()
 
 
 def _outputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
