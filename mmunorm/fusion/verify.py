@@ -39,6 +39,10 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     changed = {site.layer for fold in folds for site in fold.sites if site.after}
     changed |= {station.last for stream in streams_of(folds) for station in stream.stations}
     changed |= {last for _, last, _ in plan.factors}
+    writers = {writer.name for change in plan.changes for writer in change.stream.writers}
+    changed |= {site.layer for fold in folds for site in fold.sites
+                if any(f'{writer}.'.startswith(f'{site.layer}.') for writer in writers)}
+    changed |= {fold.norm for fold in folds if any(site.layer in writers for site in fold.sites)}
     watched: dict[str, list[Fold]] = defaultdict(list)
     for fold in folds:
         for site in fold.sites:

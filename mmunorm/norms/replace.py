@@ -70,6 +70,11 @@ def is_rms(norm: nn.Module) -> bool:
     return is_any(norm, _RMS_NORMS)
 
 
+def is_layer_norm(norm: nn.Module) -> bool:
+    """Whether a norm is a LayerNorm, or of a class derived from it."""
+    return is_any(norm, _LAYER_NORMS)
+
+
 def is_any(module: nn.Module, names: Sequence[str]) -> bool:
     """Whether a module is an instance of one of these classes, whose packages need not be installed."""
     return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
@@ -101,7 +106,7 @@ def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     return whole
 
 
-def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
+def leave_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
     """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
 
     torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
@@ -111,7 +116,7 @@ def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module,
     layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
     encoders = [module for module in model.modules()
                 if isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.layers)]
-    if layers:
+    if layers and not quiet:
         print_log(f"torch's fast path is off for {len(layers)} nn.TransformerEncoderLayer: in eval mode it would "
                   'compute LayerNorm in place of their norms', 'current')
     changes = [(module, name, getattr(module, name))

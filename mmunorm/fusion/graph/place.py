@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from ..affine import statistic_of
 from ..check import is_layer
 from ..plan import FoldPlan, call_obstacle
 from ..report import Fold, Site
@@ -36,7 +37,7 @@ class Places:
             fold.obstacle = norm.why_not if norm is not None and norm.why_not else 'did not run on the example'
         elif why := norm.why_not or self._why_own(name):
             fold.obstacle = why
-        elif name in self._plan.stations:
+        elif name in self._plan.stations and not statistic_of(self._plan.norms[name]):
             self._place_in_stream(fold, norm)
         else:
             self._place(fold, norm)
@@ -98,7 +99,9 @@ class Places:
         why = f"its output {why or 'is consumed by nothing'}; "
         read = {number: channel for number, (reader, channel) in traced.readers.items() if reader is norm.gives}
         sources = list(dict.fromkeys(layer for layer in layers for number in read if number in layer.gives.channels))
-        if not norm.from_layers:
+        if statistic_of(self._plan.norms[fold.norm]):
+            fold.obstacle = why.removesuffix('; ')
+        elif not norm.from_layers:
             fold.obstacle = f'{why}its input is not only the output of linear layers'
         elif set(read.values()) != set(range(len(norm.gives.channels))):
             fold.obstacle = f'{why}the layer before it is consumed by another norm, too'

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...norms.layers import input_of, is_channels_first
-from ..affine import has_act
+from ..affine import has_act, standardized_input
 from ..examples import Run
 from ..plan import FoldPlan
 from .labels import NOTHING, SHAPE_ONLY, Labels, Unclear, by_channel, carry, tensors_in
@@ -330,7 +330,7 @@ def _channel_axis(norm: nn.Module, x: Tensor, y: Tensor, scale: Tensor, shift: T
     matrix = scale if scale.dim() > 1 else None
     for axis in dict.fromkeys((1 if is_channels_first(norm) else x.dim() - 1, x.dim() - 1, 1)):
         if axis < x.dim() and x.shape[axis] == len(scale):
-            values, result = x.double().movedim(axis, -1), y.double().movedim(axis, -1)
+            values, result = (value.double().movedim(axis, -1) for value in (standardized_input(norm, x, axis), y))
             product = values * scale if matrix is None else values @ matrix.mT
             size = values.abs() * scale.abs() if matrix is None else values.abs() @ matrix.abs().mT
             if not x.numel() or (result - product - shift).abs().amax() <= tolerance * (size + shift.abs()).amax():
