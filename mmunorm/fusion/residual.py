@@ -254,6 +254,7 @@ class _Grouping:
             if mixed := next((key[1] for key, link in found.items() if link is None or (
                     link.scale is not None) != bool(self._scales.get(key))), ''):
                 stream.obstacle = stream.obstacle or f'{mixed} reaches {where} through other operations than sums'
+                readers.setdefault((reader.name, reader.is_norm), (1, False))
                 continue
             layouts = {(link.parts, link.interleaved) for link in found.values()}
             parts, interleaved = layouts.pop()
