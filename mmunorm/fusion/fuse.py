@@ -29,9 +29,9 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     """Folds the norms of `model` into the adjacent layers, in place: offline norms whole, LayerNorms except a scale.
 
     Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. They are
-    folded whole (Algorithm 1). Of a LayerNorm, gamma and beta fold into the layers that consume it, and the mean into those
-    that write the residual stream before it. A scale of each token is left, :class:`mmunorm.fusion.TokenScale`. So it
-    is of an RMSNorm, which subtracts no mean. Nothing is trained: the function of the model stays the same.
+    folded whole (Algorithm 1). Of a LayerNorm, gamma and beta fold into the layers that consume it, and the mean into
+    those that write the residual stream before it. A scale of each token is left, :class:`mmunorm.fusion.TokenScale`,
+    as of an RMSNorm, which subtracts no mean. Nothing is trained: the function of the model stays the same.
 
     The model is run on an example to find the consumers of each norm, and what writes each residual stream. Before the
     model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded exactly are

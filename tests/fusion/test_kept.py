@@ -17,6 +17,7 @@ from mmunorm import UN, UN2d, fuse_norms
 from mmunorm.fusion import FoldedNorm, NotFoldedError
 from mmunorm.norms.layers import is_norm
 
+from ..versions import needs_rms_norm
 from . import models
 from .blocks import Block
 
