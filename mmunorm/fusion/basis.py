@@ -129,8 +129,6 @@ def _hadamard(width: int) -> Tensor:
 def obstacle_of(plan: FoldPlan, change: BasisChange) -> str:
     """Why the basis of a stream cannot change, as half a sentence, or ''."""
     stream = change.stream
-    if stream.obstacle:
-        return stream.obstacle
     covered = _covered(plan, stream)
     for reader in stream.readers:
         if why := _reader_obstacle(plan, change, reader, covered):

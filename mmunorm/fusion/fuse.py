@@ -149,9 +149,9 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
             why = f'no residual stream was found ({type(error).__name__}: {error})'
     reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm) == 'variance'), why)
     for number, stream in enumerate(streams):
-        change = change_of(plan, stream, rotate, seed=number)
-        obstacle = stream.obstacle or change is not None and obstacle_of(plan, change)
-        reasons.update(dict.fromkeys(stream.norms, obstacle or ''))
+        change = None if stream.obstacle else change_of(plan, stream, rotate, seed=number)
+        obstacle = stream.obstacle if change is None else obstacle_of(plan, change)
+        reasons.update(dict.fromkeys(stream.norms, obstacle))
         if change is not None and not obstacle:
             plan.changes.append(change)
     for fold in plan.folds:
