@@ -20,7 +20,7 @@ from ..engine.published import PublishedNamesHook
 from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
 from ..utils import LocalError, PreflightError, RunError, error_text, one_line, warn
-from .preflight import class_name, leaf_datasets
+from .datasets import class_name, leaf_datasets
 
 # What merges the predictions for an image and its mirror image, as in the stock tools.
 _TTA_MODELS = dict(

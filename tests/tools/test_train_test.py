@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
     config, checkpoint, _ = classifier
     shutil.copy(checkpoint, 'own.pth')
     before = (tmp_path / 'own.pth').read_bytes()
-    other = ('--cfg-options', 'model.head.num_classes=3')
+    other = ('--cfg-options', 'model.head.in_channels=3')
     for said, *command in (
             (r"own.pth has backbone.norm1.activation_record: its norms are not the config's.* UN\.$", '--norm', 'LN'),
             (r"own.pth lacks backbone.norm1.eta: its norms are not the config's.* UN\.$", '--norm', 'UN+'),
