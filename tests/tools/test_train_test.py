@@ -175,7 +175,10 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
 def test_what_cannot_be_built_is_one_line(classifier, capsys):
     assert "unexpected keyword argument 'colour'" in tiny_runs.error_of(
         capsys, 'test', *classifier[:2], '--work-dir', 'w', '--cfg-options', 'test_evaluator.colour=1')
-    for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
+    assert tiny_runs.error_of(capsys, 'train', classifier[0], '--cfg-options', 'model.backbone.drop_path_rat=0.1') == (
+        'error: --cfg-options model.backbone.drop_path_rat: UNSwinTransformer has no such argument; did you mean '
+        'model.backbone.drop_path_rate?')
+    for option in ('model.colour=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
                    'val_dataloader.dataset.indices=0', 'val_evaluator.colour=1'):
         assert 'cannot build the config' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)
