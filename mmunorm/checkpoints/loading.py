@@ -85,6 +85,11 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
             raise PreflightError(f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and "
                                  "the model's do not: save the weights of one without it "
                                  f'(`name.removeprefix({prefixes[-1]})`).') from error
+        has, wants = ({key.partition('.')[0] for key in keys} for keys in (weights, model.state_dict()))
+        if 'backbone' in has & wants and (lacking := wants - has) and (other := has - wants):
+            raise PreflightError(f'the checkpoint {checkpoint} is not of a {type(model).__name__}: it has '
+                                 f'{", ".join(sorted(other))} and lacks {", ".join(sorted(lacking))}. A training can '
+                                 f'start from its backbone: --cfg-options pretrained={checkpoint}') from error
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
