@@ -91,7 +91,7 @@ class TokenScale(Folded):
         self.arguments = dict(width=width, eps=eps, statistic=statistic, mean_channels=list(mean_channels),
                               channels_first=channels_first, affine=affine, linear=linear)
         self.eps, self.statistic, self.channels_first = eps, statistic, channels_first
-        self.num_tokens = max(len(mean_channels), 1)
+        self.num_tokens, self.has_mean_channels = max(len(mean_channels), 1), bool(mean_channels)
         self.scale = nn.Parameter(torch.ones(width)) if affine else None
         self.shift = nn.Parameter(torch.zeros(width)) if affine else None
         self.linear = nn.Linear(width, width) if linear else None
@@ -109,8 +109,7 @@ class TokenScale(Folded):
         """`(..., C)`, or `(N, C, H, W)` if `channels_first`; returns the same shape and dtype."""
         channels_first = self.channels_first and data_format != 'channel_last'
         x = x.movedim(1, -1) if channels_first else x
-        has_means = 'mean_weight' in self._buffers
-        x = self._scale_without_means(x) if has_means else standardize(x, self.statistic, self.eps)
+        x = self._scale_without_means(x) if self.has_mean_channels else standardize(x, self.statistic, self.eps)
         if self.scale is not None:
             x = x * self.scale + self.shift
         if self.linear is not None:
