@@ -33,6 +33,17 @@ class LocalError(RunError):
     """A run stopped by an error that only this process has, such as an unreadable image."""
 
 
+class Interrupted(RunError):
+    """Ctrl+C stopped a run. Tools print its message in one line without a traceback, and exit with status 130."""
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl+C caused an error, also an indirect one: torch.save raises a RuntimeError about its file then."""
+    while error is not None and not isinstance(error, (KeyboardInterrupt, Interrupted)):
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error is not None
+
+
 def error_text(error: Exception) -> str:
     """An exception as one line, with its location if a config raised it."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error

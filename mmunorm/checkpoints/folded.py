@@ -23,6 +23,7 @@ from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
 from ..fusion.padding import Fill
 from ..fusion.plan import FoldPlan, unwrapped
 from ..fusion.reduced import Folded, TokenScale
+from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, leave, reduce_norm
 from ..fusion.rules import join
@@ -143,7 +144,8 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     made = {_plain(name): size for name, size in folded_made(model).items()}
     streams = folded_streams(model)
     streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
-    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams)
+    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
+                layers={_plain(layer): norms for layer, norms in noted_norms(model).items()})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
@@ -203,12 +205,15 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         with restricted():
             checkpoint = torch.load(path, map_location='cpu')
             _check_folded(checkpoint, path)
-            inner = model = _build(checkpoint['meta'], path)
+            inner, own = _build(checkpoint['meta'], path), {}
+            model = inner
     try:
         with computed_tables(inner):
             inner.load_state_dict(checkpoint['state_dict'])
     except RuntimeError as error:
         raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
+    layers, known = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
+    note_norms(inner, {name: norms for layer, norms in layers.items() if (name := own.get(layer, layer)) in known})
     return model.eval()
 
 
