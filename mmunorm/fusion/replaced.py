@@ -5,12 +5,12 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from .report import Fold
 
+NEAR = 0.05  # relative difference of a layer's weight and its copy, such as one in another dtype
 _NORMS = 'folded_norms'  # an attribute of a layer
 _hooks: list = []
 
@@ -27,8 +27,8 @@ def note_folds(model: nn.Module, folds: Iterable[Fold]) -> None:
 def note_norms(model: nn.Module, norms: Mapping[str, Iterable[str]]) -> None:
     """Notes in layers, by full name, which norms they hold. From then on, replacing one of them is a warning.
 
-    This is so for copies of the model, too. Putting a layer into another one, or exchanging it for one with the same
-    weight or for one of another class, such as a quantized layer, is no warning.
+    This is so for copies of the model, too. Putting a layer into another one is no warning, nor is exchanging it for
+    one with about the same weight, or for one of another class, such as a quantized layer.
     """
     for name, held in norms.items():
         layer = model.get_submodule(name)
@@ -54,7 +54,8 @@ def _look(parent: nn.Module, name: str, new: nn.Module | None) -> None:
 def _is_other(new: nn.Module, old: nn.Module) -> bool:
     """Whether a module is, or has, an identity or a layer of the class of `old`, and nothing of `old` itself."""
     parts = list(new.modules())
-    weight = next(old.parameters(), torch.empty(0)).detach().flatten()
-    return (old not in parts and any(isinstance(part, nn.Identity) or type(part) is type(old) for part in parts)
-            and not any(torch.equal(each.detach().flatten(), weight) for each in new.parameters()
-                        if each.numel() == len(weight) and each.device == weight.device))
+    if old in parts or not any(isinstance(part, nn.Identity) or type(part) is type(old) for part in parts):
+        return False
+    weight = next(old.parameters()).detach().flatten()
+    copies = (each.detach().flatten().to(weight) for each in new.parameters() if each.numel() == len(weight))
+    return not weight.is_meta and not any((each - weight).norm() <= NEAR * weight.norm() for each in copies)

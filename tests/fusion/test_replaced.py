@@ -61,8 +61,9 @@ def as_convolution(layer):
     return nn.Sequential(nn.Identity(), new)
 
 
-@pytest.mark.parametrize('new', [Wrapper, copy.deepcopy, as_convolution, lambda layer: nn.Bilinear(2, 2, 2)],
-                         ids=['wrapper', 'copy', 'convolution', 'other_class'])
+@pytest.mark.parametrize('new', [Wrapper, copy.deepcopy, lambda layer: copy.deepcopy(layer).half(), as_convolution,
+                                 lambda layer: nn.Bilinear(2, 2, 2)],
+                         ids=['wrapper', 'copy', 'half', 'convolution', 'other_class'])
 def test_the_same_weights_or_another_kind_of_layer_is_none(new, folded):
     model = copy.deepcopy(folded)
     with warnings.catch_warnings():
