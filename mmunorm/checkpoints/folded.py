@@ -145,7 +145,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     streams = folded_streams(model)
     streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
     note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
-                layers={_plain(layer): norms for layer, norms in noted_norms(model).items()})
+                layers={_plain(layer): [*map(_plain, norms)] for layer, norms in noted_norms(model).items()})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
