@@ -21,14 +21,16 @@ from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
 from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
 from ..fusion.padding import Fill
-from ..fusion.plan import FoldPlan
+from ..fusion.plan import FoldPlan, unwrapped
 from ..fusion.reduced import Folded, TokenScale
+from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, leave, reduce_norm
+from ..fusion.rules import join
 from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
-from ..utils import PreflightError, check_module, whole_file
+from ..utils import PreflightError, check_module, file_to_write, whole_file
 from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
@@ -117,8 +119,9 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     """Writes the checkpoint of a folded model.
 
     Args:
-        model (nn.Module): a model folded by `fuse_norms`.
-        path: path of the file, which is written atomically.
+        model (nn.Module): a model folded by `fuse_norms`. Names of wrappers, such as those of `torch.compile`,
+            `DataParallel` and `AveragedModel`, are left out.
+        path: path of the file, which is written atomically; links are kept.
         cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
             model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
             arguments. Defaults to None: `load_folded` needs the model.
@@ -126,17 +129,23 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Raises:
+        TypeError: `model` is no module, or `path` is no path.
         ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
+        OSError: `path` is a folder, a device or a pipe, or cannot be written.
     """
     check_module(model)
-    state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+    path = file_to_write(_path(path, 'save_folded(model, path)'))
+    model = unwrapped(model)
+    state_dict = {_plain(name): value.cpu() if isinstance(value, torch.Tensor) else value
                   for name, value in model.state_dict().items()}
     names = folded_norms(state_dict)
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
-    made = folded_made(model)
+    made = {_plain(name): size for name, size in folded_made(model).items()}
     streams = folded_streams(model)
-    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams)
+    streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
+    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
+                layers={_plain(layer): [*map(_plain, norms)] for layer, norms in noted_norms(model).items()})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
@@ -149,7 +158,6 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         meta['cfg'] = cfg.pretty_text
         note['config'] = read_config_text(meta['cfg'])
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()  # so that a full disk raises an OSError
     torch.save(dict(meta=meta, state_dict=state_dict), content)
@@ -168,11 +176,28 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
             LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
             registered types only.
+
+    Raises:
+        TypeError: `path` is no path, or `model` is no module.
+        ValueError: the file is no folded checkpoint, or one of another architecture; or it needs a model.
     """
+    path = _path(path, 'load_folded(path, model)')
     if model is not None:
+        check_module(model)
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         _check_folded(checkpoint, path)
-        without_norms(model, folded_norms(checkpoint), folded_made(checkpoint), **folded_streams(checkpoint))
+        inner = unwrapped(model)
+        own = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
+
+        def with_own_names(named: Mapping) -> dict:
+            return {join(own.get(owner, owner), last): value for name, value in named.items()
+                    for owner, _, last in [name.rpartition('.')]}
+
+        names, streams = folded_norms(checkpoint), folded_streams(checkpoint)
+        reduced = {own.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
+        without_norms(inner, [own.get(name, name) for name in names], with_own_names(folded_made(checkpoint)), reduced,
+                      **streams)
+        checkpoint['state_dict'] = with_own_names(checkpoint['state_dict'])
     else:
         if lacks('mmengine'):
             raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
@@ -180,13 +205,27 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         with restricted():
             checkpoint = torch.load(path, map_location='cpu')
             _check_folded(checkpoint, path)
-            model = _build(checkpoint['meta'], path)
+            inner, own = _build(checkpoint['meta'], path), {}
+            model = inner
     try:
-        with computed_tables(model):
-            model.load_state_dict(checkpoint['state_dict'])
+        with computed_tables(inner):
+            inner.load_state_dict(checkpoint['state_dict'])
     except RuntimeError as error:
         raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
+    layers, known = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
+    note_norms(inner, {name: norms for layer, norms in layers.items() if (name := own.get(layer, layer)) in known})
     return model.eval()
+
+
+def _path(path: str | os.PathLike, call: str) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f'path: must be a path, got {type(path).__name__}; the arguments are {call}')
+    return Path(path)
+
+
+def _plain(name: str) -> str:
+    """The name of a tensor or module in a model whose parts are not compiled."""
+    return name.replace('_orig_mod.', '')
 
 
 def _check_folded(checkpoint, path: str | os.PathLike) -> None:

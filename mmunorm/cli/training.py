@@ -21,7 +21,7 @@ from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
 from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
-from ..utils import LocalError, PreflightError, RunError, error_text, one_line, warn
+from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
 from .datasets import class_name, leaf_datasets
 
 # What merges the predictions for an image and its mirror image, as in the stock tools.
@@ -229,6 +229,9 @@ def train(runner: Runner) -> None:
                 except Exception as problem:  # must not hide what ended the run
                     runner.logger.warning(
                         f'{type(hook).__name__} could not write its data: {error_text(problem)}')
+        if is_interruption(error):
+            raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
+                              f'{runner.work_dir}, if there is one.') from None
         if isinstance(error, URLError) and not runner.iter:
             remote = [value for key, value in walk(runner.cfg.get('model'))
                       if key.endswith('checkpoint') and '://' in str(value)]
@@ -238,7 +241,4 @@ def train(runner: Runner) -> None:
             advice = 'Once that is fixed, --resume goes on from the last whole checkpoint.' if runner.iter else ''
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
                              f'{advice}'.rstrip()) from error
-        if isinstance(error, KeyboardInterrupt):
-            raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
-                           f'{runner.work_dir}, if there is one.') from None
         raise

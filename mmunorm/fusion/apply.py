@@ -10,6 +10,7 @@ from .examples import with_plain_weights
 from .inner_tokens import refuse_inner_tokens
 from .plan import FoldPlan, call_obstacle
 from .reduced import Folded
+from .replaced import note_folds
 from .report import Site, streams_of
 from .rewrite import absorb, reduce_norm, rewrite
 from .streams import factor, fold_stream, leave_residual
@@ -35,6 +36,7 @@ def apply(plan: FoldPlan, model: nn.Module) -> None:
     if plan.changes:
         next(module for module in model.modules() if isinstance(module, Folded)).made += tuple(made)
         refuse_inner_tokens(model)
+    note_folds(model, folds)
     _fold_factors(model, plan)
 
 

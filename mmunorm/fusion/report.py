@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..utils import plural
 from .rules import Pad, Stream
 
 if TYPE_CHECKING:
@@ -81,9 +82,11 @@ class FusionReport:
 
     def __str__(self) -> str:
         total = len(self.folded) + len(self.reduced) + len(self.kept)
-        lines = [f'{len(self.folded)} of {total} norms folded'] if self.folded or not self.reduced else []
-        lefts = Counter(fold.left for fold in self.reduced)
-        lines += [f'{count} of {total} norms folded except {left}' for left, count in lefts.most_common()]
+        if not total:
+            return 'no norm to fold: its norms are folded already, or it has none'
+        norms, lefts = plural(total, 'norm'), Counter(fold.left for fold in self.reduced)
+        lines = [f'{len(self.folded)} of {norms} folded'] if self.folded or not self.reduced else []
+        lines += [f'{count} of {norms} folded except {left}' for left, count in lefts.most_common()]
         if self.difference is not None:
             lines.append(f'in an example, outputs change by {self.difference:.0e} of their largest value')
         if beyond := sum(fold.beyond_float16 for fold in self.folded):
