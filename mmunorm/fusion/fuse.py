@@ -85,7 +85,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
     if strict and (kept := [fold for fold in plan.folds if fold.obstacle or fold.norm in online]):
         listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(map(_without_fold, kept)))
-        raise NotFoldedError(f'strict=True, and {plural(len(kept), 'norm')} cannot be folded:\n{listed}')
+        raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')
     if layer_norms == 'exact' and (online or rotate):
         _find_changes(plan, runs, dtype, rotate)
     difference = _verify_changes(plan, runs, dtype) if runs else None
