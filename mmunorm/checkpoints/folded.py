@@ -118,7 +118,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
 
     Args:
         model (nn.Module): a model folded by `fuse_norms`.
-        path: path of the file, which is written atomically.
+        path: path of the file, which is written atomically, through a symbolic link.
         cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
             model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
             arguments. Defaults to None: `load_folded` needs the model.
@@ -127,6 +127,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
 
     Raises:
         ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
+        PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
     check_module(model)
     state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
@@ -168,8 +169,15 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
             LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
             registered types only.
+
+    Raises:
+        TypeError: `path` is no path, or `model` is no module.
+        ValueError: the file is no folded checkpoint, or is of another model.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f'path: must be that of a file, got {type(path).__name__}; load_folded(path, model)')
     if model is not None:
+        check_module(model)
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         _check_folded(checkpoint, path)
         without_norms(model, folded_norms(checkpoint), folded_made(checkpoint), **folded_streams(checkpoint))
