@@ -1,7 +1,6 @@
 """One-line errors, atomic writes, filtering of library messages, and the mode of models."""
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -45,11 +44,15 @@ def is_interruption(error: BaseException | None) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """An exception as one line, with its location if a config raised it."""
+    """An exception as one line, with its location if a config raised it, and the line of code if it has no message."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
     text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f'{text} ({place.filename}, line {place.lineno})' if place.name == '<module>' else text
+    places = traceback.extract_tb(error.__traceback__)
+    if places and (places[-1].name == '<module>' or not str(message).strip()):
+        place = places[-1]
+        code = '' if place.name == '<module>' else f': {place.line}'
+        return f'{text} ({place.filename}, line {place.lineno}{code})'
+    return text
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -111,39 +114,45 @@ def check_installed(package: str, what: str, extra: str) -> None:
         raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 
 
-def file_to_write(path: str | os.PathLike) -> Path:
-    """The file that a path or the links behind it name, so that writing it keeps the links.
-
-    Raises:
-        OSError: it is a folder, a device or a pipe.
-    """
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, 'is a folder; must be a file', str(path))
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, 'is a device or a pipe; must be a regular file', str(path))
-    return path
-
-
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     """A context with the path of a new file next to `path`, which replaces `path` at the end of the `with` block.
 
     If the block fails, for example because the disk is full, the new file is removed, and `path` is unchanged. If the
-    block writes nothing, nothing happens. Symbolic links are kept; an OSError if `path` is no regular file.
+    block writes nothing, nothing happens. Of a symbolic link, the file that it names is written.
+
+    Raises:
+        PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
-    path = file_to_write(path)
+    path = written_file(path)
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
     try:
-        yield part
-        if part.exists():
-            part.replace(path)
-    except OSError as error:
-        if error.filename in (None, str(part)):  # a full-disk error has no file name
-            error.filename = str(path)
-        raise
+        with naming(path, part):
+            yield part
+            if part.exists():
+                part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def written_file(path: str | os.PathLike) -> Path:
+    """The file that is written for a path: that which a symbolic link names. Raises the error of :func:`whole_file`."""
+    found = Path(os.path.realpath(path))
+    if found.is_symlink() or found.exists() and not found.is_file():
+        kind = 'folder' if found.is_dir() else 'circular link' if found.is_symlink() else 'device or a pipe'
+        raise PreflightError(f'{path}: must be a regular file, and is a {kind}.')
+    return found
+
+
+@contextmanager
+def naming(path: Path, part: Path) -> Iterator[None]:
+    """A context whose OSErrors name the file `path` if they name none, as that of a full disk, or one at `part`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).startswith(str(part)):
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

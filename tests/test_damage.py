@@ -124,6 +124,18 @@ def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
     assert path.read_text() == 'new'
 
 
+@pytest.mark.parametrize('make, kind', [
+    (lambda path: path.mkdir(), 'folder'), (os.mkfifo, 'device or a pipe'),
+    (lambda path: path.symlink_to('/dev/null'), 'device or a pipe'),
+    (lambda path: path.symlink_to(path), 'circular link')])
+def test_what_is_no_regular_file_is_not_replaced(make, kind, tmp_path):
+    make(tmp_path / 'a')
+    before = os.lstat(tmp_path / 'a')
+    with pytest.raises(PreflightError, match=f'a: must be a regular file, and is a {kind}'):
+        write_text(tmp_path / 'a', 'new')
+    assert os.lstat(tmp_path / 'a')[:8] == before[:8] and os.listdir(tmp_path) == ['a']
+
+
 @pytest.mark.slow
 def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
     config, options, weights, _ = images

@@ -7,7 +7,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import cv2
 import mmcv
 import torch
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, TRANSFORMS
 
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import (
@@ -21,6 +21,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.images import draw_each, drawing_scale, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
+from mmunorm.deploy.images import loading_of
 from mmunorm.utils import PreflightError, plural
 
 
@@ -104,11 +105,12 @@ class Classifier:
         self.visualizer = UniversalVisualizer()
         # Data sets of arrays, such as CIFAR, are RGB; mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline
-        self.takes_rgb = not any(step.type.endswith('LoadImageFromFile') for step in pipeline)
+        self.load = next((TRANSFORMS.build(step) for step in pipeline if step.type.endswith('LoadImageFromFile')), None)
 
     def draw(self, path, image, out_file):
         rgb = image[..., ::-1]
-        batch = next(self.inferencer.preprocess([rgb if self.takes_rgb else image]))
+        taken = self.load(dict(img_path=str(path)))['img'] if self.load else rgb  # mmpretrain would load it otherwise
+        batch = next(self.inferencer.preprocess([taken]))
         result = self.inferencer.forward(batch)[0]
         self.visualizer.visualize_cls(
             rgb, result, classes=self.inferencer.classes, draw_gt=False,
@@ -148,7 +150,11 @@ def main(argv=None):
     match_folded(cfg, args.checkpoint)
     out_folder(args.out_dir, '--out-dir')
     artist = build_artist(cfg, args)
-    draw_each(images, artist.draw, args.out_dir, save_pred=not args.no_save_pred)
+    loading = loading_of(cfg.test_dataloader.dataset.pipeline) if cfg.get('test_dataloader') else {}
+    if loading:  # drawn in colour, and turned as the model sees it
+        kept = 'color_ignore_orientation' if loading['flag'] == 'unchanged' else loading['flag']
+        loading['flag'] = kept.replace('grayscale', 'color')
+    draw_each(images, artist.draw, args.out_dir, not args.no_save_pred, loading)
     if isinstance(artist, Detector):
         artist.summarize()
 

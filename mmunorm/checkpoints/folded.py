@@ -30,7 +30,7 @@ from ..fusion.rules import join
 from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
-from ..utils import PreflightError, check_module, file_to_write, whole_file
+from ..utils import PreflightError, check_module, whole_file, written_file
 from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
@@ -121,7 +121,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     Args:
         model (nn.Module): a model folded by `fuse_norms`. Names of wrappers, such as those of `torch.compile`,
             `DataParallel` and `AveragedModel`, are left out.
-        path: path of the file, which is written atomically; links are kept.
+        path: path of the file, which is written atomically; symbolic links are kept.
         cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
             model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
             arguments. Defaults to None: `load_folded` needs the model.
@@ -131,10 +131,10 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     Raises:
         TypeError: `model` is no module, or `path` is no path.
         ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
-        OSError: `path` is a folder, a device or a pipe, or cannot be written.
+        PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
     check_module(model)
-    path = file_to_write(_path(path, 'save_folded(model, path)'))
+    path = written_file(_path(path, 'save_folded(model, path)'))
     model = unwrapped(model)
     state_dict = {_plain(name): value.cpu() if isinstance(value, torch.Tensor) else value
                   for name, value in model.state_dict().items()}

@@ -36,6 +36,7 @@ from ..utils import (
     one_line,
     print_held_back,
     quiet_console,
+    written_file,
 )
 from .annotations import completed_annotations
 from .options import READ, warn_of_unread
@@ -302,10 +303,12 @@ def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:
     """Checks that an option such as `--out` names a writable file; creates its folder if it is missing.
 
     Raises:
-        PreflightError: the path is a folder or one of the `inputs`, or is not writable.
+        PreflightError: the path is a folder, a device or one of the `inputs`, or is not writable.
     """
     out_folder(Path(path).parent, option)
-    if os.path.isdir(path):
-        raise PreflightError(f'{option} {path}: must be a file, but is a folder.')
+    try:
+        written_file(path)
+    except PreflightError as error:
+        raise PreflightError(f'{option} {error}') from None
     if os.path.realpath(path) in map(os.path.realpath, inputs):
         raise PreflightError(f'{option} {path} would overwrite an input of this command; choose another file.')

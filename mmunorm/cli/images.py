@@ -91,11 +91,12 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
 
 
 def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], dict | None], out_dir: str,
-              save_pred: bool = False) -> None:
+              save_pred: bool = False, loading: dict | None = None) -> None:
     """Draws the images of :func:`find_images`, and prints which ones were skipped and why.
 
     `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR, and returns the predictions. With
-    `save_pred`, these are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`.
+    `save_pred`, these are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`. `loading` are those
+    arguments of :func:`read_image` with which the model reads its images.
 
     Raises:
         PreflightError: none could be drawn, or two images would have one file of predictions.
@@ -108,7 +109,7 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
                              f'{preds[same]}: rename one, or add --no-save-pred.')
     skipped = []
     for path, out_file in tqdm(images, desc='drawing', unit='image', disable=None):
-        image = read_image(path)
+        image = read_image(path, **(loading or {}))
         if image is None:
             skipped.append(f'{path}: not readable as an image')
             continue
@@ -138,9 +139,9 @@ def drawing_scale(height: int, width: int) -> float:
     return max(1.0, min(512 / min(height, width), 2048 / max(height, width)))
 
 
-def read_image(path: Path) -> np.ndarray | None:
-    """The image as a uint8 BGR array, or None if it cannot be read."""
+def read_image(path: Path, **loading) -> np.ndarray | None:
+    """The image as a uint8 BGR array, or None if it cannot be read; `loading` are arguments of `mmcv.imread`."""
     try:
-        return mmcv.imread(str(path))
+        return mmcv.imread(str(path), **loading)
     except (cv2.error, OSError):  # an empty file, or a broken link
         return None

@@ -135,7 +135,8 @@ def draw_beside(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np
     drawn = []
     for index in range(min(NUM_IMAGES, len(dataset))):
         info = dataset.get_data_info(index)
-        image = read_image(Path(info['img_path'])) if info.get('img_path') else None
+        loading = next(iter(runners.values())).loading
+        image = read_image(Path(info['img_path']), **loading) if info.get('img_path') else None
         if image is not None:
             drawn.append({'ground truth': draw_objects(image, truth_of(info, dataset.metainfo.get('classes'))),
                           **{name: draw_objects(image, objects_in(runner, image, SCORE_THR))

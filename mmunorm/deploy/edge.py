@@ -61,7 +61,7 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
     If the model does not start with such a convolution (T2T-ViT unfolds its pixels), or also uses its pixels elsewhere,
-    or if it follows an enhancer, a convolution of 1 x 1 computes the normalization.
+    or if it follows an enhancer or a padding, a convolution of 1 x 1 computes the normalization.
 
     Args:
         graph: a graph with `pixels`, as from :func:`mmunorm.deploy.graphs.graph_of`; unchanged.
@@ -96,19 +96,23 @@ def as_convolution(pixels: Pixels) -> nn.Conv2d:
 @torch.no_grad()
 def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
     """The convolution that is the only consumer of the pixels, if it does not pad."""
-    made, readers = [], []
+    made, readers, pads = [], [], []
 
     def look(module, args):
         if made and args and args[0] is made[0]:
             readers.append(module)
 
+    def keep(module, args, out):
+        made.append(out)
+        pads.append(out.shape != args[0].shape)
+
     with ExitStack() as hooks:
-        hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: made.append(out)))
+        hooks.enter_context(graph.pixels.register_forward_hook(keep))
         for module in graph.modules():
             if type(module) is nn.Conv2d:  # timm's Conv2dSame pads, and its StdConv2d changes its weights
                 hooks.enter_context(module.register_forward_pre_hook(look))
         expected = named_outputs(graph(images))
-    if len(readers) != 1 or readers[0].groups > 1 or any(readers[0].padding):
+    if len(readers) != 1 or readers[0].groups > 1 or any(readers[0].padding) or any(pads):
         return None
     with ExitStack() as hooks:  # all other consumers, such as a residual connection, get zeros
         hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)))

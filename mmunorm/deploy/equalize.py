@@ -214,14 +214,23 @@ class _Stream:
             for bias in biases:
                 self._multiply(bias, 1 / factors, -1)
         for kind, weight, channels in self._readers:
-            own = np.tile(factors, channels // self.channels)
+            own, shape = np.tile(factors, channels // self.channels), self._graph.shape(weight)
             if kind == 'DEPTHWISE_CONV_2D':
-                own = own.repeat(self._graph.shape(weight)[-1] // channels)
+                own = own.repeat(shape[-1] // channels)
+            elif shape[-1] < channels:  # a grouped convolution, whose outputs read the channels of their group
+                groups = channels // shape[-1]
+                own = own.reshape(groups, 1, 1, shape[-1]).repeat(shape[0] // groups, 0)
+                self._set(weight, self._graph.data(weight) * own)
+                continue
             self._multiply(weight, own, _LAYERS[kind][1])
 
     def _multiply(self, tensor: int, factors: np.ndarray, axis: int) -> None:
         graph = self._graph
         values = np.moveaxis(graph.data(tensor).astype(np.float64), axis, -1)
         values = values * np.tile(factors, values.shape[-1] // len(factors))
-        values = np.ascontiguousarray(np.moveaxis(values, -1, axis), np.float32)
-        graph.model.buffers[graph.graph.tensors[tensor].buffer].data = values.reshape(-1).view(np.uint8)
+        self._set(tensor, np.moveaxis(values, -1, axis))
+
+    def _set(self, tensor: int, values: np.ndarray) -> None:
+        graph = self._graph
+        values = np.ascontiguousarray(values, np.float32).reshape(-1)
+        graph.model.buffers[graph.graph.tensors[tensor].buffer].data = values.view(np.uint8)

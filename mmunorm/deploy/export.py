@@ -17,7 +17,8 @@ from ..utils import PreflightError, error_text
 from .exportable import Exportable
 from .features import features_of
 from .graphs import graph_of
-from .images import steps_of
+from .images import loading_of, steps_of
+from .saving import differences
 from .windows import side_multiple, with_windows
 
 PARTS = ('whole', 'backbone')  # what a file may have of a model
@@ -42,7 +43,8 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         model, cfg: a classifier or detector, and its config.
         checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
         shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
-            for a detector, a square that takes landscape and portrait images.
+            for a detector, a square that takes landscape and portrait images. That of a detector is rounded up to
+            multiples of its `pad_size_divisor`.
         parts (str): of `PARTS`; 'backbone' is a detector's backbone and neck. Defaults to 'whole'.
 
     Raises:
@@ -57,26 +59,28 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
     is_detector = hasattr(model, 'with_bbox')
     divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
+    shape = shape or _default_shape(steps)
+    if is_detector:  # its preprocessor pads a batch to such a size
+        shape = tuple(-(-side // divisor) * divisor for side in shape)
     names = checkpoint_meta.get('dataset_meta') or {}
     classes = names.get('classes') or names.get('CLASSES')
     meta = dict(
         made_by=f'mmunorm {__version__}', model=type(model).__name__,
         task='features' if parts == 'backbone' else 'detector' if is_detector else 'classifier',
-        classes=[str(name) for name in classes or ()], steps=steps, divisor=divisor,
+        classes=[str(name) for name in classes or ()], steps=steps, loading=loading_of(pipeline), divisor=divisor,
         bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline),
-        shape=[1, 3, *(shape or _default_shape(steps, divisor))])
+        shape=[1, 3, *shape])
     if getattr(getattr(model, 'roi_head', None), 'with_mask', False) and parts != 'backbone':
         meta['mask_threshold'] = model.roi_head.test_cfg.mask_thr_binary
     return meta
 
 
-def _default_shape(steps: list[dict], divisor: int) -> tuple[int, int]:
+def _default_shape(steps: list[dict]) -> tuple[int, int]:
     last = steps[-1] if steps else {}
     if last.get('step') in ('crop', 'resize'):
         return tuple(last['size'])
     if last.get('step') == 'within':
-        side = -(-last['size'][0] // divisor) * divisor
-        return side, side
+        return last['size'][0], last['size'][0]
     raise PreflightError('--shape must be given: the test pipeline does not define an image size.')
 
 
@@ -94,7 +98,8 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
             `divisor` is the multiple. Defaults to False.
 
     Raises:
-        PreflightError: the model has a part that cannot be exported, or does not support this image size.
+        PreflightError: the model has a part that cannot be exported, does not support this image size, or returns
+            something else after its own `data_preprocessor`.
     """
     stock = features_of(model) if meta['task'] == 'features' else graph_of(model)
     multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
@@ -127,6 +132,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
                              'choose another --shape.') from error
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
+    _check_preprocessing(model, graph, meta, inputs, expected)
     return Exportable(graph, stock, meta, inputs, open_shapes, expected, len(list(norm_layers(model))))
 
 
@@ -142,3 +148,43 @@ def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...
     sizes = torch.tensor([[height, width]] * batch).float()
     sizes[-1] = (sizes[-1] * 0.9).floor()
     return images, sizes
+
+
+@torch.no_grad()
+def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs: tuple[torch.Tensor, ...],
+                         expected: dict[str, np.ndarray]) -> None:
+    """Compares a graph with the model after its own preprocessor; a detector up to its neck.
+
+    Raises:
+        PreflightError: they differ.
+    """
+    is_classifier, preprocessor = meta['task'] == 'classifier', type(model.data_preprocessor).__name__
+    images, sizes = inputs[0], torch.tensor([inputs[0].shape[2:]] * len(inputs[0]))
+    if not is_classifier:  # one of the full size, so that the preprocessor pads to it, and one that is padded
+        images, sizes = images[[0, -1]], torch.stack([sizes[0].float(), inputs[1][-1]])
+    single = [image[:, :height, :width].byte()
+              for image, (height, width) in zip(images, sizes.long().tolist(), strict=True)]
+    samples = [_sample(meta['task'], tuple(image.shape[1:])) for image in single]
+    try:
+        if is_classifier:
+            found = model.test_step(dict(inputs=torch.stack(single), data_samples=samples))
+            own = dict(scores=torch.stack([each.pred_score for each in found]).numpy())
+        else:
+            data = model.data_preprocessor(dict(inputs=single, data_samples=samples), False)
+            own, expected = ({f'map{index}': each.numpy() for index, each in enumerate(maps)} for maps in (
+                model.extract_feat(data['inputs']), graph.detector.extract_feat(graph.pixels.padded(images, sizes))))
+        apart = differences(expected, own, 'classifier' if is_classifier else 'features')
+    except Exception as error:  # that of a project may raise any
+        raise PreflightError(f'{meta["model"]} with {preprocessor}, its data_preprocessor, cannot be compared with '
+                             f'what would be exported: {error_text(error)}.') from error
+    if not apart.is_float:
+        raise PreflightError(f'{preprocessor}, the data_preprocessor of {meta["model"]}, does something that the file '
+                             f'would not: {apart}.')
+
+
+def _sample(task: str, shape: tuple[int, int]):
+    if task == 'classifier':
+        from mmpretrain.structures import DataSample
+        return DataSample()
+    from mmdet.structures import DetDataSample
+    return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, scale_factor=(1., 1.)))

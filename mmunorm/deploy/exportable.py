@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..utils import PreflightError
+from ..utils import PreflightError, error_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,5 +41,6 @@ def exporting() -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            cause = error.__cause__ or error
+            reason = (str(cause).strip() or error_text(cause)).splitlines()[0]
             raise PreflightError(f'torch cannot export this model: {reason}') from error

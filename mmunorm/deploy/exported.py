@@ -31,6 +31,7 @@ class ExportedModel:
         meta (dict): metadata of the file.
         classes (list[str]): names of the classes.
         is_detector (bool): whether it is a detector, else a classifier.
+        loading (dict): the arguments with which `mmcv.imread` reads images as its config does, such as their rotation.
 
     Raises:
         PreflightError: the file does not exist, its runtime is not installed, or it was not written by
@@ -42,6 +43,7 @@ class ExportedModel:
         self.meta = self._session.meta
         self.classes = self.meta['classes']
         self.is_detector = self.meta['task'] == 'detector'
+        self.loading = self.meta.get('loading', {})  # older files have none
 
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
         """The file's outputs for any number `N` of images, by name, with `N` as first dimension.

@@ -4,13 +4,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..utils import PreflightError
 
 
 class Pixels(nn.Module):
-    """Normalizes images like the `data_preprocessor` of a model of mmpretrain or mmdet.
+    """Normalizes and pads images like the `data_preprocessor` of a model of mmpretrain or mmdet.
 
     If the preprocessor has a method `enhance(images, sizes)`, as in projects/low_light, it is called first.
     """
@@ -23,23 +24,31 @@ class Pixels(nn.Module):
         normalizes = preprocessor._enable_normalize
         self.register_buffer('mean', preprocessor.mean.float() if normalizes else torch.zeros(3, 1, 1))
         self.register_buffer('std', preprocessor.std.float() if normalizes else torch.ones(3, 1, 1))
+        self.divisor = getattr(preprocessor, 'pad_size_divisor', 1)
+        self.pad_value = float(getattr(preprocessor, 'pad_value', 0))  # of normalized pixels
         self.normalization: nn.Module | None = None  # replaces the arithmetic, see :func:`.edge.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to the same shape; `sizes` `(N, 2)` are the unpadded image sizes."""
+        """`(N, 3, H, W)` float32, 0 to 255, to the same shape, or to multiples of `pad_size_divisor`.
+
+        `sizes` `(N, 2)` are the unpadded image sizes.
+        """
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
-            return self.normalization(images)
-        if self.flips:
-            images = images.flip(1)
-        return (images - self.mean) / self.std
+            images = self.normalization(images)
+        else:
+            images = ((images.flip(1) if self.flips else images) - self.mean) / self.std
+        if self.divisor == 1:
+            return images
+        below, right = ((self.divisor - side % self.divisor) % self.divisor for side in images.shape[2:])
+        return F.pad(images, (0, right, 0, below), value=self.pad_value) if below or right else images
 
     def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """The same for images of these sizes, with zeros beside each, as mmdet pads after the normalization."""
+        """The same for images of these sizes, with `pad_value` beside each, as mmdet pads after the normalization."""
         rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
         columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        return torch.where((rows & columns)[:, None], self(images, sizes), 0.)
+        return torch.where((rows & columns)[:, None], self(images, sizes), self.pad_value)
 
 
 class ModelGraph(nn.Module):
@@ -61,7 +70,7 @@ def named_outputs(out, name: str = '') -> dict[str, Tensor]:
     """The output tensors of a model, by name.
 
     Raises:
-        PreflightError: an output is not a tensor.
+        PreflightError: an output is not a tensor, or two would have one name.
     """
     if isinstance(out, Tensor):
         return {name or 'output': out}
@@ -72,8 +81,12 @@ def named_outputs(out, name: str = '') -> dict[str, Tensor]:
                              'tensor, or a tuple or dict of tensors.')
     found = {}
     for key, each in out.items() if isinstance(out, Mapping) else enumerate(out):
-        found |= named_outputs(each, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
-                               f'output{key}')
+        inner = named_outputs(each, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
+                              f'output{key}')
+        if same := found.keys() & inner.keys():
+            raise PreflightError(f'the model returns two tensors that a file would name {sorted(same)[0]}: rename a '
+                                 'key of its dicts.')
+        found |= inner
     return found
 
 

@@ -9,9 +9,12 @@ from ..utils import PreflightError
 
 
 def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
-    """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`."""
+    """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`; float32 if one of them is that."""
     import mmcv
     for step in steps:
+        if step['step'] == 'float':
+            image = image.astype(np.float32)
+            continue
         (height, width), size = image.shape[:2], step['size']
         if step['step'] == 'crop':
             top, left = max(round((height - size[0]) / 2), 0), max(round((width - size[1]) / 2), 0)
@@ -54,9 +57,23 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
         elif kind == 'CenterCrop' and not transform.get('auto_pad'):
             size = transform['crop_size']
             steps.append(dict(step='crop', size=[size, size] if isinstance(size, int) else [size[1], size[0]]))
-        elif not (kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
+        elif kind == 'LoadImageFromFile':
+            if (color := transform.get('color_type', 'color')) not in ('color', 'color_ignore_orientation'):
+                raise ValueError(f'LoadImageFromFile with color_type={color!r} is not supported by exported models')
+            if transform.get('to_float32'):
+                steps.append(dict(step='float'))
+        elif kind == 'LoadMultiChannelImageFromFiles' or not (
+                kind.startswith(('Load', 'Pack')) or kind in ('ToPIL', 'ToNumpy')):
             raise ValueError(f'{kind} is not supported by exported models')
     return steps
+
+
+def loading_of(pipeline: Sequence[dict]) -> dict:
+    """The arguments of `mmcv.imread` with which a test pipeline reads image files; {} if it reads none."""
+    for transform in pipeline:
+        if transform['type'].endswith('LoadImageFromFile'):
+            return dict(flag=transform.get('color_type', 'color'), backend=transform.get('imdecode_backend', 'cv2'))
+    return {}
 
 
 def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:

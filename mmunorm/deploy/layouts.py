@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
+LOWEST = -1000.  # is added to scores that a mask cuts; their softmax is 0, and no NaN
 # Operators that return their first argument in another shape.
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
           aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
@@ -107,14 +108,16 @@ class _Rewriter:
     def write_out(self, node: fx.Node) -> fx.Node | None:
         """Decomposes attention, and rolls into slices because ExecuTorch quantizes the indices of its own rolls."""
         if node.target is aten.roll.default:
-            x, shifts, dims = node.args
+            x, shifts, dims = (*node.args, [])[:3]
+            if not dims:  # of all elements in a row
+                x, dims = self.emit(node, aten.reshape.default, x, [-1]), [0]
             for by, dim in zip(shifts, dims, strict=True):
                 size = x.meta['val'].shape[dim]
                 start = -by % size
                 if start:
                     x = self.emit(node, aten.cat.default, [self.emit(node, aten.slice.Tensor, x, dim, start, size),
                                                            self.emit(node, aten.slice.Tensor, x, dim, 0, start)], dim)
-            return x
+            return self.emit(node, aten.reshape.default, x, list(node.meta['val'].shape))
         if node.target is not aten.scaled_dot_product_attention.default:
             return None
         q, k, v, mask, _, is_causal = (*node.args, *(None, ) * 6)[:6]
@@ -124,16 +127,24 @@ class _Rewriter:
         if is_causal or how.get('enable_gqa'):
             return None
         scale = how.get('scale')
-        q = self.emit(node, aten.mul.Tensor, q, shape[-1]**-0.5 if scale is None else scale)
+        scale = shape[-1]**-0.5 if scale is None else scale
         last = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-        scores = self.emit(node, aten.matmul.default, q, self.emit(node, aten.permute.default, k, last))
+        if (query := self.value(q)) is None:
+            q = self.emit(node, aten.mul.Tensor, q, scale)
+            scores = self.emit(node, aten.matmul.default, q, self.emit(node, aten.permute.default, k, last))
+        else:  # as of a pool by attention: LiteRT quantizes only a second factor that is constant
+            q = self.constant(node, (query * scale).mT)
+            scores = self.emit(node, aten.permute.default, self.emit(node, aten.matmul.default, k, q), last)
+        keeps = None
         if mask is not None:
-            if mask.meta['val'].dtype == torch.bool:
-                if (value := self.value(mask)) is None:
-                    return None
-                mask = self.constant(node, torch.where(value, 0., -1000.))
+            if (value := self.value(mask)) is not None:
+                bias, keeps = _as_bias(value)
+                mask = self.constant(node, bias)
+            elif mask.meta['val'].dtype == torch.bool:
+                return None
             scores = self.emit(node, aten.add.Tensor, scores, mask)
-        return self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
+        out = self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
+        return out if keeps is None else self.emit(node, aten.mul.Tensor, out, self.constant(node, keeps))
 
     def source(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The source of a node before views and permutations, and these, in order."""
@@ -232,3 +243,17 @@ class _Rewriter:
         if list(x.meta['val'].shape) == shape:
             return x
         return None if x is node.args[0] else self.emit(node, aten.reshape.default, x, shape)
+
+
+def _as_bias(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A mask of attention as what is added to its scores, in a range for INT8; and 0 for rows that allow nothing.
+
+    The second is `(..., rows, 1)`, or None if there is no such row. In torch their output is 0.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0., -math.inf)
+    largest = mask.amax(-1, keepdim=True)
+    keeps = (largest > -math.inf).to(mask.dtype)
+    # A row of equal finite values, however low, allows everything.
+    bias = torch.where((largest > LOWEST) | (keeps == 0), mask.clamp(min=LOWEST), mask)
+    return bias, None if keeps.all() else keeps

@@ -1,21 +1,28 @@
 """Writes a model as a file for a runtime, runs the file once, and compares its outputs with torch."""
 from __future__ import annotations
 
+import math
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..utils import PreflightError, error_text
+from ..utils import PreflightError, error_text, naming, whole_file, written_file
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
+from .progress import progress, stage
 
 LEAST_IOU = 0.5
+LEAST_SNR = 60.  # in dB, of a file in floating point; float32 has more than 90
+NEGLIGIBLE = 1e-7  # a difference that is no error, as in outputs that are all zero
+LEAST_MATCHES = 0.9  # of a detector in floating point; of boxes with nearly equal scores, either may be kept
+COMPARED = 8  # calibration images
 
 
 @dataclass(frozen=True)
@@ -25,21 +32,30 @@ class Differences:
     Each detection is compared with its match in the other set, in any order: a detection of the same class with an IoU
     of at least 0.5, each matched once.
     """
-    # The largest absolute difference by kind: `scores`; for a detector also `boxes`, in pixels, and `masks`, the mean
-    # difference in probability of each mask. Empty without matches.
+    # The largest absolute difference by kind: names of outputs; for a detector `scores`, `boxes`, in pixels, and
+    # `masks`, the mean difference in probability of each mask. Empty without matches.
     largest: dict[str, float]
-    typical: dict[str, float]  # the median over matches; for a classifier, over images
-    expected: int | None = None  # number of torch's detections; None for a classifier
+    typical: dict[str, float]  # the median over matches, or over images
+    snr: dict[str, float] = field(default_factory=dict)  # in dB, by output; of a classifier, that of its logits
+    expected: int | None = None  # number of torch's detections; None if the model is no detector
     found: int | None = None  # number of the file's detections
     partners: int | None = None  # number of matches
 
+    @property
+    def is_float(self) -> bool:
+        """Whether a file in floating point may differ so much."""
+        if self.expected is None:
+            return all(snr >= LEAST_SNR or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
+        return (self.partners >= LEAST_MATCHES * max(self.expected, self.found) - 1
+                and self.typical.get('scores', 0) < 1e-3)
+
     def __str__(self) -> str:
+        if self.expected is None:
+            return ', '.join(f'SNR of {name} {snr:.1f} dB' for name, snr in self.snr.items())
         if self.expected == self.found == 0:
-            return 'unknown, because no object is detected in noise; compare the metrics'
+            return 'unknown, because no object is detected; compare the metrics'
         kinds = ', '.join(f'{kind} {value:.2g} (median {self.typical[kind]:.2g})'
                           for kind, value in self.largest.items())
-        if self.expected is None:
-            return f'largest difference of {kinds}'
         counts = (f"{self.partners} of torch's {self.expected} detections match one of the file's {self.found} "
                   f'(same class, IoU from {LEAST_IOU})')
         return f'{counts}; largest difference of matches: {kinds}' if kinds else counts
@@ -51,24 +67,29 @@ class ExportReport:
     path: Path
     size: int  # bytes on the disk
     norms: int  # number of norms in the model
-    difference: Differences  # from torch, on noise
+    difference: Differences  # from torch
+    images: str  # those of the comparison
     lines: list[str]  # the format's report on the file
 
     def __str__(self) -> str:
         return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB', f'norms left: {self.norms}',
-                          f'compared with torch: {self.difference}', *self.lines])
+                          f'compared with torch on {self.images}: {self.difference}', *self.lines])
 
 
 @contextmanager
 def whole_files(path: Path) -> Iterator[Path]:
     """A context with a temporary path of the same name. At its end, all files written next to it replace the real ones.
 
-    If the block fails, they are removed, and the files of an earlier export are kept.
+    If the block fails, they are removed, and the files of an earlier export are kept. Links are written through, see
+    :func:`mmunorm.utils.whole_file`.
     """
+    written_file(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        yield Path(folder, path.name)
+        with naming(path, Path(folder)):
+            yield Path(folder, path.name)
         for made in sorted(Path(folder).iterdir()):  # .bin before .xml, which needs it
-            made.replace(path.parent / made.name)
+            with whole_file(path.parent / made.name) as part:
+                shutil.move(made, part)
 
 
 def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool = False, int8: str | None = None,
@@ -76,31 +97,72 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
 
     `model` is the result of :func:`prepare_export`, `chosen` of :func:`find_format`, and `path` has the suffix of the
-    format. See :meth:`Format.export` for the other arguments and the errors; `samples` are like :class:`Samples`.
+    format. See :meth:`Format.export` for the other arguments; `samples` are like :class:`Samples`. The comparison is on
+    some of these, or without samples on the sample of the model.
+
+    Raises:
+        PreflightError: see :meth:`Format.export`; or a file in floating point differs from torch. No file is written.
     """
     path = Path(path)
-    with whole_files(path) as part:
+    with whole_files(path) as part, progress(f'exporting to {chosen.runtime}'):
         chosen.check_model(model)
         try:
+            stage('converting')
             chosen.export(model, part, half, int8, samples, **options)
+            stage('comparing')
+            images, inputs, expected = _compared(model, samples)
             opened = ExportedModel(chosen.open_new(part))
-            found = differences(opened(*(each.numpy() for each in model.inputs)), model.expected)
+            found = differences(_joined([opened(*arrays) for arrays in inputs]), expected, model.meta['task'])
             lines = chosen.report(part)
         except (OSError, PreflightError):
             raise
+        except ModuleNotFoundError as error:  # of a package that the converter's own requires
+            raise PreflightError(f'exporting to {chosen.runtime} needs the package {error.name.partition(".")[0]}, '
+                                 'which is not installed.') from error
         except Exception as error:  # the converters and runtimes have no class of errors in common
             raise PreflightError(f'{chosen.runtime} does not take {model.meta["model"]}: '
                                  f'{error_text(error)}') from error
-    return ExportReport(path, chosen.size(path, model), model.norms, found, lines)
+        if not (half or int8 or found.is_float):
+            raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {images}: '
+                                 f'{found} (in floating point at least {LEAST_SNR:.0f} dB are expected). No file is '
+                                 'written; choose another format.')
+    return ExportReport(path, chosen.size(path, model), model.norms, found, images, lines)
 
 
-def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
-    """Compares the outputs of a file with torch's for the same images; both by name, see :mod:`.graphs`."""
-    if 'dets' not in expected:
-        scale = {name: np.abs(each).max() if name.startswith('map') else 1 for name, each in expected.items()}
-        return Differences(*_largest_and_typical({
-            name: np.abs(got[name].astype(np.float64) - each).reshape(len(each), -1).max(1) / scale[name]
-            for name, each in expected.items()}))
+@torch.no_grad()
+def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]
+              ) -> tuple[str, list[tuple[np.ndarray, ...]], dict[str, np.ndarray]]:
+    """A name of the images of the comparison, the inputs of the file in batches, and torch's outputs."""
+    if not len(samples):
+        number, source = len(model.inputs[0]), 'the example' if model.meta['task'] == 'tensors' else 'noise'
+        inputs = tuple(each.numpy() for each in model.inputs)
+        return f'{number} image{"s" * (number > 1)} of {source}', [inputs], model.expected
+    batches = [samples[index] for index in range(min(len(samples), max(1, COMPARED // len(samples[0][0]))))]
+    outputs = []
+    for arrays in batches:
+        out = model.graph(*map(torch.from_numpy, arrays))
+        out = out if isinstance(out, tuple) else (out, )
+        outputs.append({name: each.numpy() for name, each in zip(model.graph.outputs, out, strict=True)})
+    number = sum(len(arrays[0]) for arrays in batches)
+    return f'{number} calibration image{"s" * (number > 1)}', batches, _joined(outputs)
+
+
+def _joined(batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
+
+
+def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], task: str) -> Differences:
+    """Compares the outputs of a file with torch's for the same images; both by name, see :mod:`.graphs`.
+
+    `task` is that of the metadata: 'classifier', 'detector', 'features' or 'tensors'.
+    """
+    if task != 'detector':
+        scale = {name: np.abs(each).max() if task == 'features' else 1 for name, each in expected.items()}
+        apart = {name: np.abs(apart_from(got[name], each)).reshape(len(each), -1).max(1) / scale[name]
+                 for name, each in expected.items()}
+        shown = logits_of if task == 'classifier' else np.asarray
+        return Differences(*_largest_and_typical(apart), {
+            name: signal_to_noise(shown(got[name]), shown(each)) for name, each in expected.items()})
     apart, number, wanted = [], 0, 0
     for image in range(len(expected['dets'])):
         a, b = ({name: array[image][side['dets'][image, :, 4] > 0] for name, array in side.items()}
@@ -111,7 +173,27 @@ def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
             mask = [np.abs(a['masks'][i] - b['masks'][j]).mean()] if 'masks' in expected else []
             apart.append([boxes[4], boxes[:4].max(), *mask])
     kinds = dict(zip(('scores', 'boxes', 'masks'), np.transpose(apart), strict=False))
-    return Differences(*_largest_and_typical(kinds), wanted, number, len(apart))
+    return Differences(*_largest_and_typical(kinds), {}, wanted, number, len(apart))
+
+
+def apart_from(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """The difference in float64; equal values have none, infinite ones too."""
+    with np.errstate(invalid='ignore'):
+        return np.where(got == exact, 0, got.astype(np.float64) - exact)
+
+
+def signal_to_noise(got: np.ndarray, exact: np.ndarray) -> float:
+    """The SNR of values beside exact ones, in dB."""
+    noise = np.square(apart_from(got, exact)).sum()
+    signal = np.square(exact[np.isfinite(exact)].astype(np.float64)).sum()
+    with np.errstate(divide='ignore'):
+        return float(10 * np.log10(signal / noise)) if noise else math.inf
+
+
+def logits_of(scores: np.ndarray) -> np.ndarray:
+    """The logits of class probabilities `(N, classes)`, with a mean of 0."""
+    logits = np.log(np.maximum(scores.astype(np.float64), 1e-30))
+    return logits - logits.mean(1, keepdims=True)
 
 
 def _largest_and_typical(apart: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:

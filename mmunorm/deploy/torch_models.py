@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, check_module, error_text, eval_mode
+from ..utils import PreflightError, check_module, error_text, eval_mode, written_file
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import format_of
 from .graphs import ModelGraph, Pixels, named_outputs
-from .saving import ExportReport, export_file
+from .saving import ExportReport, apart_from, export_file, signal_to_noise
 
 
 def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
@@ -36,26 +36,28 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
             or 'full16' of LiteRT; 'full' or 'full16' of Ethos-U. Defaults to floating point, with Ethos-U to 'full'.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
-            takes them. Not needed for 'dynamic'.
+            takes them. Not needed for 'dynamic'. Some of them are compared with torch in the report.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
             timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
 
     Raises:
         TypeError: `model` is no module.
-        PreflightError: the arguments do not fit, a package is missing, or the model cannot be exported.
+        PreflightError: the arguments do not fit, a package is missing, the model cannot be exported, or a file in
+            floating point has an SNR below 60 dB.
         OSError: the file cannot be written. After any error, the files of an earlier export are unchanged.
     """
     chosen, path = format_of(path), Path(path)
     int8 = chosen.check(int8)
+    if calibration is not None and int8 is None:
+        raise PreflightError(f'calibration is for INT8, and int8 is not given: one of {", ".join(chosen.int8_kinds)}.')
+    if calibration is None and chosen.needs_images(int8):
+        raise PreflightError(f'int8={int8!r} takes its ranges from images: give them as calibration.')
     if not path.parent.is_dir():
         raise PreflightError(f'path: there is no folder {path.parent}.')
-    if path.is_dir():
-        raise PreflightError(f'path: must be that of a file, and {path} is a folder.')
+    written_file(path)
     exportable = as_exportable(model, example, mean, std)
     samples = ()
-    if chosen.needs_images(int8):
-        if calibration is None:
-            raise PreflightError(f'int8={int8!r} takes its ranges from images: give them as calibration.')
+    if calibration is not None:
         samples = _samples(_images_of(calibration, 'calibration', example.shape), exportable.meta)
     return export_file(exportable, chosen, path, int8=int8, samples=samples)
 
@@ -95,6 +97,8 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         if (again[key].double() - out.double()).norm() > 1e-3 * out.double().norm():
             raise PreflightError(f'{key} of {name} differs between two runs on the same images: it is random, or '
                                  'depends on earlier runs.')
+        if out.isnan().any():
+            raise PreflightError(f'{key} of {name} has NaN for the example.')
         if out.shape[:1] != example.shape[:1]:
             raise PreflightError(f'{key} of {name} must have the {len(example)} images as first dimension, got '
                                  f'{tuple(out.shape)}.')
@@ -151,10 +155,9 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
         if got.shape != exact.shape:
             raise PreflightError(f'{path} is of another model: {name} is {got.shape}, and of {type(model).__name__} '
                                  f'{exact.shape}.')
-        apart = np.abs(got - exact)
+        apart = np.abs(apart_from(got, exact))
         found.largest[name], found.median[name] = float(apart.max()), float(np.median(apart))
-        noise = np.square(apart).sum()
-        found.snr[name] = float(10 * np.log10(np.square(exact).sum() / noise)) if noise else float('inf')
+        found.snr[name] = signal_to_noise(got, exact)
     return found
 
 

@@ -22,7 +22,7 @@ def build(rest, backbone):
     arch = dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])
     cfg = dict(
         data_preprocessor=dict(type='DetDataPreprocessor', mean=[123., 116., 103.], std=[58., 57., 57.],
-                               bgr_to_rgb=True, pad_size_divisor=32),
+                               bgr_to_rgb=True, pad_size_divisor=4),
         backbone=backbone or models.swin_backbone(arch=arch, out_indices=(0, 1), pad_small_map=True),
         neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=3), train_cfg=None, **rest)
     with DefaultScope.overwrite_default_scope('mmdet'), torch.random.fork_rng():

@@ -4,7 +4,7 @@ import copy
 import numpy as np
 import pytest
 
-from mmunorm.deploy.saving import differences
+from mmunorm.deploy.saving import differences, signal_to_noise
 
 
 def detections(number=40, seed=0):
@@ -26,7 +26,7 @@ def beside_torch(change=lambda outputs: None):
         order = rng.permutation(outputs['dets'].shape[1])
         for array in outputs.values():
             array[image] = array[image, order]
-    return differences(outputs, detections())
+    return differences(outputs, detections(), 'detector')
 
 
 def test_partners_that_are_a_little_off():
@@ -64,19 +64,52 @@ def test_a_partner_is_used_once():
     two['dets'][0, :] = [0, 0, 10, 10, 0.5]
     one['dets'][0, 0] = [0, 0, 10, 9, 0.5]
     for pair in ((one, two), (two, one)):
-        found = differences(*pair)
+        found = differences(*pair, 'detector')
         assert found.partners == 1 and found.largest == dict(scores=0, boxes=1)
 
 
 def test_nothing_to_compare():
     empty = {name: np.zeros_like(array) for name, array in detections().items()}
-    assert 'no object is detected in noise' in str(differences(empty, empty))
-    lost = differences(empty, detections())
+    assert 'no object is detected' in str(differences(empty, empty, 'detector'))
+    lost = differences(empty, detections(), 'detector')
     assert (lost.expected, lost.found, lost.partners, lost.largest) == (80, 0, 0, {})
     assert "0 of torch's 80 detections" in str(lost)
 
 
 def test_a_classifier():
-    found = differences(dict(scores=np.array([[0.5, 0.5], [1, 0]])), dict(scores=np.array([[0.25, 0.75], [1, 0]])))
+    scores = dict(scores=np.array([[0.5, 0.5], [1, 0]])), dict(scores=np.array([[0.25, 0.75], [1, 0]]))
+    found = differences(*scores, 'classifier')
     assert found.largest == dict(scores=0.25) and found.typical == dict(scores=0.125)
-    assert str(found) == 'largest difference of scores 0.25 (median 0.12)'
+    signal, noise = np.log(3)**2 / 2 + np.log(1e30)**2 / 2, np.log(3)**2 / 2
+    assert found.snr == dict(scores=pytest.approx(10 * np.log10(signal / noise)))
+    assert str(found) == f'SNR of scores {found.snr["scores"]:.1f} dB'
+
+
+def test_infinite_values_that_are_equal_are_no_noise():
+    exact = np.float32([[1, -np.inf]])
+    assert signal_to_noise(exact, exact) == np.inf
+    assert signal_to_noise(exact + np.float32(0.1), exact) == pytest.approx(20, abs=1e-4)
+    assert np.isnan(signal_to_noise(np.float32([[np.nan, 1]]), exact))
+
+
+@pytest.mark.parametrize('got, exact, is_float', [
+    ([[1, 2]], [[1, 2]], True), ([[1, 2.01]], [[1, 2]], False), ([[np.nan, 2]], [[1, 2]], False),
+    ([[1e-8, 0]], [[0, 0]], True), ([[1e-6, 0]], [[0, 0]], False)])
+def test_what_a_file_in_floating_point_may_differ(got, exact, is_float):
+    assert differences(dict(a=np.float32(got)), dict(a=np.float32(exact)), 'tensors').is_float is is_float
+
+
+def test_detections_of_a_file_in_floating_point():
+    assert beside_torch().is_float
+
+    def without(number):
+        def change(outputs):
+            outputs['dets'][0, :number, 4] = 0
+        return change
+
+    assert beside_torch(without(6)).is_float and not beside_torch(without(12)).is_float
+
+    def lower(outputs):
+        outputs['dets'][..., 4] *= 0.9
+
+    assert not beside_torch(lower).is_float

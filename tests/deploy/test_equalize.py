@@ -2,15 +2,19 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip('ai_edge_litert')
 pytest.importorskip('litert_torch')
 
+from mmunorm import compare, export
 from mmunorm.deploy import prepare_export
 from mmunorm.deploy.equalize import POWER, _Graph, _largest, equalize
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.litert import NAME, LiteRtSession, write_float
 from mmunorm.deploy.tflite import changed
+from mmunorm.deploy.torch_models import as_exportable
 
 from ..fusion import models
 from .conftest import SHAPE, blurred, meta_of, normalizing
@@ -75,3 +79,31 @@ def test_channels_that_no_image_has_are_not_blown_up(exportable, images, tmp_pat
         assert 0.99 * least < factors.max() / factors.min() < 1.01 * most
         after = LiteRtSession(changed_path).call(NAME, images)['logits']
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
+
+
+@pytest.mark.slow
+def test_a_grouped_convolution_reads_the_stream(tmp_path):
+    """Each of its outputs reads the channels of its group."""
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 12, 4, 4), nn.Conv2d(12, 5, 4)
+            self.inner = nn.Conv2d(12, 12, 3, padding=1, groups=3)
+            self.first.weight.data *= torch.logspace(-1, 1, 12).view(-1, 1, 1, 1)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(x + self.inner(x)).flatten(1)
+
+    torch.manual_seed(0)
+    model, x = Grouped().eval(), torch.randn(2, 3, 16, 16)
+    exportable, path = as_exportable(model, x), tmp_path / 'm.tflite'
+    with silent():
+        write_float(exportable, path, exportable.meta)
+        data = {NAME: [dict(images=x.permute(0, 2, 3, 1).numpy())]}
+        before = LiteRtSession(path, meta=exportable.meta).run([x.numpy()])[0]
+        assert equalize(path, data) == 1
+        after = LiteRtSession(path, meta=exportable.meta).run([x.numpy()])[0]
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-4 * np.abs(before).max())
+    export(model, x, path, 'full', x)
+    assert compare(path, model, x).snr['output'] > 20

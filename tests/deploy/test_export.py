@@ -1,4 +1,5 @@
 """Models of torch, timm, torchvision and transformers as files, without OpenMMLab."""
+import errno
 import re
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from mmunorm import compare, convert_norms, export, fuse_norms
 from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.edge import fold_pixels
 from mmunorm.deploy.formats import FORMATS
+from mmunorm.deploy.formats.onnx import OnnxSession
+from mmunorm.deploy.graphs import named_outputs
 from mmunorm.deploy.layouts import for_chips
+from mmunorm.deploy.saving import whole_files
 from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
@@ -109,7 +113,8 @@ def test_a_file_beside_its_model(tmp_path):
     model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     assert report.norms == 0 and report.difference.largest['output'] < 1e-5
-    assert re.match(r'written: .*m.onnx, \d\.\d MB\nnorms left: 0\ncompared with torch: largest', str(report))
+    assert re.match(r'written: .*m.onnx, \d\.\d MB\nnorms left: 0\ncompared with torch on '
+                    r'2 images of the example: SNR of output \d+\.\d dB$', str(report))
     model.train()
     found = compare(path, model, [IMAGES[:3], (IMAGES[3:], 'label')])
     assert found.largest['output'] < 1e-5 and found.snr['output'] > 90 and model.training
@@ -130,6 +135,7 @@ def test_several_outputs(tmp_path):
     (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
     (None, dict(example=IMAGES[:, :1]), r'Two does not take images of \(4, 1, 56, 56\)'),
+    (None, dict(calibration=IMAGES), 'calibration is for INT8, and int8 is not given: one of static'),
     (None, dict(mean=(0.5, )), 'mean and std go together'),
     (None, dict(mean=0.5, std=0.5), r'mean must have 3 numbers from 0 to 1, one a channel, got 0.5'),
     (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0 and at most 1'),
@@ -143,6 +149,7 @@ def test_several_outputs(tmp_path):
     (lambda x: x.no_such_thing, {}, 'Two does not take images of .*: AttributeError'),
     (lambda x: 'a', {}, 'returns other of type str'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
+    (lambda x: x / 0 * 0, {}, 'other of Two has NaN for the example'),
     (torch.rand_like, {}, 'other of Two differs between two runs on the same images'),
     (lambda x: x[:, x[0] > 0], {}, 'shape of other of Two depends on its input')])
 def test_what_cannot_be_exported(tmp_path, change, how, message):
@@ -155,7 +162,7 @@ def test_what_cannot_be_exported(tmp_path, change, how, message):
 
 
 def test_a_folder_in_place_of_a_file(tmp_path):
-    with pytest.raises(PreflightError, match='^path: must be that of a file, and .* is a folder'):
+    with pytest.raises(PreflightError, match='m.onnx: must be a regular file, and is a folder'):
         (tmp_path / 'm.onnx').mkdir()
         export(Two(), IMAGES, tmp_path / 'm.onnx')
 
@@ -173,6 +180,152 @@ def test_an_output_of_the_name_of_the_input(tmp_path):
     model.forward = lambda x: dict(images=model['images'](x))
     export(model, IMAGES, tmp_path / 'm.onnx')
     assert compare(tmp_path / 'm.onnx', model, IMAGES).largest['images'] < 1e-5
+
+
+def test_outputs_whose_names_are_taken(tmp_path):
+    class Named(nn.Module):
+        def forward(self, x):
+            return dict(images_out=x * 3, images=x * 2)
+
+    export(Named(), IMAGES, tmp_path / 'm.onnx')
+    assert list(compare(tmp_path / 'm.onnx', Named(), IMAGES).snr.values()) == [np.inf] * 2
+    with pytest.raises(PreflightError, match='returns two tensors that a file would name a_0: rename a key'):
+        named_outputs(dict(a_0=IMAGES, a=(IMAGES, IMAGES)))
+
+
+def test_a_link_stays_and_a_device_is_refused(tmp_path):
+    (tmp_path / 'far').mkdir()
+    for suffix in ('xml', 'bin'):
+        (tmp_path / f'm.{suffix}').symlink_to(tmp_path / f'far/n.{suffix}')
+    model = Two().eval()
+    pytest.importorskip('openvino')
+    export(model, IMAGES, tmp_path / 'm.xml')
+    assert sorted(path.name for path in (tmp_path / 'far').iterdir()) == ['n.bin', 'n.xml']
+    assert (tmp_path / 'm.xml').is_symlink() and compare(tmp_path / 'm.xml', model, IMAGES).snr['other'] > 90
+    (tmp_path / 'm.onnx').symlink_to('/dev/null')
+    with pytest.raises(PreflightError, match='m.onnx: must be a regular file, and is a device or a pipe'):
+        export(model, IMAGES, tmp_path / 'm.onnx')
+
+
+def test_a_full_disk_is_named(tmp_path):
+    with pytest.raises(OSError, match='No space left') as caught, whole_files(tmp_path / 'm.onnx'):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    assert caught.value.filename == str(tmp_path / 'm.onnx') and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('error, message', [
+    (ModuleNotFoundError("No module named 'rich.text'", name='rich.text'),
+     '^exporting to ONNX Runtime needs the package rich, which is not installed'),
+    (AssertionError(), r'^ONNX Runtime does not take Two: AssertionError \(.*test_export.py, line \d+: raise error\)')])
+def test_what_fails_in_a_converter(tmp_path, monkeypatch, error, message):
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr('mmunorm.deploy.formats.onnx.write_onnx', fails)
+    with pytest.raises(PreflightError, match=message):
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+
+
+def test_a_file_in_floating_point_that_is_wrong_is_not_written(tmp_path, monkeypatch):
+    run = OnnxSession.run
+    monkeypatch.setattr(OnnxSession, 'run', lambda self, arrays: [out * 1.01 for out in run(self, arrays)])
+    with pytest.raises(PreflightError, match='ONNX Runtime computes something else than Two on 4 images of the '
+                                             r'example: SNR of maps_0 40.0 dB, .*at least 60 dB'):
+        export(Two(), IMAGES, tmp_path / 'm.onnx')
+    assert not list(tmp_path.iterdir())
+    report = export(Two(), IMAGES[:1], tmp_path / 'm.onnx', 'static', IMAGES)  # INT8 says it
+    assert 'compared with torch on 4 calibration images: SNR of maps_0 ' in str(report)
+
+
+@pytest.mark.slow
+def test_an_interpolation_that_litert_computes_otherwise(tmp_path):
+    pytest.importorskip('litert_torch')
+    class Enlarged(nn.Conv2d):
+        def forward(self, x):
+            return nn.functional.interpolate(super().forward(x), scale_factor=1.3, mode='nearest')
+
+    model = Enlarged(3, 8, 3, padding=1).eval()
+    with pytest.raises(PreflightError, match='^LiteRT computes something else than Enlarged .* SNR of output '):
+        export(model, IMAGES[:1, :, :16, :16], tmp_path / 'm.tflite')
+    assert not list(tmp_path.iterdir())
+
+
+def attention(three, mask):
+    """A model whose images attend to themselves, in three dimensions or in four."""
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches = nn.Conv2d(3, 8, 14, 14)
+            self.register_buffer('mask', mask)
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).mT
+            x = x if three else x[:, None]
+            return nn.functional.scaled_dot_product_attention(x, 2 * x, 3 * x, attn_mask=self.mask).flatten(1)
+
+    torch.manual_seed(0)
+    return Attention().eval()
+
+
+MASK = torch.rand(16, 16, generator=torch.Generator().manual_seed(0)) > 0.5
+MASK[3] = False  # its token attends to nothing
+LOW = torch.where(MASK, 0., -torch.inf)
+LOWEST = torch.where(MASK, 0., torch.finfo(torch.float).min)  # that of transformers; its token attends to all
+
+
+@pytest.mark.parametrize('three', [True, False])
+@pytest.mark.parametrize('mask', [MASK, LOW, LOWEST, torch.randn(16, 16)])
+def test_masks_of_attention_for_chips(three, mask):
+    model = attention(three, mask)
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (IMAGES, ), strict=False))
+        torch.testing.assert_close(graph(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+    assert not any('scaled_dot' in str(node.target) for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize('three', [True, False])
+@pytest.mark.parametrize('mask', [MASK, torch.randn(16, 16)])
+def test_masks_of_attention_in_onnx(three, mask, tmp_path):
+    model = attention(three, mask)
+    export(model, IMAGES, tmp_path / 'm.onnx')
+    assert compare(tmp_path / 'm.onnx', model, IMAGES).snr['output'] > 100
+
+
+class Rolled(nn.Module):
+
+    def forward(self, x):
+        return torch.roll(x, 5) + torch.roll(x, (1, 2), (2, 3))
+
+
+class Pooled(nn.Module):
+    """A learned query that attends to the tokens, as in SigLIP."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.query = nn.Conv2d(3, 16, 14, 14), nn.Parameter(torch.randn(1, 2, 1, 8))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT.unflatten(2, (2, 8)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(self.query.expand(len(x), -1, -1, -1), x, x).flatten(1)
+
+
+@pytest.mark.parametrize('make', [Rolled, Pooled])
+def test_operators_for_chips(make):
+    model = make().eval()
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (IMAGES[:1], ), strict=False))
+        torch.testing.assert_close(graph(IMAGES[:1]), model(IMAGES[:1]), rtol=0, atol=1e-6)
+    assert not any('roll' in str(node.target) for node in graph.graph.nodes)
+
+
+@pytest.mark.slow
+def test_a_learned_query_in_dynamic_range(tmp_path):
+    for package in ('litert_torch', 'ai_edge_quantizer'):
+        pytest.importorskip(package)
+    model = Pooled().eval()
+    export(model, IMAGES[:1], tmp_path / 'm.tflite', 'dynamic')
+    assert compare(tmp_path / 'm.tflite', model, IMAGES).snr['output'] > 20
 
 
 def test_arguments_in_another_order(tmp_path):
@@ -202,7 +355,7 @@ def test_what_a_runtime_does_not_run(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None)
-    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; install with'):
+    with pytest.raises(PreflightError, match='^missing: onnx, onnxscript, onnxruntime; install with pip install'):
         export(Two(), IMAGES, tmp_path / 'm.onnx')
 
 

@@ -1,4 +1,5 @@
 """How an image is prepared for an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
+import mmcv
 import numpy as np
 import pytest
 import torch
@@ -6,8 +7,9 @@ from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
+from PIL import Image
 
-from mmunorm.deploy.images import paste, prepare, steps_of
+from mmunorm.deploy.images import loading_of, paste, prepare, steps_of
 
 from .. import tiny_runs
 
@@ -35,6 +37,27 @@ def test_as_the_test_pipeline(scope, pipeline, size):
 def test_the_pipelines_of_the_recipes_are_known(name):
     cfg = Config.fromfile(tiny_runs.ROOT / 'configs' / f'{name}.py')
     steps_of(cfg.test_dataloader.dataset.pipeline)
+
+
+def test_images_are_read_as_the_test_pipeline_reads_them(tmp_path):
+    """Turned or not, and resized as floating point."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side
+    image.save(tmp_path / 'a.jpg', exif=exif)
+    for how in (dict(), dict(color_type='color_ignore_orientation', to_float32=True, imdecode_backend='pillow')):
+        pipeline = [dict(type='LoadImageFromFile', **how), dict(type='Resize', scale=(25, 25))]
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            expected = Compose(pipeline)(dict(img_path=str(tmp_path / 'a.jpg')))['img']
+        own = prepare(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
+        assert own.dtype == expected.dtype and np.array_equal(own, expected)
+    assert loading_of(pipeline[1:]) == {}
+
+
+@pytest.mark.parametrize('kind', ['grayscale', 'unchanged'])
+def test_images_that_are_not_in_colour(kind):
+    with pytest.raises(ValueError, match=f"LoadImageFromFile with color_type='{kind}' is not supported"):
+        steps_of([dict(type='LoadImageFromFile', color_type=kind)])
 
 
 def test_an_unknown_transform_is_named():

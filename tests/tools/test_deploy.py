@@ -61,7 +61,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     capsys.readouterr()
     made = tiny_runs.call(EXPORT, config, checkpoint, '--format', 'openvino', '--out', tmp_path / 'model')
     printed = capsys.readouterr().out
-    assert 'norms left: 0' in printed and 'compared with torch: largest difference of scores' in printed
+    assert 'norms left: 0' in printed and 'compared with torch on 1 image of noise: SNR of scores ' in printed
     assert 'takes: 1 image of 32 x 32 pixels' in printed
     assert f'tools/deploy/infer.py {made.path}' in printed and ' MB\n' in printed
     assert tiny_runs.call(TEST, config, made.path, '--work-dir', tmp_path / 'tested') == expected

@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.structures import InstanceData
 from mmpretrain.datasets import CIFAR10
+from PIL import Image
 from pycocotools import mask as mask_utils
 
 from mmunorm.cli.arguments import load_config
@@ -165,6 +166,24 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(in_a_folder, tmp_
     for sample, expected in zip(seen, tested, strict=True):
         # Batches of another size round otherwise; blue for red changes scores by more than 0.001.
         torch.testing.assert_close(sample.pred_score, expected['pred_score'], atol=1e-4, rtol=0)
+
+
+def test_a_photograph_is_turned_as_its_config_says(classifier, tmp_path):
+    """Predictions and drawings are those of the stored pixels if the config ignores the orientation."""
+    config, checkpoint, _ = classifier
+    photograph = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / 'in').mkdir()
+    photograph.save(tmp_path / 'in/plain.png')
+    photograph.save(tmp_path / 'in/turned.png', exif=exif)
+    for color_type, is_same in (('color', False), ('color_ignore_orientation', True)):
+        out = tmp_path / color_type
+        infer(config, checkpoint, tmp_path / 'in', '--out-dir', out, '--cfg-options',
+              f'test_dataloader.dataset.pipeline.0.color_type={color_type}')
+        scores = [json.loads((out / f'preds/{name}.json').read_text())['pred_scores'] for name in ('plain', 'turned')]
+        assert (scores[0] == pytest.approx(scores[1], abs=1e-6)) == is_same
+        assert np.array_equal(*(read(out / f'{name}.png') for name in ('plain', 'turned'))) == is_same
 
 
 def test_no_images_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):

@@ -35,7 +35,7 @@ def main(argv=None):
     def write(path, image, part):
         cv2.imwrite(str(part), draw_objects(image, objects_in(runner, image, args.pred_score_thr)))
 
-    draw_each(images, write, args.out_dir)
+    draw_each(images, write, args.out_dir, loading=runner.loading)
 
 
 if __name__ == '__main__':

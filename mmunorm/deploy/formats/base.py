@@ -3,27 +3,31 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 import torch
 
+from ...registry import lacks
 from ...utils import PreflightError, error_text
 from ..exportable import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
 # Never closed: loggers of libraries that are imported in `silent` keep it.
 _NOTHING = open(os.devnull, 'w')  # noqa: SIM115
-# Installs the packages of the formats for edge devices.
-EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
+# Installs the packages of the formats for edge devices beside mmpretrain, which their transformers would break.
+EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt in a clone of mmunorm'
+DISTRIBUTIONS = {'ethosu': 'ethos-u-vela'}  # of packages with another name than their module
 
 
 class Session(ABC):
@@ -59,7 +63,7 @@ class Format(ABC):
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
-    install: str = "pip install -e '.[deploy]'"  # installs its packages
+    install: str = ''  # installs its packages beside mmpretrain, if their names alone do not
     # Options of tools/deploy/export.py for this format only, by name: arguments of `argparse`'s `add_argument`. Given
     # options are passed to `export` as keyword arguments.
     options: dict[str, dict] = {}
@@ -152,7 +156,7 @@ class Format(ABC):
 
     def usage(self, path: Path) -> str:
         """One line on how to use a file."""
-        return f'use it: python tools/deploy/infer.py {quote(str(path))} IMAGES --out-dir DIR'
+        return f'use it: python tools/deploy/infer.py {shlex.quote(str(path))} IMAGES --out-dir DIR'
 
     def report(self, path: Path) -> list[str]:
         """Lines that tools/deploy/export.py prints about a new file."""
@@ -178,9 +182,19 @@ def register_format(cls: type[Format]) -> type[Format]:
     return cls
 
 
-def need(*packages: str, install: str = Format.install) -> None:
-    """Raises a PreflightError with the command to install them if one of these packages is missing."""
+def need(*packages: str, install: str = '') -> None:
+    """Raises a PreflightError with the command to install them if one of these packages is missing.
+
+    `install` is the command beside mmpretrain. Otherwise pip gets their names, with the releases that mmunorm was tried
+    with.
+    """
     missing = [package for package in packages if find_spec(package) is None]
+    if missing and (not install or lacks('mmpretrain')):
+        names = [DISTRIBUTIONS.get(package, package.replace('_', '-')) for package in missing]
+        with suppress(PackageNotFoundError):
+            known = {re.split('[^A-Za-z0-9-]', line)[0]: line.partition(';')[0] for line in requires('mmunorm') or ()}
+            names = [known.get(name, name) for name in names]
+        install = f'pip install {shlex.join(names)}'
     if missing:
         raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
 

@@ -14,6 +14,7 @@ from ..edge import fold_pixels, with_edge_layers
 from ..exportable import Exportable, exporting
 from ..graphs import ModelGraph
 from ..layouts import for_chips
+from ..progress import stage
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
 
 
@@ -54,6 +55,7 @@ class ExecuTorch(Format):
             if isinstance(graph, ModelGraph):
                 program = torch.export.export(for_chips(program), model.inputs, strict=False)
             if int8:
+                stage('quantizing')
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
             try:
                 edge = to_edge_transform_and_lower(

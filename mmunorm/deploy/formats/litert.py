@@ -17,6 +17,7 @@ from ..equalize import equalize
 from ..exportable import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
 from ..layouts import for_chips
+from ..progress import stage
 from ..quantizer_exp import exp_renamed
 from ..rcnn.host import Host, filled, softmax
 from ..tflite import changed, kind_of
@@ -98,6 +99,9 @@ class LiteRt(Format):
         if is_detector:
             from ..rcnn.parts import settings_of
             meta = meta | dict(rcnn=settings_of(model.graph))
+            if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['rcnn']['pad']):
+                raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
+                                     f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
         with silent():
             write_float(model, path, meta)
             if half or int8:
@@ -185,6 +189,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     recipe, ranges = recipe_of(kind, heads_in_float), None
     made = quantizer.Quantizer(str(path), recipe)
     if made.need_calibration:
+        stage('calibrating')
         data = calibration_data(path, samples, rcnn, not heads_in_float)
         if kind.startswith('full'):
             equalize(path, data)
@@ -200,6 +205,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
+    stage('quantizing')
     with exp_renamed(path):
         quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
     if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):

@@ -14,6 +14,8 @@ import torch
 
 from ..exportable import Exportable, exporting
 from ..graphs import DetectorGraph
+from ..layouts import LOWEST
+from ..progress import stage
 from .base import KEY, Format, Session, Variant, register_format
 
 LARGEST_HALF = 65504.
@@ -55,6 +57,7 @@ class Onnx(Format):
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         write_onnx(model, path)
         if int8:
+            stage('quantizing')
             quantize_file(path, path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
             import onnx
@@ -80,7 +83,11 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     if isinstance(model.graph, DetectorGraph):
         tables |= _nms_translation()
     # An input and an output of one name would be one value.
-    outputs = [f'{name}_out' if name in model.graph.inputs else name for name in model.graph.outputs]
+    outputs: list[str] = []
+    for name in model.graph.outputs:
+        while name in model.graph.inputs or name in outputs:
+            name += '_out'
+        outputs.append(name)
     with exporting():
         made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                  input_names=list(model.graph.inputs), output_names=outputs,
@@ -109,11 +116,12 @@ def _gelu_translation() -> dict:
 
 
 def _attention_translation(program: torch.export.ExportedProgram) -> dict:
-    """Attention without masks; torch's own translation scales twice, and transposes in 3 dimensions."""
+    """Attention; torch's own translation scales twice, transposes in 3 dimensions, and takes no masks there."""
+    from onnxscript import ir
     from onnxscript import opset18 as op
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    if any(len(node.args) > 3 or node.kwargs.keys() - {'scale'} for node in program.graph.nodes
-           if node.target is attention):
+    if any(node.args[5:6] == (True, ) or node.kwargs.get('is_causal') or node.kwargs.get('enable_gqa')
+           for node in program.graph.nodes if node.target is attention):
         return {}
 
     def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
@@ -122,7 +130,15 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
             query = op.Mul(query, op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale))
         *outer, tokens, width = range(len(key.shape))
         scores = op.MatMul(query, op.Transpose(key, perm=[*outer, width, tokens]))
-        return op.MatMul(op.Softmax(scores, axis=-1), value)
+        keeps = None
+        if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+            # Rows that allow nothing are 0 in torch. Runtimes compute this once if the mask is constant.
+            keeps = op.ReduceMax(op.Cast(attn_mask, to=ir.DataType.FLOAT), op.Constant(value_ints=[-1]))
+            attn_mask = op.Where(attn_mask, op.Constant(value_float=0.), op.Constant(value_float=LOWEST))
+        if attn_mask is not None:
+            scores = op.Add(scores, attn_mask)
+        out = op.MatMul(op.Softmax(scores, axis=-1), value)
+        return out if keeps is None else op.Mul(out, keeps)
 
     return {attention: to_onnx}
 

@@ -38,7 +38,7 @@ class Host:
         return [np.stack(each) for each in zip(*batch, strict=True)]
 
     def pad(self, images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Images padded with the mean pixel, which normalizes to mmdet's zeros; channels last."""
+        """Images padded with the pixel that normalizes to mmdet's `pad_value`; channels last."""
         padded = np.empty((len(images), *images.shape[2:], 3), np.float32)
         padded[:] = self.settings['pad']
         for own, image, (height, width) in zip(padded, images, sizes.astype(int), strict=True):

@@ -20,7 +20,7 @@ REGIONS = dict(heads=100, masks=20)
 class Features(nn.Module):
     """The features, from pixels to the inputs of the proposals.
 
-    Its normalization also changes the padding, so images must be padded with the mean to get zeros.
+    Its normalization also changes the padding: images must be padded with the pixel that becomes `pad_value`.
     """
 
     def __init__(self, graph: DetectorGraph):
@@ -108,9 +108,10 @@ def check_parts(graph: DetectorGraph) -> None:
 def settings_of(graph: DetectorGraph) -> dict:
     """The settings of a detector for :class:`.host.Host`, as plain data."""
     head, pixels = dense_head(graph.detector), graph.pixels
+    pad = pixels.mean + pixels.pad_value * pixels.std
     cfg, priors = head.test_cfg, head.prior_generator
     settings = dict(
-        pad=(pixels.mean.flip(0) if pixels.flips else pixels.mean).flatten().tolist(),
+        pad=(pad.flip(0) if pixels.flips else pad).flatten().tolist(),
         anchors=[dict(boxes=boxes.tolist(), stride=list(stride))
                  for boxes, stride in zip(priors.base_anchors, priors.strides, strict=True)],
         proposals=dict(coder=coder_of(head.bbox_coder), before=cfg.nms_pre, iou=cfg.nms.iou_threshold,
