@@ -7,6 +7,7 @@ number a channel. On a GPU :mod:`.kernels` computes the same in Triton.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -48,7 +49,8 @@ class OfflineNorm(Norm):
     State: parameters `weight` (gamma), `bias` (beta) and, if requested, `eta` (1); buffers `running_var` and
     `num_batches_tracked` (training forward passes, as in torch's BatchNorm); with `centered` also `running_mean`; and
     `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps), if the averages
-    need them.
+    need them. Statistics are in float32, or in float64 after `.double()`: `.half()` and `.to(torch.bfloat16)` change
+    the parameters alone, because a mean square of more than 65,504 is infinite in float16.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -144,7 +146,7 @@ class OfflineNorm(Norm):
                 gradient_record=torch.zeros(self.window[1], num_features) if keeps_gradients else None,
                 psi=torch.zeros(num_features) if keeps_psi else None,
                 num_outliers=torch.tensor(0, dtype=torch.long) if outlier_filter else None).items():
-            self.register_buffer(name, value)
+            self.register_buffer(name, None if value is None else _precise(value))
         # The number of steps that are not averaged; None until the length of the run is known.
         self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
         self.has_own_kernels = (forward_average, backward_average, backward_momentum,
@@ -293,30 +295,60 @@ class OfflineNorm(Norm):
         The running statistics and every row of the record of activations become those of tokens with `mean` E[x] and
         `square` E[x^2], and `eta` 0. All arguments are `(C,)`.
         """
-        variance = (square - mean.square()).clamp(min=0) if self.centered else square
         self.lacks_statistics = False
         self.restart_warmup()
-        self.running_var.copy_(variance)
-        if self.activation_record is not None:
-            self.activation_record.copy_(variance.expand_as(self.activation_record))
+        if self.centered:
+            self.running_mean.copy_(mean)
+            shift = shift + scale * self.running_mean.to(scale.dtype)
+        self.set_statistics(mean, square)
         if self.eta is not None:
             self.eta.zero_()
         # From the statistics as they are stored, which may be less precise.
         self.weight.copy_(scale * (self.running_var.to(scale.dtype) + self.eps).sqrt())
-        if self.centered:
-            self.running_mean.copy_(mean)
-            shift = shift + scale * self.running_mean.to(scale.dtype)
         self.bias.copy_(shift)
+
+    @torch.no_grad()
+    def set_statistics(self, mean: Tensor, square: Tensor) -> None:
+        """Sets the running statistics, and every row of the record of activations, to those of some tokens.
+
+        `mean` E[x] and `square` E[x^2] of :meth:`statistics_input` are `(C,)`. Frozen means do not change.
+        """
+        variance = square
+        if self.centered:
+            if self.centered != 'frozen':
+                self.running_mean.copy_(mean)
+            mu = self.running_mean.to(square.dtype)
+            variance = (square - (2 * mean - mu) * mu).clamp(min=0)  # E[(x - mu)^2]
+        self.running_var.copy_(variance)
+        if self.activation_record is not None:
+            self.activation_record.copy_(variance.expand_as(self.activation_record))
+
+    def statistics_input(self, x: Tensor) -> Tensor:
+        """The tokens whose statistics the norm keeps, from its input `(..., C)`."""
+        return x
 
     @property
     def is_fresh(self) -> bool:
         """Whether the running statistics are still those that the norm was built with."""
         return not self.num_batches_tracked and bool((self.running_var == 1).all())
 
+    def _apply(self, fn, recurse=True):
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, after in self.named_buffers(recurse=False):
+            if _precise(after) is not after:
+                setattr(self, name, before[name].to(after.device, torch.float32))  # not rounded
+        return self
+
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name, buffer in self.named_buffers(recurse=False):  # `assign=True` takes those of the checkpoint
+            setattr(self, name, _precise(buffer))
         if prefix + 'weight' in state_dict:
             self.lacks_statistics = prefix + 'running_var' not in state_dict
+        if not self.running_var.is_meta and not self.running_var.isfinite().all():
+            warnings.warn(f'{prefix}running_var is not finite, as in a checkpoint that was saved in float16: '
+                          'mmunorm.update_norms(model, batches) measures it again', stacklevel=2)
 
     def restart_warmup(self) -> None:
         """Restarts at step 1: resets steps, outliers and gradient statistics, and keeps the running statistics."""
@@ -416,6 +448,11 @@ def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | N
     scale = weight * rstd
     shift = bias if mean is None else torch.addcmul(bias, mean, scale, value=-1)
     return (scale if eta is None else scale + eta), shift
+
+
+def _precise(values: Tensor) -> Tensor:
+    """The values in at least float32."""
+    return values.float() if values.is_floating_point() and torch.finfo(values.dtype).bits < 32 else values
 
 
 def _is_number(value) -> bool:
