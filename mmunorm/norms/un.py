@@ -261,23 +261,24 @@ class OfflineNorm(Norm):
         self._pending.note_backward_pass(step)
         own = self._own_kernels(self.gradient_record) if total.dtype == self.running_var.dtype else None
         if own and step.share is None and mean is None:
-            psi = own.average_gradient(total, count, scale, rstd, self.psi, self.gradient_record, step.outlier,
-                                       step.averaged, self.alpha, self.loss_scale)
-            return psi, None
+            slope = own.average_gradient(total, count, scale, rstd, self.psi, self.gradient_record, step.outlier,
+                                         step.averaged, self.alpha, self.loss_scale)
+            return slope, None
         g, g_mean, factor = merge_backward(  # g_var and g_mu, the latter with the factor rstd
             self.ranks, step.share, scale * total / count, None if mean is None else scale * total_mean / count,
             self.loss_scale)
         if self.psi is None:
-            psi = g * rstd.square()
+            slope = g * rstd.square()
         elif own:
-            psi = own.average_gradient(g, 1, torch.ones_like(g), rstd, self.psi, self.gradient_record, step.outlier,
-                                       step.averaged, self.alpha, factor)
+            slope = own.average_gradient(g, 1, torch.ones_like(g), rstd, self.psi, self.gradient_record, step.outlier,
+                                         step.averaged, self.alpha, factor)
+        elif factor is None:
+            slope = self._update_psi(step, g) * rstd.square()
         else:  # the state is in units of the unscaled loss
-            psi = self._update_psi(step, g if factor is None else g / factor) * rstd.square()
-            psi = psi if factor is None else psi * factor
+            slope = self._update_psi(step, g / factor) * factor * rstd.square()
         if mean is None:
-            return psi, None
-        return psi, mean * psi if self.centered == 'frozen' else mean * psi - g_mean
+            return slope, None
+        return slope, mean * slope if self.centered == 'frozen' else mean * slope - g_mean
 
     def _update_psi(self, step: Step, g: Tensor) -> Tensor:
         """A gradient that overflows anywhere is useless, and a gradient scaler skips its step: it changes no state."""
