@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...compat import is_compiling
-
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of the statistics of a tensor: float32, or float64 for float64."""
@@ -29,19 +27,11 @@ def num_tokens(values: Tensor) -> int:
 # The dimensions of tokens; torch has at most 64.
 _TOKENS = tuple(range(63))
 
-# Compiled code for a CPU sums down the column of a few channels. A short column stays in the cache.
-_COMPILED_ROWS = 32
-
 
 def _sum_over_tokens(values: Tensor) -> Tensor:
     if values.dim() == 1:  # a single token
         return values
-    if not (is_compiling() and values.device.type == 'cpu'):
-        return values.sum(dim=_TOKENS[:values.dim() - 1])
-    values = values.flatten(0, -2)
-    rest = len(values) % _COMPILED_ROWS
-    total = values[:len(values) - rest].unflatten(0, (-1, _COMPILED_ROWS)).sum(dim=1).sum(dim=0)
-    return total + values[len(values) - rest:].sum(dim=0) if rest else total
+    return values.sum(dim=_TOKENS[:values.dim() - 1])
 
 
 def count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
