@@ -3,8 +3,8 @@
     python benchmarks/train_step.py
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
-Both models run in turn in each round. Ratios are ratios of medians. `UN` is past its warm-up. The rows are written to
-benchmarks/results/train_step_DEVICE.jsonl.
+Both models run in turn in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a GPU, a
+third one is UN without Triton. The rows are written to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import itertools
@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -21,11 +22,14 @@ from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.folding import precision
 from mmunorm.cli.arguments import device, threads
+from mmunorm.norms import kernels
 
 # isort: split
 from norm_layers import ROOT
 
-NORMS = dict(LN=dict(type='LN'), UN=dict(type='UN', warmup_iters=0))
+UN = dict(type='UN', warmup_iters=0)
+NORMS = dict(LN=dict(type='LN'), UN=UN)
+WITHOUT_TRITON = 'UN without Triton'
 
 
 def parse_args(argv=None):
@@ -69,6 +73,16 @@ def make_step(norm_cfg, images, mode, amp, args):
     return warm_step(loss, optimizer)
 
 
+def without_triton(step):
+    """The same step with the norms in plain torch; what ran before has no influence on it."""
+    def plain():
+        with mock.patch.object(kernels, 'for_averages', lambda record: None), \
+                mock.patch.object(kernels, 'triton_kernels', lambda: None):
+            step()
+
+    return plain
+
+
 def warm_step(loss, optimizer):
     """A function that runs one training step on `loss()`, after six steps that compile it and fill UN's window."""
 
@@ -95,10 +109,12 @@ def main(argv=None):
         amp = None if name == 'none' else name
         torch._dynamo.reset()
         steps = {name: make_step(cfg, images, mode, amp, args) for name, cfg in NORMS.items()}
+        if device.type == 'cuda' and mode == 'eager':
+            steps[WITHOUT_TRITON] = without_triton(make_step(UN, images, mode, amp, args))
         memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
         clock = time.process_time if args.clock == 'cpu' else time.perf_counter
         seconds = measure.Race(steps, device, clock).time(args.rounds)
-        for name in NORMS:
+        for name in steps:
             rows.append(dict(
                 norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=amp, mode=mode,
                 seconds=statistics.median(seconds[name]), to_ln=measure.ratio(seconds[name], seconds['LN']),

@@ -48,7 +48,7 @@ elif not lacks('mmengine'):
     from . import engine  # noqa: F401
 
 from .checkpoints.folded import load_folded, save_folded
-from .conversion import AdaptReport, ConversionReport, adapt, convert_norms
+from .conversion import AdaptReport, ConversionReport, adapt, convert_norms, update_norms
 from .deploy.torch_models import Comparison, compare, export
 from .fusion import FusionReport, fuse_norms, stock_rules  # noqa: F401
 from .norms import (
@@ -72,7 +72,8 @@ from .norms import (
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'AdaptReport', 'Comparison', 'ConversionReport', 'Derf', 'DyT', 'FusionReport',
     'NoNorm', 'PRepBN', 'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'compare', 'convert_norms',
-    'convert_sync', 'export', 'fuse_norms', 'load_folded', 'replace_norms', 'revert_sync', 'save_folded'
+    'convert_sync', 'export', 'fuse_norms', 'load_folded', 'replace_norms', 'revert_sync', 'save_folded',
+    'update_norms'
 ]
 __getattr__ = explain_missing(__name__, ('analysis', 'backbones', 'datasets', 'engine'))
 

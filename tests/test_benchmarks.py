@@ -48,6 +48,12 @@ def run(script, tmp_path, capsys):
     return call
 
 
+def test_tiny_layer(run):
+    printed, rows = run('tiny_layer')
+    assert [row['norm'] for row in rows] == ['LayerNorm', 'BatchNorm', 'UN', 'UN in warm-up']
+    assert 'UN: ' in printed and rows[0]['calls'] < rows[2]['calls'] <= 60
+
+
 @pytest.mark.slow
 def test_norm_layers(run):
     norms = ['UN', 'TokenBN', 'BatchNorm', *['RMSNorm'] * hasattr(nn, 'RMSNorm')]

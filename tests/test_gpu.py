@@ -35,7 +35,7 @@ def test_scripts_take_the_arguments_that_a_gpu_runs_them_with(gpu, tmp_path):
                 spec.loader.exec_module(script)
                 script.parse_args(['cpu' if word == 'cuda' else word for word in run.command[2:]])  # no GPU here
                 scripts.add(spec.origin)
-    assert len(scripts) == 5
+    assert len(scripts) == 7
 
 
 @pytest.mark.parametrize('code,limit,result', [
@@ -62,6 +62,34 @@ def test_a_table_of_several_models(gpu, tmp_path):
             dict(model='a', mode='eager', name='UN', **measured), dict(model='b', mode='eager', name='LN', **measured)]
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     assert gpu.fusion_table(path)[2:] == ['| a | eager | out of memory | 2 (3) |', '| b | eager | 2 (3) | - |']
+
+
+def test_rows_of_one_name_become_one_file(gpu, tmp_path):
+    source, target = tmp_path / 'source', tmp_path / 'target'
+    for folder, text in (('a', '1\n'), ('b', '2\n')):
+        (source / folder).mkdir(parents=True)
+        (source / folder / 'rows.jsonl').write_text(text)
+    target.mkdir()
+    gpu.keep_rows(source, target)
+    assert (target / 'rows.jsonl').read_text() == '1\n2\n'
+
+
+def test_parts_have_twelve_minutes(gpu, tmp_path):
+    limits = {part: sum(run.limit for run in gpu.PARTS[part]('cuda', tmp_path)) for part in gpu.USUAL}
+    assert sum(limits.values()) - limits['digits'] <= 60 * gpu.MINUTES  # which gets what is left
+
+
+@pytest.mark.slow
+def test_what_people_run_first_is_measured_tiny_on_a_cpu(gpu, tmp_path, capsys):
+    out = tmp_path / 'out'
+    gpu.main(['--device', 'cpu', '--parts', 'steps', 'inference', 'adapt', '--out', str(out)])
+    rows = {key: [json.loads(line) for path in out.glob(f'report/results/**/{key}_*.jsonl')
+                  for line in path.read_text().splitlines()] for key in ('gpu', 'inference', 'train_step')}
+    assert [row['result'] for row in rows['gpu']] == ['done', 'done']
+    assert [row['norm'] for row in rows['train_step']] == ['LN', 'UN']
+    assert [row['norm'] for row in rows['inference']] == ['LN', 'LN, exact', 'UN', 'UN folded']
+    assert 'norms' in rows['inference'][1]['report'] and all(row['to_ln']['value'] > 0 for row in rows['inference'])
+    assert 'adapt is left out: it needs --vit and --crops' in capsys.readouterr().out
 
 
 @pytest.mark.slow

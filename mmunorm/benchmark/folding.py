@@ -80,7 +80,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
-        race, difference = _prepare(models, plain, task, settings, device, notes)
+        race, difference = prepare(models, plain, task, settings, device, notes)
         counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
         if settings.compile:
             torch._dynamo.reset()
@@ -113,7 +113,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         rows=summarize(rows, settings.batch_size))
 
 
-def _prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
+def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
              device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, float] | None]:
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded model."""
     for model in models.values():

@@ -252,17 +252,18 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
                 if norm not in obstacles:
                     seen.check('in the model as it is')
             for memory in (MEMORY, 0):
-                now, left = {}, set(goals)  # what each norm reads after the converted ones
+                now, fits, left = {}, {}, set(goals)  # what each norm reads after the converted ones
                 with Replay(model, goals, memory) as replay:
                     for norm, goal in goals.items():
                         now[norm] = _measure(model, batches, norm, before[norm], left, replay, bar)
                         goal.set_affine(*now[norm].nearest(), *mean_and_square(now[norm].sums))
+                        fits[norm] = now[norm].error_of(goal)
                         left.remove(norm)
                         put(model, {name: places[norm] for name, each in names.items() if each is norm})
                 after = _measure_all(model, batches, {goal: before[norm].again() for norm, goal in goals.items()}, bar)
-                errors = {norm: after[norm].error(*seen.nearest()) for norm, seen in now.items()}
-                if memory == 0 or all(math.isclose(errors[norm], seen.error(*seen.nearest()), rel_tol=0.01,
-                                                   abs_tol=1e-5) for norm, seen in now.items()):
+                errors = {norm: after[norm].error_of(goal) for norm, goal in goals.items()}
+                if memory == 0 or all(math.isclose(errors[norm], fit, rel_tol=0.01, abs_tol=1e-5)
+                                      for norm, fit in fits.items()):
                     break
                 print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
                           'in whole passes', 'current')
@@ -368,6 +369,14 @@ class _Seen:
     def error(self, a: Tensor, b: Tensor) -> float:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
+    def error_of(self, norm: OfflineNorm) -> float:
+        """The error of an offline norm as it is stored, in the dtype of its parameters."""
+        scale, shift = norm.affine()
+        if not (scale.isfinite().all() and shift.isfinite().all()):
+            raise ConversionError(f'{self.name}: the scale or shift that replaces it is beyond {norm.weight.dtype}; '
+                                  'convert the model in float32')
+        return self.error(scale, shift)
+
     def spread(self) -> dict[str, float]:
         """Statistics of the tokens' deviations, for :class:`ConvertedNorm`."""
         mean, square = self.sigma / self.sums[0, 0]
@@ -393,7 +402,7 @@ def _measure_all(model: nn.Module, batches: list, seen: dict[nn.Module, _Seen],
     modules = [module for module, one in seen.items() if len(one.norm.normalized_shape) == 1]
     for batch, inputs in enumerate(batches):
         with watched(modules, partial(hook, batch)):
-            _run_checked(model, inputs)
+            run_checked(model, inputs)
         bar.update()
     return {one.norm: one for one in [*ran.values(), *seen.values()]}
 
@@ -429,7 +438,7 @@ def _takes(model: nn.Module, batch) -> bool:
     return True
 
 
-def _run_checked(model: nn.Module, batch) -> None:
+def run_checked(model: nn.Module, batch) -> None:
     """`_run`, with an error that says what a batch is: images one by one, or arrays, are likely mistakes."""
     inputs = _inputs(batch)
     if not isinstance(inputs, (Tensor, Mapping)):

@@ -44,6 +44,10 @@ class FoldPlan:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""
         if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm):
             return obstacle
+        for buffer in ('running_mean', 'running_var'):  # a scale of an infinite variance is 0, which is finite
+            values = getattr(norm, buffer, None)
+            if values is not None and not values.isfinite().all():
+                return f'its {buffer} is not finite; mmunorm.update_norms(model, batches) measures it again'
         if shared := self.owners.others(name, norm):
             return f'is shared with {shared}'
         affine = affine_of(norm)

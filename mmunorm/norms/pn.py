@@ -36,7 +36,11 @@ class PN(OfflineNorm):
             self.fold_obstacle = 'divides every token by its own root mean square at inference'
 
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        return super()._normalize(divide_by_rms(x, self.eps) if self.layer_scale else x, pad_mask)
+        return super()._normalize(self.statistics_input(x), pad_mask)
+
+    def statistics_input(self, x: Tensor) -> Tensor:
+        """The tokens, with `layer_scale` each divided by its root mean square."""
+        return divide_by_rms(x, self.eps) if self.layer_scale else x
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, layer_scale={self.layer_scale}'

@@ -19,9 +19,9 @@ _PATIENCE = 8
 
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; None if the norm does not need it."""
-    var_hat: Tensor  # (C,)
-    averaged: Tensor  # () bool: after the warm-up, and no outlier
-    outlier: Tensor | None = None  # () bool: the step ignores all averages
+    rstd: Tensor  # (C,) 1 / sqrt(var_hat + eps)
+    averaged: Tensor | bool  # () bool: after the warm-up, and no outlier
+    outlier: Tensor | bool | None = None  # () bool: the step ignores all averages
     s: Tensor | None = None  # (C,) the statistic, finite; of PowerNorm
     mean: Tensor | None = None  # (C,) mu_hat; of a centered norm
     share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
@@ -33,8 +33,8 @@ class Step(NamedTuple):
 class _Pending:
     """A step whose backward pass may still come."""
     step: Step
-    # To something that the graph of the forward pass holds. None if there is no graph: reentrant checkpointing makes
-    # it later, and cannot be distinguished from `torch.no_grad()`.
+    # To the graph of the forward pass. None if there is none: reentrant checkpointing makes it later, and cannot be
+    # distinguished from `torch.no_grad()`.
     graph: weakref.ref | None = None
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
@@ -68,13 +68,14 @@ class PendingSteps:
         self._pending.append(_Pending(step))
         return step
 
-    def watch(self, step: Step, held: object) -> None:
-        """Sets what the graph of the step's forward pass, if there is one, holds as long as it lives."""
-        if is_compiling():
+    def watch(self, step: Step, y: Tensor) -> None:
+        """Notes the graph of the step's forward pass, whose output is `y`."""
+        if is_compiling() or not torch.is_grad_enabled():
             return
         newest = self._pending[-1]
-        if torch.is_grad_enabled() and newest.step is step and newest.graph is None:
-            newest.graph = weakref.ref(held)
+        if newest.step is step and newest.graph is None:
+            newest.done = not y.requires_grad
+            newest.graph = weakref.ref(y.grad_fn) if y.requires_grad else None
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
@@ -84,6 +85,9 @@ class PendingSteps:
 
     def _forget(self) -> None:
         """Drops the steps whose backward pass cannot come any more."""
+        if not self._recalls and all(pending.done for pending in self._pending):  # as in most trainings
+            self._pending.clear()
+            return
         unnamed = [pending for pending in self._pending if pending.graph is None and not pending.done]
         if unnamed and self._recalls >= len(self._pending):
             for pending in unnamed:
@@ -121,6 +125,8 @@ class PendingSteps:
         index = len(known) - 1 - newest_first.argmax().view(1)
         self._recalled = recalled.index_add_(0, index, torch.ones_like(index))
         self._recalls += 1
+        if index.device.type == 'cpu':  # where nothing has to be waited for
+            return steps[index.numpy().item()]
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
                       for values in zip(*steps, strict=True)))
 
@@ -149,6 +155,6 @@ def _shape_of_kept(values: Tensor) -> Tensor:
 def _keep(step: Step) -> Step:
     """The same values, which no compiler computes again."""
     kept = [value for value in step if value is not None]
-    packed = torch.cat([value.to(step.var_hat.dtype).flatten() for value in kept])  # in one operation
+    packed = torch.cat([value.to(step.rstd.dtype).flatten() for value in kept])  # in one operation
     parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))
     return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in step))

@@ -7,8 +7,9 @@ number a channel. On a GPU :mod:`.kernels` computes the same in Triton.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class OfflineNorm(Norm):
     State: parameters `weight` (gamma), `bias` (beta) and, if requested, `eta` (1); buffers `running_var` and
     `num_batches_tracked` (training forward passes, as in torch's BatchNorm); with `centered` also `running_mean`; and
     `activation_record` (M, C), `gradient_record` (M, C), `psi` (C) and `num_outliers` (outlier steps), if the averages
-    need them.
+    need them. Statistics are in float32, or in float64 after `.double()`: `.half()` and `.to(torch.bfloat16)` change
+    the parameters alone, because a mean square of more than 65,504 is infinite in float16.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
@@ -144,7 +146,7 @@ class OfflineNorm(Norm):
                 gradient_record=torch.zeros(self.window[1], num_features) if keeps_gradients else None,
                 psi=torch.zeros(num_features) if keeps_psi else None,
                 num_outliers=torch.tensor(0, dtype=torch.long) if outlier_filter else None).items():
-            self.register_buffer(name, value)
+            self.register_buffer(name, None if value is None else _precise(value))
         # The number of steps that are not averaged; None until the length of the run is known.
         self.unsettled = None if isinstance(warmup_iters, float) else self._settles_after(warmup_iters or 0)
         self.has_own_kernels = (forward_average, backward_average, backward_momentum,
@@ -154,19 +156,25 @@ class OfflineNorm(Norm):
     def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
         if not self.training or (x.numel() == 0 and not is_synchronized(self.ranks)):
             scale, shift = self._scale_and_shift(kernels.statistics_dtype(x.dtype))
-            return kernels.affine(x, scale, shift)  # scale * x + shift
+            return kernels.affine(x, scale, shift)  # Eq. 1: scale * x + shift
         # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
         valid = None if pad_mask is None else ~pad_mask
-        with torch.no_grad():
-            step = self._pending.step(partial(self._new_step, x, valid), partial(self._measure, x, valid))
+        tokens = x.detach()  # statistics have no graph
+        step = self._pending.step(lambda: self._new_step(tokens, valid), lambda: self._measure(tokens, valid))
         return self._apply_step(step, x, valid, self.bias)
+
+    def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
+        """Forward 4, with the estimated gradient."""
+        y = _Normalize.apply(x, self.weight, bias, self.eta, self, step, valid)
+        self._pending.watch(step, y)
+        return y
 
     def _scale_and_shift(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mean = None if self.running_mean is None else self.running_mean.to(dtype)
         eta = None if self.eta is None else self.eta.to(dtype)
         rstd = (self.running_var.to(dtype) + self.eps).rsqrt()
-        return scale_and_shift(self.weight.to(dtype), self.bias.to(dtype), rstd, mean, eta)
+        return scale_and_shift(self.weight.to(dtype) * rstd, self.bias.to(dtype), mean, eta)
 
     def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Forward 1: the statistics over tokens, `s` `(1, C)`; with `centered` variance and mean `(2, C)`."""
@@ -180,27 +188,40 @@ class OfflineNorm(Norm):
                 f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run whose length is unknown. '
                 'OfflineNormHook sets the progress; without it, call set_progress(done, steps) of each norm before '
                 'each step, or set a number of steps.')
+        if not (self.centered or is_synchronized(self.ranks)) and (own := self._own_kernels(self.activation_record)):
+            total = kernels.square_sum(x, valid)
+            if total.dtype == self.running_var.dtype:
+                return self._own_step(own, total, kernels.count_tokens(x, valid))
         measured = self._measure(x, valid)
         merged, tokens, share = merge_forward(self.ranks, measured, x, valid)
-        self.num_batches_tracked.add_(1)
         return self._average_activation(merged, tokens, share=share, measured=measured)
+
+    def _own_kernels(self, record: Tensor | None) -> ModuleType | None:
+        """What computes UN's own averages on this device faster than plain torch."""
+        return kernels.for_averages(record) if self.has_own_kernels else None
+
+    def _own_step(self, own: ModuleType, total: Tensor, count: int | Tensor, **kept: Tensor | None) -> Step:
+        """:meth:`_average_activation` of `total / count`, by its own kernels."""
+        rstd, averaged, outlier, s = own.average_activation(
+            total, count, self.num_batches_tracked, self.running_var, self.activation_record, self.num_outliers,
+            self.unsettled, self.alpha, self.eps)
+        return Step(rstd, averaged, outlier, **{'measured': s.view(1, -1), **kept})
 
     def _average_activation(self, statistics: Tensor, tokens: int | Tensor | None, **kept: Tensor | None) -> Step:
         """Forward 2, 3 and 5: updates the state with the statistics over so many tokens."""
         t, running, record, alpha = self.num_batches_tracked, self.running_var, self.activation_record, self.alpha
         mean = outlier = average = None
-        if self.blends_another:
-            kept['t'] = t.clone()
         if self.centered == 'frozen':  # mu_hat is a constant
             mean = self.running_mean.to(statistics.dtype)
             statistics = (statistics[0] + (statistics[1] - mean).square()).unsqueeze(0)  # the mean square about it
         elif self.centered:  # mu_hat is the mean of this step
             mean = torch.where(statistics[0].isfinite(), statistics[1], self.running_mean)
             self.running_mean.copy_(moving_average(self.running_mean, mean, alpha))  # 5. Eq. 12
-        if self.has_own_kernels and (launch := kernels.one_launch(record, statistics[0], running)):
-            var_hat, averaged, outlier = launch.average_activation(
-                statistics[0], t, running, record, self.num_outliers, self.unsettled, alpha)
-            return Step(var_hat, averaged, outlier, mean=mean, **kept)
+        if statistics.dtype == running.dtype and (own := self._own_kernels(record)):
+            return self._own_step(own, statistics[0], 1, mean=mean, **kept)
+        t.add_(1)
+        if self.blends_another:
+            kept['t'] = t.clone()
         s = finite_or(statistics[0], running)
         averaged = t > self.unsettled  # 2. the warm-up is over, and M statistics were recorded before this one
         if record is not None:
@@ -228,52 +249,61 @@ class OfflineNorm(Norm):
         elif self.keeps_unbiased:  # TokenBN, as torch's BatchNorm
             newest = finite_or(statistics[0] * bessel_correction(tokens), running)
         running.copy_(moving_average(running, newest, alpha))  # 5. Eq. 12
-        return Step(var_hat, averaged, outlier, s if self.backward_average == 'nu' else None, mean, **kept)
+        rstd = (var_hat + self.eps).rsqrt()
+        return Step(rstd, averaged, outlier, s if self.backward_average == 'nu' else None, mean, **kept)
 
-    def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
-        """Forward 4, with the estimated gradient."""
-        average_gradient = partial(self._average_gradient, step)
-        self._pending.watch(step, average_gradient)
-        return _Normalize.apply(x, self.weight, bias, step.var_hat, step.mean, self.eta, valid, self.eps,
-                                average_gradient)
+    def _gradient_terms(self, step: Step, total: Tensor, total_mean: Tensor, count: int | Tensor, scale: Tensor,
+                        rstd: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Backward 2 to 4 and 5 up to the tokens: updates the state; the `slope` and `constant` of Eq. 9.
 
-    def _average_gradient(self, step: Step, g: Tensor, g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Backward 2 to 4: updates the state; the `psi` and `g_mean` that are used in `dx`."""
+        `total` and `total_mean` are the sums of `dy * (x - mean)` and `dy` over so many tokens.
+        """
         self._pending.note_backward_pass(step)
-        g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
-        if self.centered == 'frozen':
-            g_mean = torch.zeros_like(g_mean)
+        own = self._own_kernels(self.gradient_record) if total.dtype == self.running_var.dtype else None
+        if own and step.share is None and mean is None:
+            slope = own.average_gradient(total, count, scale, rstd, self.psi, self.gradient_record, step.outlier,
+                                         step.averaged, self.alpha, self.loss_scale)
+            return slope, None
+        g, g_mean, factor = merge_backward(  # g_var and g_mu, the latter with the factor rstd
+            self.ranks, step.share, scale * total / count, None if mean is None else scale * total_mean / count,
+            self.loss_scale)
         if self.psi is None:
-            return g, g_mean
-        if scale is None:
-            return self._update_psi(step, g), g_mean
-        return self._update_psi(step, g / scale) * scale, g_mean  # the state is in units of the unscaled loss
+            slope = g * rstd.square()
+        elif own:
+            slope = own.average_gradient(g, 1, torch.ones_like(g), rstd, self.psi, self.gradient_record, step.outlier,
+                                         step.averaged, self.alpha, factor)
+        elif factor is None:
+            slope = self._update_psi(step, g) * rstd.square()
+        else:  # the state is in units of the unscaled loss
+            slope = self._update_psi(step, g / factor) * factor * rstd.square()
+        if mean is None:
+            return slope, None
+        return slope, mean * slope if self.centered == 'frozen' else mean * slope - g_mean
 
     def _update_psi(self, step: Step, g: Tensor) -> Tensor:
         """A gradient that overflows anywhere is useless, and a gradient scaler skips its step: it changes no state."""
         psi, record = self.psi, self.gradient_record
-        if self.has_own_kernels and (launch := kernels.one_launch(record, g, psi)):
-            return launch.average_gradient(g, psi, record, step.outlier, step.averaged, self.alpha)
+        averaged = torch.as_tensor(step.averaged)
         finite = g.isfinite()
         recorded = changes = finite.all()
         g = torch.where(finite, g, psi)
         target = g
         if step.outlier is not None:  # 4. records psi in place of g, and keeps psi
-            changes = recorded & ~step.outlier
-            target = torch.where(step.outlier, psi, g)
+            outlier = torch.as_tensor(step.outlier)
+            changes = recorded & ~outlier
+            target = torch.where(outlier, psi, g)
         if self.backward_average == 'nu':  # PowerNorm
             used = psi.clone()
-            z_squared = step.s / (step.var_hat + self.eps)
-            newest = finite_or(power_norm_nu(psi, z_squared, g, self.alpha), used)
+            newest = finite_or(power_norm_nu(psi, step.s * step.rstd.square(), g, self.alpha), used)
         else:
             if self.backward_average == 'am':  # 3. UN, MABN
                 before = record.to(g.dtype)
                 after = push(before, target)
                 record.copy_(torch.where(recorded, after, before))
-                target = torch.where(step.averaged, arithmetic_mean(after), g)
+                target = torch.where(averaged, arithmetic_mean(after), g)
             newest = used = moving_average(psi, target, self.alpha) if self.backward_momentum else target
         psi.copy_(torch.where(changes, newest, psi))
-        return torch.where(step.averaged, used, g)  # 2. in the warm-up and on an outlier step: the exact gradient
+        return torch.where(averaged, used, g)  # 2. in the warm-up and on an outlier step: the exact gradient
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """`scale` and `shift` of the norm at inference, `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
@@ -293,30 +323,60 @@ class OfflineNorm(Norm):
         The running statistics and every row of the record of activations become those of tokens with `mean` E[x] and
         `square` E[x^2], and `eta` 0. All arguments are `(C,)`.
         """
-        variance = (square - mean.square()).clamp(min=0) if self.centered else square
         self.lacks_statistics = False
         self.restart_warmup()
-        self.running_var.copy_(variance)
-        if self.activation_record is not None:
-            self.activation_record.copy_(variance.expand_as(self.activation_record))
+        if self.centered:
+            self.running_mean.copy_(mean)
+            shift = shift + scale * self.running_mean.to(scale.dtype)
+        self.set_statistics(mean, square)
         if self.eta is not None:
             self.eta.zero_()
         # From the statistics as they are stored, which may be less precise.
         self.weight.copy_(scale * (self.running_var.to(scale.dtype) + self.eps).sqrt())
-        if self.centered:
-            self.running_mean.copy_(mean)
-            shift = shift + scale * self.running_mean.to(scale.dtype)
         self.bias.copy_(shift)
+
+    @torch.no_grad()
+    def set_statistics(self, mean: Tensor, square: Tensor) -> None:
+        """Sets the running statistics, and every row of the record of activations, to those of some tokens.
+
+        `mean` E[x] and `square` E[x^2] of :meth:`statistics_input` are `(C,)`. Frozen means do not change.
+        """
+        variance = square
+        if self.centered:
+            if self.centered != 'frozen':
+                self.running_mean.copy_(mean)
+            mu = self.running_mean.to(square.dtype)
+            variance = (square - (2 * mean - mu) * mu).clamp(min=0)  # E[(x - mu)^2]
+        self.running_var.copy_(variance)
+        if self.activation_record is not None:
+            self.activation_record.copy_(variance.expand_as(self.activation_record))
+
+    def statistics_input(self, x: Tensor) -> Tensor:
+        """The tokens whose statistics the norm keeps, from its input `(..., C)`."""
+        return x
 
     @property
     def is_fresh(self) -> bool:
         """Whether the running statistics are still those that the norm was built with."""
         return not self.num_batches_tracked and bool((self.running_var == 1).all())
 
+    def _apply(self, fn, recurse=True):
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, after in self.named_buffers(recurse=False):
+            if _precise(after) is not after:
+                setattr(self, name, before[name].to(after.device, torch.float32))  # not rounded
+        return self
+
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name, buffer in self.named_buffers(recurse=False):  # `assign=True` takes those of the checkpoint
+            setattr(self, name, _precise(buffer))
         if prefix + 'weight' in state_dict:
             self.lacks_statistics = prefix + 'running_var' not in state_dict
+        if not self.running_var.is_meta and not self.running_var.isfinite().all():
+            warnings.warn(f'{prefix}running_var is not finite, as in a checkpoint that was saved in float16: '
+                          'mmunorm.update_norms(model, batches) measures it again', stacklevel=2)
 
     def restart_warmup(self) -> None:
         """Restarts at step 1: resets steps, outliers and gradient statistics, and keeps the running statistics."""
@@ -381,41 +441,42 @@ class _Normalize(Function):
     """Forward 4 with its estimated gradient: `weight * (x - mean) / sqrt(var_hat + eps) + bias + eta * x`.
 
     `eta` is `(1,)`, or None for 0; `valid` None or bool `x.shape[:-1]`, False where a token is padding. The backward
-    pass calls `average_gradient` once with the statistics `g = mean(weight * dy * z)` and `mean(weight * dy)`, None
-    without a mean; it returns the two that are used in `dx`.
+    pass asks the norm once for the gradient statistics of the step.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, var_hat, mean, eta, valid, eps, average_gradient):
-        rstd = (var_hat + eps).rsqrt()
-        # Detached: before 2.5 or so a parameter that is saved here loses its hooks in a checkpoint.
-        ctx.save_for_backward(x, weight.detach(), rstd, mean, eta, valid)
-        ctx.average_gradient = average_gradient
-        return kernels.affine(x, *scale_and_shift(weight, bias, rstd, mean, eta))  # 4. Eq. 4-5
+    def forward(ctx, x, weight, bias, eta, norm, step, valid):
+        scale = weight * step.rstd
+        ctx.save_for_backward(x, scale, step.rstd, step.mean, eta, valid)
+        ctx.norm, ctx.step = norm, step
+        return kernels.affine(x, *scale_and_shift(scale, bias, step.mean, eta))  # 4. Eq. 4-5
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        x, weight, rstd, mean, eta, valid = ctx.saved_tensors
-        dy = dy.contiguous() if x.is_contiguous() else dy
+        x, scale, rstd, mean, eta, valid = ctx.saved_tensors
+        dy = dy.contiguous()
         # 1. dgamma, dbeta, and the statistics g_var and g_mu of the gradient (Eq. 6-9)
-        dweight, dbias, g, g_mean = kernels.gradient_statistics(dy, x, weight, rstd, mean, valid)
-        psi, g_mean = ctx.average_gradient(g, g_mean)  # 2 to 4
+        products, dbias, *over_valid = kernels.gradient_sums(dy, x, mean, valid)
+        slope, constant = ctx.norm._gradient_terms(  # 2 to 4
+            ctx.step, *over_valid, kernels.count_tokens(x, valid), scale, rstd, mean)
         dx = deta = None
         if ctx.needs_input_grad[0]:  # 5. Eq. 9
-            dx = kernels.input_gradient(dy, x, weight, rstd, psi, mean, g_mean, eta, valid)
+            dx = kernels.input_gradient(dy, x, scale if eta is None else scale + eta, slope, constant, valid)
         if eta is not None:
-            products = dweight / rstd if mean is None else dweight / rstd + mean * dbias  # sum(dy * x)
-            deta = products.sum().view(1).to(eta.dtype)
-        return dx, dweight.to(weight.dtype), dbias.to(weight.dtype), None, None, deta, None, None, None
+            deta = (products if mean is None else products + mean * dbias).sum().view(1)  # sum(dy * x)
+        return dx, rstd * products, dbias, deta, None, None, None
 
 
-def scale_and_shift(weight: Tensor, bias: Tensor, rstd: Tensor, mean: Tensor | None,
-                    eta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`weight * (x - mean) * rstd + bias + eta * x` as `scale * x + shift` (Eq. 1), two `(C,)` tensors."""
-    scale = weight * rstd
+def scale_and_shift(scale: Tensor, bias: Tensor, mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`scale * (x - mean) + bias + eta * x` as one scale and shift of x (Eq. 1), two `(C,)` tensors."""
     shift = bias if mean is None else torch.addcmul(bias, mean, scale, value=-1)
     return (scale if eta is None else scale + eta), shift
+
+
+def _precise(values: Tensor) -> Tensor:
+    """The values in at least float32."""
+    return values.float() if values.is_floating_point() and torch.finfo(values.dtype).bits < 32 else values
 
 
 def _is_number(value) -> bool:

@@ -95,6 +95,15 @@ def test_statistics_that_are_not_finite(name, value):
     assert torch.equal(model.reader.weight, before)
 
 
+@pytest.mark.parametrize('norm, name', [(UN(6), 'running_var'), (UN(6, centered=True), 'running_mean'),
+                                        (nn.BatchNorm1d(6), 'running_var')])
+def test_infinite_statistics_which_make_a_finite_scale(norm, name):
+    model = Pair(norm, nn.Linear(6, 3)).eval()
+    getattr(model.norm, name)[2] = float('inf')
+    with pytest.raises(NotFoldedError, match=f'norm.*its {name} is not finite; mmunorm.update_norms'):
+        fuse_norms(model, strict=True, example=torch.randn(4, 6))
+
+
 class OtherFormula(UN):
     """Another one than its `affine()` has."""
     factor = 2

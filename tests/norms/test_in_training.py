@@ -12,7 +12,7 @@ from mmunorm.norms import UN, convert_sync
 
 from .. import processes
 from ..versions import needs_cpu_stream, needs_fully_shard
-from .cases import assert_same_state, build, every_offline_norm, sequence, train_step
+from .cases import NORMS, assert_same_state, build, every_offline_norm, sequence, train_step
 
 
 def step(norm, seed, scale=1):
@@ -71,6 +71,61 @@ def test_deepcopy_between_forward_and_backward(name):
     assert torch.equal(twin.running_var, norm.running_var)
     step(twin, 99)
     assert twin.num_batches_tracked == 17 and norm.num_batches_tracked == 16
+
+
+WAYS = {
+    'half': lambda model: model.half(),
+    'to float16': lambda model: model.to(torch.float16),
+    'to bfloat16, by a tensor': lambda model: model.to(torch.empty(0, dtype=torch.bfloat16)),
+    'from float64': lambda model: model.double().half(),
+}
+
+
+@every_offline_norm
+@pytest.mark.parametrize('way', WAYS)
+def test_in_half_precision_statistics_stay_in_float32(name, way):
+    """A channel with a root mean square of 900, whose square is infinite in float16."""
+    norm = build(name)
+    x, dy = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0))
+    x[:, 3] *= 900
+    for _ in range(20):
+        train_step(norm, x, dy)
+    half = WAYS[way](nn.Sequential(copy.deepcopy(norm)))[0]
+    assert {parameter.dtype for parameter in half.parameters()} == {half.weight.dtype} != {torch.float32}
+    for key, buffer in norm.named_buffers():
+        assert torch.equal(half.get_buffer(key), buffer) and half.get_buffer(key).dtype == buffer.dtype, key
+    x, dy = x.to(half.weight.dtype), dy.to(half.weight.dtype)
+    torch.testing.assert_close(half.eval()(x).float(), norm.eval()(x.float()), rtol=2e-2, atol=2e-2)
+    norm.train(), half.train()
+    for _ in range(8):
+        ours, theirs = train_step(half, x, dy), train_step(norm, x.float(), dy.float())
+    torch.testing.assert_close([value.float() for value in ours[:2]], theirs[:2], rtol=3e-2, atol=3e-2)
+    for key, buffer in norm.named_buffers():  # psi and its record contain gamma, which was rounded
+        torch.testing.assert_close(half.get_buffer(key), buffer, rtol=2e-2, atol=2e-3, msg=key)
+
+
+@every_offline_norm
+@pytest.mark.parametrize('assign', [False, True])
+def test_a_checkpoint_in_half_precision(name, assign):
+    norm, loaded = build(name), build(name)
+    step(norm, 0, 100)
+    state = {key: value.half() if value.is_floating_point() else value for key, value in norm.state_dict().items()}
+    loaded.load_state_dict(state, assign=assign)
+    for key, buffer in loaded.named_buffers():
+        assert buffer.dtype == norm.get_buffer(key).dtype and torch.equal(buffer, state[key].to(buffer.dtype)), key
+    state['running_var'][1] = float('inf')
+    with pytest.warns(UserWarning, match='1.running_var is not finite.* mmunorm.update_norms'):
+        nn.Sequential(nn.Identity(), loaded).load_state_dict({f'1.{key}': value for key, value in state.items()})
+
+
+@every_offline_norm
+def test_statistics_of_a_norm_that_is_built_in_half_precision(name):
+    torch.set_default_dtype(torch.float16)
+    try:
+        norm = NORMS[name](6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert norm.weight.dtype == torch.float16 and norm.running_var.dtype == torch.float32
 
 
 def make_swin(norm='UN', **kwargs):

@@ -33,6 +33,7 @@ from mmunorm import (
     replace_norms,
     revert_sync,
     save_folded,
+    update_norms,
 )
 from mmunorm.norms import Norm
 
@@ -54,6 +55,7 @@ def fold(norm: UN, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
 def deploy(model: nn.Module, teacher: nn.Module, images: list[Tensor]) -> nn.Module:
     assert_type(replace_norms(model, dict(type='UN')), nn.Module)
     assert_type(revert_sync(convert_sync(model)), nn.Module)
+    update_norms(model, images, progress=True)
     conversion = convert_norms(model, images, dict(type='UN', window=4), keep=['head.norm'], progress=True)
     assert_type(conversion, ConversionReport)
     print(conversion, [norm.norm for norm in conversion.converted], __version__.split('.'))

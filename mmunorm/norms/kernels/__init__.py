@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ...compat import is_compiling
-from . import reference
-from .reference import num_tokens, statistics_dtype
+from . import host, reference
+from .reference import count_tokens, num_tokens, statistics_dtype
 
 # Triton unrolls its loops over the steps of a record.
 _LONGEST_RECORD = 32
 
 
 @cache
-def _triton() -> ModuleType | None:
+def triton_kernels() -> ModuleType | None:
     """Triton's kernels, imported on the first use of a GPU; None if Triton is not installed."""
     try:
         return import_module('.triton', __name__)
@@ -30,13 +30,15 @@ def _triton() -> ModuleType | None:
         return None
 
 
-def one_launch(record: Tensor, *vectors: Tensor) -> ModuleType | None:
-    """Triton's averages over steps, if they support this record `(M, C)` and these vectors `(C,)`; else None."""
-    if is_compiling() or len(record) > _LONGEST_RECORD:
+def for_averages(record: Tensor) -> ModuleType | None:
+    """What computes UN's own averages on the device of this record `(M, C)`; None for plain torch."""
+    if is_compiling():
         return None
-    fits = all(vector.is_cuda and vector.dtype == torch.float32 and vector.is_contiguous()
-               for vector in (record, *vectors))
-    return _triton() if fits else None
+    if type(record) is Tensor and record.device.type == 'cpu':
+        return host
+    if len(record) > _LONGEST_RECORD or not (record.is_cuda and record.dtype == torch.float32):
+        return None
+    return triton_kernels()
 
 
 def _pass(plain: Callable, inputs: int = 1) -> Callable:
@@ -48,18 +50,23 @@ def _pass(plain: Callable, inputs: int = 1) -> Callable:
         if (is_compiling() or not tokens[0].is_cuda or tokens[0].dtype == torch.float64 or not tokens[0].numel()
                 or not all(each.is_contiguous() for each in tokens)):
             return plain(*args)
-        return getattr(_triton() or reference, plain.__name__)(*args)
+        return getattr(triton_kernels() or reference, plain.__name__)(*args)
 
     return run
 
 
-second_moment = _pass(reference.second_moment)
+square_sum = _pass(reference.square_sum)
+def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """`s = mean over the valid tokens of x^2`, `(C,)`."""
+    return square_sum(x, valid) / count_tokens(x, valid)
+
+
 variance_and_mean = _pass(reference.variance_and_mean)
 affine = _pass(reference.affine)
-gradient_statistics = _pass(reference.gradient_statistics, inputs=2)
+gradient_sums = _pass(reference.gradient_sums, inputs=2)
 input_gradient = _pass(reference.input_gradient, inputs=2)
 
 __all__ = [
-    'affine', 'gradient_statistics', 'input_gradient', 'num_tokens', 'one_launch', 'second_moment',
-    'statistics_dtype', 'variance_and_mean'
+    'affine', 'count_tokens', 'gradient_sums', 'input_gradient', 'num_tokens', 'for_averages', 'second_moment',
+    'square_sum', 'statistics_dtype', 'variance_and_mean'
 ]

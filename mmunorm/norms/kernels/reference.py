@@ -8,12 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...compat import is_compiling
-
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of the statistics of a tensor: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _to(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values.to(dtype)`, which takes time where there is nothing to do."""
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def num_tokens(values: Tensor) -> int:
@@ -21,32 +24,35 @@ def num_tokens(values: Tensor) -> int:
     return values.numel() // values.shape[-1]
 
 
-# Compiled code for a CPU sums down the column of a few channels. A short column stays in the cache.
-_COMPILED_ROWS = 32
+# The dimensions of tokens; torch has at most 64.
+_TOKENS = tuple(range(63))
 
 
 def _sum_over_tokens(values: Tensor) -> Tensor:
     if values.dim() == 1:  # a single token
         return values
-    if not (is_compiling() and values.device.type == 'cpu'):
-        return values.sum(dim=tuple(range(values.dim() - 1)))
-    values = values.flatten(0, -2)
-    rest = len(values) % _COMPILED_ROWS
-    total = values[:len(values) - rest].unflatten(0, (-1, _COMPILED_ROWS)).sum(dim=1).sum(dim=0)
-    return total + values[len(values) - rest:].sum(dim=0) if rest else total
+    return values.sum(dim=_TOKENS[:values.dim() - 1])
+
+
+def count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
+    """How many tokens have a part in the statistics."""
+    return num_tokens(x) if valid is None else valid.sum()
+
+
+def _over_valid(values: Tensor, valid: Tensor | None) -> Tensor:
+    """The values, 0 where a token is padding: it may hold inf or NaN, which a product with zero would keep."""
+    return values if valid is None else torch.where(valid.unsqueeze(-1), values, 0)
 
 
 def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid tokens; NaN if there are none."""
-    if valid is None:
-        return _sum_over_tokens(values) / num_tokens(values)
-    # `where`, because a padded token may hold inf or NaN, which a product with zero would keep.
-    return _sum_over_tokens(torch.where(valid.unsqueeze(-1), values, 0)) / valid.sum()
+    return _sum_over_tokens(_over_valid(values, valid)) / count_tokens(values, valid)
 
 
-def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    """`s = mean over tokens of x^2`, `(C,)`."""
-    return _mean_over_tokens(x.to(statistics_dtype(x.dtype)).square(), valid)
+def square_sum(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The sum of x^2 over the valid tokens, `(C,)`."""
+    x = _to(x, statistics_dtype(x.dtype))
+    return _sum_over_tokens(_over_valid(x * x, valid))
 
 
 def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,47 +67,27 @@ def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, T
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
-    return torch.addcmul(shift, x, scale).to(x.dtype)
+    return _to(torch.addcmul(shift, x, scale), x.dtype)
 
 
-def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
-                        valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Sums of the backward pass for `z = rstd * (x - mean)` and `y = weight * z + bias`; without `mean`, it is 0.
+def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor | None = None,
+                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sums of `dy * (x - mean)` and `dy` over all tokens, and both over the valid ones; `(C,)` each.
 
-    Returns:
-        `dweight = sum(dy * z)` and `dbias = sum(dy)` over all tokens. Over the valid tokens: `g`, the mean of
-        `weight * dy * z`, and the mean of `weight * dy`, None without a `mean`. Each is `(C,)`.
+    Without `mean`, it is 0.
     """
-    dtype = statistics_dtype(x.dtype)
-    dy = dy.to(dtype)
-    x = x.to(dtype)
+    dy = _to(dy, statistics_dtype(x.dtype))
     products = dy * (x if mean is None else x - mean)
-    dweight, dbias = rstd * _sum_over_tokens(products), _sum_over_tokens(dy)
+    sums = _sum_over_tokens(products), _sum_over_tokens(dy)
     if valid is None:
-        count = num_tokens(products)
-        return dweight, dbias, weight * dweight / count, None if mean is None else weight * dbias / count
-    g = weight * rstd * _mean_over_tokens(products, valid)
-    return dweight, dbias, g, None if mean is None else weight * _mean_over_tokens(dy, valid)
+        return *sums, *sums
+    return *sums, _sum_over_tokens(_over_valid(products, valid)), _sum_over_tokens(_over_valid(dy, valid))
 
 
-def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                   mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
+def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, slope: Tensor, constant: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    """`dx = (weight * dy - g_mean - z * psi) * rstd + eta * dy` (Eq. 9), with None for 0.
-
-    A padded token is not part of the statistics: its `g_mean` and `psi` are 0.
-    """
-    direct, slope, constant = input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
-    through_statistics = x * slope if constant is None else torch.addcmul(constant, x, slope)
-    if valid is not None:
-        through_statistics = torch.where(valid.unsqueeze(-1), through_statistics, 0)
-    return torch.addcmul(through_statistics, dy, direct).to(x.dtype)
-
-
-def input_gradient_terms(weight: Tensor, rstd: Tensor, psi: Tensor, mean: Tensor | None,
-                         g_mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Eq. 9 as `dx = direct * dy + slope * x + constant`, each `(C,)`; None is 0."""
-    direct = weight * rstd
-    slope = -psi * rstd.square()
-    constant = None if mean is None else -g_mean * rstd - mean * slope
-    return (direct if eta is None else direct + eta), slope, constant
+    """`dx = direct * dy - slope * x + constant` (Eq. 9), `direct * dy` where a token is padding; None is 0."""
+    if constant is None and valid is None:
+        return _to((dy * direct).addcmul_(x, slope, value=-1), x.dtype)
+    through_statistics = x * -slope if constant is None else torch.addcmul(constant, x, slope, value=-1)
+    return _over_valid(through_statistics, valid).addcmul_(dy, direct).to(x.dtype)

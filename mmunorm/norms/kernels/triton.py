@@ -26,9 +26,8 @@ _TILE = 4096
 _PROGRAMS = 1024
 
 
-def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    sums, count = _sum_products(x, None, None, valid)
-    return sums[-2] / count
+def square_sum(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    return _sum_products(x, None, None, valid)[-2]
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -37,18 +36,14 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return _map_tokens(x, scale, shift, None, None, None)
 
 
-def gradient_statistics(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None = None,
-                        valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    sums, count = _sum_products(x, dy, mean, valid)
-    dweight, dbias = rstd * sums[0], sums[1]
-    g, g_mean = weight * rstd * sums[-2] / count, weight * sums[-1] / count
-    return dweight, dbias, g, None if mean is None else g_mean
+def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor | None = None,
+                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sums = _sum_products(x, dy, mean, valid)
+    return sums[0], sums[1], sums[-2], sums[-1]
 
 
-def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, psi: Tensor,
-                   mean: Tensor | None = None, g_mean: Tensor | None = None, eta: Tensor | None = None,
+def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, slope: Tensor, constant: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    direct, slope, constant = reference.input_gradient_terms(weight, rstd, psi, mean, g_mean, eta)
     return _map_tokens(x, slope, constant, dy, direct, valid)
 
 
@@ -76,9 +71,8 @@ def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, dy: Tensor | 
     return out
 
 
-def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None,
-                  valid: Tensor | None) -> tuple[Tensor, int | Tensor]:
-    """The sums of :func:`_products` over tokens, `(2 or 4, C)`, and how many tokens are valid."""
+def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None, valid: Tensor | None) -> Tensor:
+    """The sums of :func:`_products` over tokens, `(2 or 4, C)`."""
     tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     columns = triton.cdiv(channels, blocks['BLOCK_C'])
@@ -89,7 +83,7 @@ def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None,
     partial = torch.empty(programs, 2 if valid is None else 4, channels, dtype=torch.float32, device=x.device)
     with _on(x):
         _products[programs, columns](x, dy, mean, _bytes(valid), partial, tokens, rows, channels, **blocks)
-    return partial.sum(dim=0), tokens if valid is None else valid.sum()
+    return partial.sum(dim=0)
 
 
 @triton.jit
@@ -131,12 +125,14 @@ def _products(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.c
 
 @triton.jit
 def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`out[t, c] = direct[c] * dy[t, c] + valid[t] * (slope[c] * x[t, c] + constant[c])`."""
+    """`direct[c] * dy[t, c] + valid[t] * (constant[c] - slope[c] * x[t, c])`; without `dy`, `slope * x + constant`."""
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (t < tokens)[:, None] & (c < channels)[None, :]
     place = t[:, None] * channels + c[None, :]
     factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
+    if dy is not None:
+        factor = -factor
     result = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
     if constant is not None:
         result += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
@@ -148,33 +144,44 @@ def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: 
     tl.store(out + place, result.to(out.dtype.element_ty), inside)
 
 
-def average_activation(s: Tensor, t: Tensor, running_var: Tensor, record: Tensor, num_outliers: Tensor | None,
-                       unsettled: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`UN._average_activation` in step t, counted from 1; the first `unsettled` steps are not averaged.
+def average_activation(total: Tensor, count: int | Tensor, t: Tensor, running_var: Tensor, record: Tensor,
+                       num_outliers: Tensor | None, unsettled: int, alpha: float,
+                       eps: float) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """`OfflineNorm._average_activation` of the statistics `total / count`; it averages after `unsettled` steps.
 
-    Returns `var_hat`, `averaged` and `outlier`. Updates `running_var`, `record` and `num_outliers`, None without the
-    filter.
+    Returns `1 / sqrt(var_hat + eps)`, `averaged`, `outlier` and the statistics. Updates `t`, `running_var`, `record`,
+    and `num_outliers`, None without the filter.
     """
-    var_hat = torch.empty_like(s)
+    rstd, measured = torch.empty_like(total), torch.empty_like(total)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
     averaged = torch.empty_like(t, dtype=torch.bool)
-    with _on(s):
+    with _on(total):
         _average_activation[(1, )](
-            s, t, running_var, record, num_outliers, var_hat, _bytes(outlier), _bytes(averaged), len(s),
-            unsettled, alpha, WINDOW=len(record), **_all_channels(s))
-    _mark_changed(running_var, record, num_outliers)
-    return var_hat, averaged, outlier
+            total, *_number(count), t, running_var, record, num_outliers, rstd, measured, _bytes(outlier),
+            _bytes(averaged), len(total), unsettled, alpha, eps, WINDOW=len(record), **_all_channels(total))
+    _mark_changed(t, running_var, record, num_outliers)
+    return rstd, averaged, outlier, measured
 
 
-def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | None, averaged: Tensor,
-                     alpha: float) -> Tensor:
-    """`UN._update_psi`: the `psi` `(C,)` that is used in `dx`; updates `psi` and `record` `(M, C)`."""
-    used = torch.empty_like(g)
-    with _on(g):
-        _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), used, len(g), alpha,
-                                 WINDOW=len(record), **_all_channels(g))
+def average_gradient(total: Tensor, count: int | Tensor, scale: Tensor, rstd: Tensor, psi: Tensor, record: Tensor,
+                     outlier: Tensor | None, averaged: Tensor, alpha: float,
+                     loss_scale: Tensor | int | None) -> Tensor:
+    """`OfflineNorm._update_psi` of the statistics `scale * total / count`: the `psi * rstd^2` `(C,)` of `dx`.
+
+    Updates `psi` and `record` `(M, C)`, which do not contain the loss scale.
+    """
+    slope = torch.empty_like(total)
+    with _on(total):
+        _average_gradient[(1, )](total, *_number(count), scale, rstd, psi, record, _bytes(outlier), _bytes(averaged),
+                                 *_number(1 if loss_scale is None else loss_scale), slope, len(total), alpha,
+                                 WINDOW=len(record), **_all_channels(total))
     _mark_changed(psi, record)
-    return used
+    return slope
+
+
+def _number(value: int | Tensor) -> tuple[Tensor | None, float]:
+    """A number as a kernel takes it: on the device, or as an argument."""
+    return (value, 1.) if isinstance(value, Tensor) else (None, float(value))
 
 
 def _mark_changed(*tensors: Tensor | None) -> None:
@@ -201,13 +208,19 @@ def _is_finite(value):
 
 
 @triton.jit
-def _average_activation(measured, step, running_var, record, outliers, var_hat_out, outlier_out, averaged_out,
-                        channels, unsettled, alpha, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
+def _average_activation(total, count, number, step, running_var, record, outliers, rstd_out, measured_out, outlier_out,
+                        averaged_out, channels, unsettled, alpha, eps, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
-    settled = tl.load(step) > unsettled
+    t = tl.load(step) + 1
+    tl.store(step, t)
+    settled = t > unsettled
     running = tl.load(running_var + c, inside, 0)
-    value = tl.load(measured + c, inside, 0)
+    tokens = number
+    if count is not None:
+        tokens = tl.load(count).to(tl.float32)
+    value = tl.load(total + c, inside, 0) / tokens
+    tl.store(measured_out + c, value, inside)
     s = tl.where(_is_finite(value), value, running)
     found = settled & False
     if outliers is not None:  # V of Eq. 19, of the record as it is before this step
@@ -239,17 +252,23 @@ def _average_activation(measured, step, running_var, record, outliers, var_hat_o
     averaged = settled & (found == 0)
     tl.store(averaged_out, averaged.to(tl.uint8))
     var_hat = tl.where(averaged, gm, s)
-    tl.store(var_hat_out + c, var_hat, inside)
+    tl.store(rstd_out + c, 1 / tl.sqrt(var_hat + eps), inside)
     tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
 
 
 @triton.jit
-def _average_gradient(g, psi, record, outlier, averaged, used_out, channels, alpha, WINDOW: tl.constexpr,
-                      BLOCK_C: tl.constexpr):
+def _average_gradient(total, count, number, scale, rstd, psi, record, outlier, averaged, loss_scale, factor, slope_out,
+                      channels, alpha, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     old = tl.load(psi + c, inside, 0)
-    value = tl.load(g + c, inside, 0)
+    tokens = number
+    if count is not None:
+        tokens = tl.load(count).to(tl.float32)
+    units = factor
+    if loss_scale is not None:
+        units = tl.load(loss_scale).to(tl.float32)
+    value = tl.load(scale + c, inside, 0) * tl.load(total + c, inside, 0) / tokens / units
     finite = tl.min(_is_finite(value).to(tl.int32), 0) > 0
     own = tl.where(_is_finite(value), value, old)
     target = own
@@ -267,4 +286,5 @@ def _average_gradient(g, psi, record, outlier, averaged, used_out, channels, alp
     settled = tl.load(averaged) != 0
     newest = _moving_average(old, tl.where(settled, mean, own), alpha)
     tl.store(psi + c, tl.where(changes, newest, old), inside)
-    tl.store(used_out + c, tl.where(settled, newest, own), inside)
+    r = tl.load(rstd + c, inside, 0)
+    tl.store(slope_out + c, tl.where(settled, newest, own) * units * r * r, inside)

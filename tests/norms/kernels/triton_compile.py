@@ -43,9 +43,10 @@ if __name__ == '__main__':
                     out=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
         blocks = dict(WINDOW=4, BLOCK_C=1024)
-        compile_for(gpu, kernels._average_activation, blocks, measured=FLOAT, step=COUNT, running_var=FLOAT,
-                    record=FLOAT, outliers=number, var_hat_out=FLOAT, outlier_out=flag, averaged_out=FLAGS,
-                    alpha='fp32')
-        compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag,
-                    averaged=FLAGS, used_out=FLOAT, alpha='fp32')
+        compile_for(gpu, kernels._average_activation, blocks, total=FLOAT, count=number, number='fp32', step=COUNT,
+                    running_var=FLOAT, record=FLOAT, outliers=number, rstd_out=FLOAT, measured_out=FLOAT,
+                    outlier_out=flag, averaged_out=FLAGS, alpha='fp32', eps='fp32')
+        compile_for(gpu, kernels._average_gradient, blocks, total=FLOAT, count=number, number='fp32', scale=FLOAT,
+                    rstd=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag, averaged=FLAGS,
+                    loss_scale=FLOAT if number else None, factor='fp32', slope_out=FLOAT, alpha='fp32')
     print('all kernels compile')

@@ -1,0 +1,76 @@
+"""Running statistics that are measured again, as `torch.optim.swa_utils.update_bn` does for torch's BatchNorms."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..fusion.plan import unwrapped
+from ..norms import OfflineNorm
+from ..norms.layers import channel_axis, input_of
+from ..registry import print_log
+from ..utils import check_module, eval_mode
+from .convert import ConversionError, run_checked
+from .statistics import valid_tokens
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) -> None:
+    """Measures the running statistics of all offline norms of a model again, in place.
+
+    Call it where other weights are put into a model: after an average of weights (SWA, EMA, model soups), as
+    `torch.optim.swa_utils.update_bn`, which knows torch's BatchNorms alone. In a model that has both, call that first.
+
+    The model runs once over all batches in eval mode. Each norm normalizes with the mean over the tokens that it has
+    seen so far. Frozen means (`centered='frozen'`), gradient statistics and counters do not change.
+
+    Args:
+        model (nn.Module): with offline norms, also in a wrapper such as `torch.optim.swa_utils.AveragedModel`.
+        batches (Iterable): training images, as for :func:`mmunorm.convert_norms`; a DataLoader is read once.
+        progress (bool): show a progress bar. Defaults to False.
+
+    Raises:
+        TypeError: `model` is no module.
+        ConversionError: a ValueError: the model has no offline norm, there are no batches, a batch is not what the
+            model takes, or the input of a norm is not finite. The statistics are then as they were.
+    """
+    check_module(model)
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, OfflineNorm)}
+    if not norms:
+        raise ConversionError(f'model: {type(model).__name__} has no norm with running statistics of mmunorm')
+    before = [(buffer, buffer.clone()) for norm in norms.values() for buffer in norm.buffers()]
+    sums: dict[nn.Module, Tensor] = {}
+
+    def hook(norm, args, kwargs):
+        x, pad_mask = input_of(args, kwargs)
+        tokens = valid_tokens(norm.statistics_input(x.movedim(channel_axis(norm, kwargs), -1)), pad_mask)
+        if len(tokens):
+            new = torch.stack([torch.full_like(tokens[0], len(tokens)), tokens.sum(0), tokens.square().sum(0)])
+            count, x, square = sums[norm] = sums.get(norm, 0) + new
+            norm.set_statistics(x / count, square / count)
+
+    handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms.values()]
+    try:
+        inner = unwrapped(model)
+        with eval_mode(model):
+            for batch in tqdm([batches] if isinstance(batches, (Tensor, Mapping)) else batches, desc='measuring',
+                              unit='batch', disable=None if progress else True):
+                run_checked(inner, batch)
+        if not sums:
+            raise ConversionError('batches: there is none, or no norm runs on them')
+        for name, norm in norms.items():
+            if norm in sums and not sums[norm].isfinite().all():
+                raise ConversionError(f'the input of {name} is not finite: no statistics can be taken')
+    except BaseException:
+        for buffer, values in before:
+            buffer.copy_(values)
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+    if idle := [name for name, norm in norms.items() if norm not in sums]:
+        print_log(f'{len(idle)} of {len(norms)} norms did not run on these batches and keep their statistics, such as '
+                  f'{idle[0]}', 'current')

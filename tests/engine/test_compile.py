@@ -1,0 +1,49 @@
+"""`compile=True` in a config with UN: compiled by inductor, trained to the end, and resumed."""
+import shutil
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from torch import nn
+
+from mmunorm.norms import UN
+
+from ..runs import loader, runner
+
+
+class Model(BaseModel):
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 16), UN(16, warmup_iters=2), nn.GELU(), nn.Linear(16, 8),
+                                    UN(8, warmup_iters=2), nn.Linear(8, 2))
+
+    def forward(self, x, mode='loss'):
+        return dict(loss=(self.layers(x).float() - 1).square().mean())
+
+
+def train(work_dir, steps, amp, **kwargs):
+    """Epochs of three batches, the last of them smaller, with gradient clipping."""
+    torch.manual_seed(1)
+    data = loader([dict(x=torch.randn(5, 8)) for _ in range(10)], batch_size=4)
+    wrapper = dict(type='BFloat16OptimWrapper' if amp else 'OptimWrapper', optimizer=dict(type='SGD', lr=0.05),
+                   clip_grad=dict(max_norm=0.5))
+    run = runner(work_dir, Model(), data, steps, hooks=['OfflineNormHook'], interval=5, optim_wrapper=wrapper, **kwargs)
+    run.train()
+    return getattr(run.model, '_orig_mod', run.model).state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which('g++') is None, reason='inductor needs a C++ compiler')
+@pytest.mark.parametrize('amp', [False, True])
+def test_a_compiled_training_is_that_of_eager_mode(tmp_path, amp):
+    torch._dynamo.reset()
+    plain = train(tmp_path / 'plain', 14, amp)
+    compiled = train(tmp_path / 'compiled', 14, amp, cfg=dict(compile=True))
+    resumed = train(tmp_path / 'resumed', 14, amp, cfg=dict(compile=True), resume=True,
+                    load_from=str(tmp_path / 'compiled/iter_5.pth'))
+    assert plain['layers.1.num_batches_tracked'] == 14
+    tolerance = dict(rtol=2e-2, atol=2e-2) if amp else dict(rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled, plain, **tolerance)
+    torch.testing.assert_close(resumed, compiled, **tolerance)
