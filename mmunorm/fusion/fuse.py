@@ -10,8 +10,7 @@ from ..utils import check_module
 from .apply import apply
 from .check import check
 from .examples import Run, copy_of, runs_of
-from .graph.place import Places
-from .graph.trace import trace
+from .find import find
 from .plan import FoldPlan, unwrapped
 from .report import Fold, FusionReport, NotFoldedError, by_reason
 from .rules import check_names
@@ -24,8 +23,8 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
     """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
 
     Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. The
-    model is traced on an example to find the consumers of each norm. Before the model is changed, a folded copy is
-    verified to compute the same outputs. Norms that cannot be folded exactly are kept. Folding a folded model changes
+    model runs on an example to find the consumers of each norm. Before the model is changed, a folded copy is verified
+    to compute the same outputs. Norms that cannot be folded exactly are kept. Folding a folded model changes
     nothing. Linear layers in the NTK parametrization become plain linear layers, and the factors of residual schemes
     are folded into the adjacent layers.
 
@@ -50,7 +49,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         RuntimeError: the model does not run on `example`, or cannot be copied.
         NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
-        NotExactError: the outputs of the folded copy differ on `example`; lists the norms. `model` is unchanged.
+        NotExactError: the outputs of two copies differ on `example` before a norm is folded. `model` is unchanged.
     """
     check_module(model)
     for name, module in model.named_modules():
@@ -61,11 +60,11 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
     plan = FoldPlan(unwrapped(model))
     runs, dtype = _find(plan, plan.example if example is None else example)
     check(plan)
+    difference = verify(plan, runs, dtype) if runs else None
     kept = tuple(fold for fold in plan.folds if fold.obstacle)
     if strict and kept:
         listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(kept))
         raise NotFoldedError(f'strict=True, and {len(kept)} norms cannot be folded:\n{listed}')
-    difference = verify(plan, runs, dtype) if runs else None
     apply(plan, plan.model)
     return FusionReport(tuple(fold for fold in plan.folds if not fold.obstacle), kept, difference)
 
@@ -79,10 +78,9 @@ def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
         if dtype is not None and size > _LARGEST_MODEL:
             continue
         with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
-            traced, taken, error = trace(copy_of(plan.model, dtype), plan, runs, dtype)
+            folds, taken, error = find(copy_of(plan.model, dtype), plan, runs, dtype)
             if taken:
-                places = Places(plan, traced)
-                plan.folds = [places.fold(name) for name in plan.norms]
+                plan.folds = folds
                 return taken, dtype
             why = f'{kind} does not run on the example of its fold rule ({error}); pass another example= to fuse_norms'
     plan.factors.clear()  # they could not be verified

@@ -132,11 +132,17 @@ def overlapping_parts(self, x):
     return first[..., :DIM] + F.linear(x, weight[DIM:2 * DIM], bias[DIM:2 * DIM])
 
 
-@block(norm_and(fc=(DIM, 2 * DIM)), kept=['norm'])
-def part_read_elsewhere(self, x):
-    """Something else reads some rows of the weight."""
+@block(norm_and(fc=(DIM, 2 * DIM)))
+def other_part_read_elsewhere(self, x):
+    """Something else reads other rows of the weight."""
     read, other = self.fc.weight.chunk(2)
     return F.linear(self.norm(x), read, self.fc.bias[:DIM]) + other.mean()
+
+
+@block(norm_and(fc=(DIM, DIM)), kept=['norm'])
+def part_read_elsewhere(self, x):
+    """Something else reads some rows of the weight."""
+    return self.fc(self.norm(x)) + self.fc.weight[2:4].mean()
 
 
 @block(norm_and(fc=(DIM, DIM, False)), kept=['norm'])

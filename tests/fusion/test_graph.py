@@ -46,11 +46,11 @@ REASONS = {
     'shared_bias': 'its output is consumed by blocks.0.fc1, which shares its bias',
     'bias_read_elsewhere': 'its output is consumed by blocks.0.fc, which has a bias that is consumed by exp, too',
     'mixer': 'its output is consumed by blocks.0.fc along another dimension than its channels',
-    'in_place': 'its output is consumed after its input has been changed in place',
+    'in_place': 'the output of blocks.0.fc2 differs by .* when it is folded: it has a consumer other than linear layers',
     'relu': 'its output is consumed by relu_',
     'source_read_elsewhere': 'output is consumed by relu; the output of blocks.0.fc before it is consumed by abs, too',
     'bias_of_source_read_elsewhere': 'blocks.0.fc before it has a bias that is consumed by abs, too',
-    'rounded': 'its output is consumed by (_to_copy|to)',
+    'rounded': 'its output is consumed by long',
     'as_bits': 'its output is consumed by view',
     'two_readers': 'its output is consumed by blocks.0.fc, which also has another input',
 }
@@ -140,7 +140,7 @@ def unread(self, x):
 @pytest.mark.parametrize('compute, why', [
     (given_away, 'its output is an output of the model, or stored by it'),
     (remembered, 'its output is an output of the model, or stored by it'),
-    (scripted, 'its output is consumed by softplus'),
+    (scripted, "the model's output differs by .* when it is folded: it has a consumer other than linear layers"),
     (left_to_numpy, 'its output is consumed by numpy'),
     (padded_to_four, 'its output is consumed by fc together with other values, such as padding'),
     (padded_and_unread, 'its output is padded by 0 at this input size'),
@@ -148,7 +148,7 @@ def unread(self, x):
 def test_what_else_reads_a_norm(compute, why):
     parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
     kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
-    assert [fold.norm for fold in kept] == ['norm', 'idle'] and kept[0].where.startswith(why)
+    assert [fold.norm for fold in kept] == ['norm', 'idle'] and re.match(why, kept[0].where)
     assert kept[1].where == 'did not run on the example'
 
 
