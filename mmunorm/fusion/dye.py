@@ -12,7 +12,7 @@ from torch import Tensor
 
 NOTHING, MIXED = -1, -2  # elements that do not depend on any dyed tensor, and those that were computed from one
 _STEP = 4096  # between the values of two channels
-_SAMPLE = 2**12
+_SAMPLE = 2**13  # elements: a layer reads all of them, and the outputs of a folded copy are compared
 
 Twins = tuple[Tensor, Tensor]
 
@@ -28,56 +28,49 @@ class Dyes:
             return ((order + 1) * _STEP + offsets).double()
 
         self._values = values(torch.arange(size)), -values(torch.randperm(size, generator=generator))
+        self._fractions = torch.empty(0)
 
     def twins(self, numbers: range, like: Tensor, axis: int) -> Twins:
         """The twins of a tensor like `like`, whose dimension `axis` is the channels of these numbers."""
-        part = torch.arange(like.numel(), device=like.device, dtype=torch.float64).mul_(0.6180339887498949).frac_()
-        part = part.div_(4).view(like.shape)
-        shape = [1] * like.dim()
-        shape[axis] = -1
-        first, second = (values[numbers.start:numbers.stop].to(like.device).view(shape) for values in self._values)
-        return first + part, second - part
+        if len(self._fractions) < like.numel():
+            places = torch.arange(like.numel(), device=like.device, dtype=torch.float64)
+            self._fractions = places.mul_(0.6180339887498949).frac_().div_(4)
+        first, second = self.rows(numbers, like.movedim(axis, 0))
+        fractions = self._fractions[:like.numel()].to(like.device).view(like.shape)
+        return first.movedim(0, axis) + fractions, second.movedim(0, axis) - fractions
 
     def rows(self, numbers: range, like: Tensor) -> Twins:
-        """The twins of a parameter: each of its rows has one number."""
+        """The twins of a tensor like `like` each of whose rows has one number, without fractions."""
+        first, second = (values[numbers.start:numbers.stop].to(like.device, copy=True) for values in self._values)
         shape = [-1] + [1] * (like.dim() - 1)
-        first, second = (values[numbers.start:numbers.stop].to(like.device).clone().view(shape).expand(like.shape)
-                         for values in self._values)
-        return first, second
+        return first.view(shape).expand(like.shape), second.view(shape).expand(like.shape)
 
     def read(self, twins: Twins) -> Tensor:
         """The number of each element, or `NOTHING` or `MIXED`."""
         a, b = twins
-        nothing = (a == b) | a.isnan() & b.isnan()
         if a.dtype != torch.float64:
-            return torch.where(nothing, NOTHING, MIXED)
+            return torch.where(a == b, NOTHING, MIXED)
         first, second = (values.to(a.device) for values in self._values)
         numbers = (a / _STEP).long().sub_(1).clamp_(0, len(first) - 1)
         off = a - first[numbers]
         is_dye = (off.abs() < 1) & ((off + b - second[numbers]).abs() < 1e-3)
-        return torch.where(is_dye, numbers, torch.where(nothing, NOTHING, MIXED))
+        return torch.where(is_dye, numbers, torch.where(a == b, NOTHING, MIXED))
 
-    def all_in(self, twins: Twins) -> list[int]:
-        """The distinct numbers in the twins, in order."""
+    def sample(self, twins: Twins) -> Tensor:
+        """What `read` returns for some elements, in one dimension."""
         a, b = twins
         for dim in range(a.dim()):
             if a.stride(dim) == b.stride(dim) == 0 and a.shape[dim] > 1:  # repetitions
                 a, b = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
-        seen = torch.zeros(len(self._values[0]) + 2, dtype=torch.bool)
-        seen[self.read((a, b)).flatten().cpu()] = True  # `NOTHING` and `MIXED` are the last
-        return seen[:-2].nonzero().flatten().tolist()
+        a, b = a.flatten(), b.flatten()
+        if len(a) > _SAMPLE:
+            some = torch.arange(_SAMPLE, device=a.device) * 1_000_003 % len(a)
+            a, b = a[some], b[some]
+        return self.read((a, b))
 
     def is_moved(self, twins: Twins) -> bool | None:
-        """Whether all elements show one number each or depend on no dyed tensor; None if none depends on one.
-
-        Looks at a sample of the elements. A layer reads all of them.
-        """
+        """Whether a sample of the elements is not mixed; None if no element depends on a dyed tensor."""
         a, b = twins
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        if torch.equal(a, b):
-            return None
-        if a.numel() > _SAMPLE:
-            some = torch.arange(_SAMPLE, device=a.device) * 1_000_003 % a.numel()
-            a, b = a.flatten()[some], b.flatten()[some]
-        return not bool((self.read((a, b)) == MIXED).any())
+        return None if torch.equal(a, b) else not bool((self.sample(twins) == MIXED).any())

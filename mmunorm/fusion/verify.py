@@ -70,9 +70,8 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
         bad = _culprits(list(units.values()), differs)
         units = {key: unit for key, unit in units.items() if unit not in bad}
         for fold in (fold for unit in bad for fold in unit):
-            fold.obstacle = f'{why[fold.norm]} when it is folded: it has a consumer other than linear layers'
-            if fold.pads or fold.stream:
-                fold.obstacle += ', or its fold rule is wrong'
+            fold.obstacle = (f'{why[fold.norm]} when it is folded: it has a consumer other than linear layers, another '
+                             'formula than its affine()' + ', or a wrong fold rule' * bool(fold.pads or fold.stream))
         for fold in (fold for unit in units.values() for fold in unit):
             fold.obstacle = ''
 

@@ -111,14 +111,15 @@ def test_a_norm_with_another_formula(factor, is_first):
     norm = OtherFormula(6)
     norm.factor = factor
     pair = Pair(norm, nn.Linear(6, 3)) if is_first else Pair(nn.Linear(6, 6), norm)
-    assert why_kept(pair, TOKENS) == 'its output is not its scale times its input plus its shift'
+    why = r'(the output of reader|the model.s output|the output of norm) differs by .* another formula than its affine\(\)'
+    assert re.search(why, why_kept(pair, TOKENS))
 
 
 def test_what_a_norm_with_another_formula_reads():
     model = Block(lambda self, x: self.fc(self.norm(x)) + self.other(self.norm(x)),
                   dict(norm=UN(6), fc=nn.Linear(6, 6), other=OtherFormula(6)))
     report = models.fold(model, TOKENS, example=TOKENS)
-    assert not report.folded and report.kept[0].where.startswith('its output is consumed by other')
+    assert not report.folded and report.kept[0].where.startswith('its output is consumed by the norm other')
 
 
 @pytest.mark.parametrize('register', ['register_forward_hook', 'register_forward_pre_hook'])
@@ -197,7 +198,7 @@ def test_a_layer_that_would_not_use_a_bias_stays():
         def forward(self, x):
             return nn.functional.linear(x, self.weight)
 
-    assert 'it is not known whether WithoutBias would use one' in why_kept(Pair(UN(6), WithoutBias()), TOKENS)
+    assert 'the output of reader differs' in why_kept(Pair(UN(6), WithoutBias()), TOKENS)
 
 
 def share(path):
