@@ -35,6 +35,7 @@ _JOINS = frozenset({'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack',
 _CASTS = frozenset({'to', 'float', 'double', 'half', 'bfloat16', 'type', 'type_as'})
 _EXITS = frozenset({'numpy', '__array__', 'tolist', 'item', '__dlpack__', 'data_ptr', 'storage', 'untyped_storage',
                     '__deepcopy__', '__reduce_ex__'})
+_SHAPE_ONLY = frozenset({'empty_like', 'new_empty', 'rand_like', 'randn_like', 'randint_like'})
 _WRITES = re.compile(r'(?!detach_|requires_grad_).*[^_]_|__(i[a-z]+|setitem|set)__')
 # Its parts are seen only if it does not ask for modes, such as ours.
 _ATTENTION = FunctionType(F.multi_head_attention_forward.__code__,
@@ -210,7 +211,7 @@ class _Finder(TorchFunctionMode):
         name, outputs = getattr(func, '__name__', str(func)), list(tensors_in(output))
         if name in _EXITS or _WRITES.fullmatch(name) or kwargs.get('out') is not None:
             twins = None
-        elif not outputs:  # a size or a type
+        elif not outputs or name in _SHAPE_ONLY:  # a size or a type
             return
         elif name in _CASTS and outputs[0].is_floating_point():  # dye needs its precision
             twins = [getattr(args[0], 'dye', None)]
@@ -221,7 +222,7 @@ class _Finder(TorchFunctionMode):
                 self._block(tensor, f'is consumed by {name}')
         elif name in _JOINS and args and any(not part.numel() for part in args[0]):
             for tensor in dyed:
-                self._block(tensor, 'is concatenated with an empty tensor, which may not be empty at another input size')
+                self._block(tensor, 'is concatenated with an empty tensor, which may not be empty at another size')
         elif name == 'pad':
             self._note_padding(*args, **kwargs)
         for each, dye in zip(outputs, twins or [None] * len(outputs), strict=True):
@@ -245,7 +246,7 @@ class _Finder(TorchFunctionMode):
                   for pair, each in zip(pairs, outputs, strict=True)]
         return None if False in states else [pair if state else None for pair, state in zip(pairs, states, strict=True)]
 
-    def _note_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value: float | None = None) -> None:
+    def _note_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value=None) -> None:
         module = next(filter(self._plan.fills.__contains__, reversed(self._inside)), None)
         if mode == 'constant':
             for number in self._dyes.sample(input.dye).unique().tolist():
@@ -370,10 +371,11 @@ class _Finder(TorchFunctionMode):
         obstacles = [each for number in channels for each in self._blocked.get(number, ())]
         if stream is not None:
             # The next sum is also a consumer. At the end, norms are; one may follow an unfold.
-            ends = () if reader else ('is consumed by unfold', *(f'is consumed by the norm {end}' for end in stream.ends))
-            obstacles = [each for each in obstacles if each.why not in ends
+            ends = ['unfold', *(f'the norm {end}' for end in stream.ends)] if reader is None else []
+            obstacles = [each for each in obstacles if each.why.removeprefix('is consumed by ') not in ends
                          and not (reader and each.inside == reader.residual)]
-            obstacles += [_Obstacle(f'is consumed by {layer.owner}, which is not the next sublayer') for layer in readers
+            obstacles += [_Obstacle(f'is consumed by {layer.owner}, which is not the next sublayer')
+                          for layer in readers
                           if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
         padding = {name for number in channels for name in self._padded.get(number, ())}
         if padding and None not in padding:  # it can be filled

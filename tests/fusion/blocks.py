@@ -251,6 +251,12 @@ def source_read_elsewhere(self, x):
     return x + self.norm(y).relu() + y.abs()
 
 
+@block(two, kept=['norm'])
+def source_read_by_a_layer(self, x):
+    y = self.fc1(x)
+    return x + self.norm(y).relu() + self.fc2(y)
+
+
 @block(one, kept=['norm'])
 def bias_of_source_read_elsewhere(self, x):
     return x + self.norm(self.fc(x)).relu() + self.fc.bias.abs()

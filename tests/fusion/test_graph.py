@@ -1,4 +1,4 @@
-"""Folding by the graph: what folds by it alone, what stays and why, agreement with the rules, and checkpoints."""
+"""Folding by what a run shows: what folds by it alone, what stays and why, agreement with rules, checkpoints."""
 import copy
 import re
 
@@ -43,6 +43,7 @@ REASONS = {
     'mixer': 'its output is consumed by blocks.0.fc along another dimension than its channels',
     'relu': 'its output is consumed by relu_',
     'source_read_elsewhere': 'output is consumed by relu; the output of blocks.0.fc before it is consumed by abs, too',
+    'source_read_by_a_layer': 'the output of blocks.0.fc1 before it is consumed by blocks.0.fc2, too',
     'rounded': 'its output is consumed by long',
     'as_bits': 'its output is consumed by view',
     'two_readers': 'its output is consumed by blocks.0.fc, which also has another input',
@@ -133,6 +134,21 @@ def unread(self, x):
     return x + 1
 
 
+def written_to(self, x):
+    y = self.norm(x)
+    y[:, :1] = 0
+    return self.fc(y)
+
+
+def times_one(self, x):
+    """Which may be another number at another input."""
+    return self.fc(self.norm(x) * torch.ones_like(x))
+
+
+def layer_norm_of_its_weight(self, x):
+    return self.fc(self.norm(x)) + self.fc(nn.functional.layer_norm(x, (DIM, ), self.norm.weight, self.norm.bias))
+
+
 @pytest.mark.parametrize('compute, why', [
     (given_away, 'its output is an output of the model, or stored by it'),
     (remembered, 'its output is an output of the model, or stored by it'),
@@ -140,7 +156,9 @@ def unread(self, x):
     (left_to_numpy, 'its output is consumed by numpy'),
     (padded_to_four, 'its output is consumed by fc together with other values, such as padding'),
     (padded_and_unread, 'its output is padded by 0 at this input size'),
-    (unread, 'its output is consumed by nothing; its input is not only the output of linear layers')])
+    (unread, 'its output is consumed by nothing; its input is not only the output of linear layers'),
+    (written_to, 'its output is consumed by __setitem__'), (times_one, 'its output is consumed by mul'),
+    (layer_norm_of_its_weight, 'its weight or bias is consumed by layer_norm, too')])
 def test_what_else_reads_a_norm(compute, why):
     parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), part=torch.jit.script(nn.Sequential(nn.Softplus())), idle=UN(DIM))
     kept = fuse_norms(models.randomize(Block(compute, parts)), example=torch.zeros(1, 8, DIM)).kept
