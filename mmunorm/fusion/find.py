@@ -374,7 +374,8 @@ class _Finder(TorchFunctionMode):
             ends = ['unfold', *(f'the norm {end}' for end in stream.ends)] if reader is None else []
             obstacles = [each for each in obstacles if each.why.removeprefix('is consumed by ') not in ends
                          and not (reader and each.inside == reader.residual)]
-            others = [layer.owner for layer in readers if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
+            others = [layer.owner for layer in readers
+                      if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
             obstacles = [*(_Obstacle(f'is consumed by {other}, which is not the next sublayer') for other in others),
                          *obstacles]
         padding = {name for number in channels for name in self._padded.get(number, ())}

@@ -146,7 +146,8 @@ def times_one(self, x):
 
 
 def layer_norm_of_its_weight(self, x):
-    return self.fc(self.norm(x)) + self.fc(nn.functional.layer_norm(x, (DIM, ), self.norm.weight, self.norm.bias))
+    y = nn.functional.layer_norm(x + torch.arange(DIM), (DIM, ), self.norm.weight, self.norm.bias)
+    return self.fc(self.norm(x)) + y.mean()
 
 
 @pytest.mark.parametrize('compute, why', [
