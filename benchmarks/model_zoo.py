@@ -4,8 +4,8 @@
     python benchmarks/model_zoo.py --only 'swin|convnext' --again
 
 Each model has random weights, and norms with random statistics and scales that are negative or zero in some channels.
-It runs in float64 before and after `fuse_norms(model, example=...)`. Each finished model is one line in
-benchmarks/results/model_zoo.jsonl; an interrupted run resumes.
+It runs in float64 before and after `fuse_norms(model, example=...)`: once with its LayerNorms, and once with UN in
+place of these. Each finished model is one line in benchmarks/results/model_zoo.jsonl; an interrupted run resumes.
 """
 import argparse
 import gc
@@ -29,6 +29,7 @@ from tqdm import tqdm
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
 from mmunorm.fusion.examples import tensors_in
+from mmunorm.fusion.report import SCALE
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import error_text
@@ -66,7 +67,8 @@ MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7
          'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
 # The threshold of a difference, relative to the largest value.
 EXACT = 1e-8
-HEADER = ('model', 'norms', 'replaced', 'folded', 'kept, and why', 'largest difference')
+HEADER = ('model', 'LayerNorms', 'a scale left', 'more left, and why', 'difference', 'with UN: norms', 'folded',
+          'kept, and why', 'difference')
 
 
 def parse_args(argv=None):
@@ -183,6 +185,12 @@ def short(reason):
                            (r'along another dimension', 'it is consumed along another dimension'),
                            (r'which also has another input', 'its consumer also has another input'),
                            (r'with a computed weight', 'its consumer has a computed weight'),
+                           (r'through other operations', 'its stream has other operations than sums'),
+                           (r'a convolution with groups', 'a convolution with groups reads or writes its stream'),
+                           (r'linear layer of its own', 'norms write its stream'),
+                           (r'not a sum of outputs', 'it reads no stream'),
+                           (r'it is (?:read|written) by \S+ \((\w+)\)', r'a \1 reads or writes its stream'),
+                           (r'outputs differ', 'outputs differ'),
                            (r'has no affine', 'has no scale and shift'),
                            (r'is an output of the model', 'it is an output'),
                            (r'computes? .*at inference', 'computes its statistics at inference'),
@@ -197,8 +205,23 @@ def short(reason):
     return re.sub(r'\S*\d\S*', 'N', reason)
 
 
+def measure_exact(make, name):
+    """The part of a row for the model with its LayerNorms."""
+    torch.manual_seed(0)
+    model, example = make(name)
+    names = set(layer_norms(model))
+    randomize(to_double(model))
+    before = outputs(model, example)
+    report = fuse_norms(model, example=example)
+    return dict(layer_norms=len(names), left={fold.norm: fold.left for fold in report.reduced},
+                why={fold.norm: fold.obstacle or fold.why_left for fold in (*report.reduced, *report.kept)
+                     if fold.norm in names and fold.left != SCALE},
+                difference=difference(outputs(model, example), before))
+
+
 def measure(make, name):
     """The row of one model."""
+    exact = measure_exact(make, name)
     torch.manual_seed(0)
     model, example = make(name)
     replaced = len(set(layer_norms(model).values()))
@@ -208,7 +231,7 @@ def measure(make, name):
     count = len({module for module in model.modules() if is_norm(module)})
     before = outputs(model, example)
     report = fuse_norms(model, example=example)
-    return dict(norms=count, replaced=replaced, folded=len(report.folded),
+    return dict(exact=exact, norms=count, replaced=replaced, folded=len(report.folded),
                 kept={fold.norm: fold.where for fold in report.kept},
                 difference=difference(outputs(model, example), before))
 
@@ -219,27 +242,42 @@ def read(path):
 
 def cells(row):
     if 'error' in row:
-        return row['model'], '', '', '', row['error'].replace('|', '/')[:160], ''
-    reasons = Counter(map(short, row['kept'].values()))
-    kept = '; '.join(f'{count}: {why}' for why, count in reasons.most_common())
-    return row['model'], row['norms'], row['replaced'], row['folded'], kept, f'{row["difference"]:.0e}'
+        return row['model'], '', '', '', '', '', '', row['error'].replace('|', '/')[:160], ''
+    exact = row['exact']
+    scales = sum(left == SCALE for left in exact['left'].values())
+    return (row['model'], exact['layer_norms'], scales, listed(exact['why']), f'{exact["difference"]:.0e}',
+            row['norms'], row['folded'], listed(row['kept']), f'{row["difference"]:.0e}')
+
+
+def listed(reasons):
+    """Reasons of norms, each with the number of norms."""
+    return '; '.join(f'{count}: {why}' for why, count in Counter(map(short, reasons.values())).most_common())
 
 
 def page(rows):
     """The text of docs/models.md."""
     good = [row for row in rows if 'error' not in row]
     norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
-    wrong = [row['model'] for row in good if not row['difference'] <= EXACT]
+    wrong = [row['model'] for row in good if not max(row['difference'], row['exact']['difference']) <= EXACT]
+    exact = [row['exact'] for row in good if row['exact']['layer_norms']]
+    scales = sum(left == SCALE for part in exact for left in part['left'].values())
+    whole = sum(not part['why'] for part in exact)
     padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     return f'''# Models whose norms fold
 
-This page shows which norms `fuse_norms` folds in 72 architectures. To try another model, see
+This page shows which norms `fuse_norms` folds in {len(rows)} architectures. To try another model, see
 [Folding](how_to/fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
 
-Every LayerNorm and RMSNorm of a model is replaced by UN with random statistics. Then `fuse_norms(model, example=...)`
-folds these and the BatchNorms. GroupNorm is kept.
+**With LayerNorms.** `fuse_norms(model, example=...)` folds all of a LayerNorm or RMSNorm that is linear, and a scale of
+each token is left. Where more is left, the table has the reason.
+
+- {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms become a scale of each token, all of
+  them in {whole} of {len(exact)} models.
+
+**With UN.** Every LayerNorm and RMSNorm is replaced by UN with random statistics. Then `fuse_norms` folds these and the
+BatchNorms. GroupNorm is kept.
 
 - {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
 - {padded} of the kept norms are before zero padding, which could be filled as in Swin. These and the folded norms can

@@ -49,7 +49,7 @@ def allow_recompilations(number: int) -> None:
     setattr(config, name, max(number, getattr(config, name)))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float | None) -> torch.Tensor:
     """`weight * x / sqrt(mean over the last dimension of x^2 + eps)`."""
     if hasattr(torch.nn.functional, 'rms_norm'):
         return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)

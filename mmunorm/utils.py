@@ -1,6 +1,7 @@
 """One-line errors, atomic writes, filtering of library messages, and the mode of models."""
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -32,6 +33,17 @@ class LocalError(RunError):
     """A run stopped by an error that only this process has, such as an unreadable image."""
 
 
+class Interrupted(RunError):
+    """Ctrl+C stopped a run. Tools print its message in one line without a traceback, and exit with status 130."""
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl+C caused an error, also an indirect one: torch.save raises a RuntimeError about its file then."""
+    while error is not None and not isinstance(error, (KeyboardInterrupt, Interrupted)):
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error is not None
+
+
 def error_text(error: Exception) -> str:
     """An exception as one line, with its location if a config raised it."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -46,6 +58,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f'; did you mean {found[0]}?' if found else '.'
 
 
+def plural(number: int, noun: str) -> str:
+    """`1 norm`, `2 norms`."""
+    return f'{number} {noun}{"" if number == 1 else "s"}'
+
+
 def misspelt(place: str, arguments: Mapping, cls: type) -> str:
     """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
     known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
@@ -58,7 +75,8 @@ def misspelt(place: str, arguments: Mapping, cls: type) -> str:
 def check_module(model, name: str = 'model') -> None:
     """Raises a TypeError if an argument is not an `nn.Module`."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f'{name}: must be an nn.Module, got {type(model).__name__}; eval() of some models returns None')
+        why = '; eval() of some models returns None' if model is None else ''
+        raise TypeError(f'{name}: must be an nn.Module, got {type(model).__name__}{why}')
 
 
 def one_line(error: Exception) -> str:
@@ -93,14 +111,28 @@ def check_installed(package: str, what: str, extra: str) -> None:
         raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 
 
+def file_to_write(path: str | os.PathLike) -> Path:
+    """The file that a path or the links behind it name, so that writing it keeps the links.
+
+    Raises:
+        OSError: it is a folder, a device or a pipe.
+    """
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, 'is a folder; must be a file', str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, 'is a device or a pipe; must be a regular file', str(path))
+    return path
+
+
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     """A context with the path of a new file next to `path`, which replaces `path` at the end of the `with` block.
 
     If the block fails, for example because the disk is full, the new file is removed, and `path` is unchanged. If the
-    block writes nothing, nothing happens. Symbolic links are kept.
+    block writes nothing, nothing happens. Symbolic links are kept; an OSError if `path` is no regular file.
     """
-    path = Path(os.path.realpath(path))
+    path = file_to_write(path)
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
     try:
         yield part

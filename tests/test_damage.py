@@ -308,7 +308,7 @@ def test_a_folder_with_damaged_images_is_drawn_without_them(images, capsys):
     *_, skipped, count = capsys.readouterr().out.splitlines()
     assert sorted(skipped.removeprefix('skipped: ').split('; ')) == [
         f'{data}/dark/{name}.png: not readable as an image' for name in ('cut', 'empty', 'folder', 'loop', 'nowhere')]
-    assert count == '2 images are in out' and sorted(os.listdir('out')) == ['0.png', '1.png', 'preds']
+    assert count == 'out has 2 images' and sorted(os.listdir('out')) == ['0.png', '1.png', 'preds']
     message = error_of(capsys, 2, 'infer', config, weights, data / 'dark/cut.png', '--out-dir', 'out')
     assert message == f'error: no image could be drawn: {data}/dark/cut.png: not readable as an image.'
 
@@ -445,7 +445,7 @@ def test_odd_scenes_are_drawn_or_left_out(scenes, capsys):
     run('infer', config, weights, 'in', *options)
     *_, left_out, count = capsys.readouterr().out.splitlines()
     assert left_out.startswith('skipped: in/wide.png (20000 x 20 pixels): OpenCV')
-    assert count == '1 images are in out' and os.listdir('out') == ['small.png']
+    assert count == 'out has 1 image' and os.listdir('out') == ['small.png']
     message = error_of(capsys, 2, 'infer', config, weights, 'in/wide.png', *options)
     assert message.startswith('error: no image could be drawn: in/wide.png (20000 x 20 pixels): ')
     # The scale of COCO leaves it a height.

@@ -30,7 +30,13 @@ CONFIGS = 'configs', 'configs/digits', 'projects/*/configs'
 BLOCK = re.compile(r'(?<!-->\n)^```(python|bash)\n(.*?)^```$', re.M | re.S)
 # What a page's blocks take for granted.
 SETUP = {
-    'docs/how_to/convert_torch_models.md': 'import torch\nbatches = [torch.randn(2, 3, 224, 224)]\n',
+    'docs/how_to/convert_torch_models.md': """
+import os
+from PIL import Image
+os.mkdir('photos')
+for i in range(2):
+    Image.effect_noise((300, 260), 50).convert('RGB').save(f'photos/{i}.jpg')
+""",
     'docs/how_to/fusion.md': """
 import timm, torch
 from mmunorm import replace_norms

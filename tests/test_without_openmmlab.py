@@ -61,7 +61,7 @@ def test_an_mmpretrain_that_cannot_be_imported_counts_as_missing(error, tmp_path
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
                           env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])})
     assert done.returncode == 0, done.stderr
-    assert '1 of 1 norms folded' in done.stdout
+    assert '1 of 1 norm folded' in done.stdout
     assert 'mmpretrain, which cannot be imported here: cannot import name X from transformers' in done.stderr
 
 

@@ -21,7 +21,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.images import draw_each, drawing_scale, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, plural
 
 
 def parse_args(argv=None):
@@ -72,7 +72,7 @@ class Detector:
         """Prints how many images have no object that was drawn."""
         empty = [best for best in self.best_scores if best < self.score_thr]
         if empty:
-            print(f'{len(empty)} of {len(self.best_scores)} images: 0 objects from {self.score_thr}, best '
+            print(f'{len(empty)} of {plural(len(self.best_scores), "image")}: 0 objects from {self.score_thr}, best '
                   f'{max(empty):.2f} (lower --pred-score-thr)')
 
     def _prediction(self, instances):

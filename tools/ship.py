@@ -40,7 +40,7 @@ from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.layers import norm_layers
 from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, plural
 
 
 def parse_args(argv=None):
@@ -176,7 +176,7 @@ def main(argv=None):
             minutes = round(stage.seconds / 60)
             about = f'{minutes} minutes' if minutes > 1 else 'a minute or less'
             print(f'\n{number}/{len(stages)} {stage.title}, about {about}\n$ {stage}')
-        print(f'\nTraining has {steps} steps. Times are from one forward pass on this machine.')
+        print(f'\nTraining has {plural(steps, "step")}. Times are from one forward pass on this machine.')
         return stages
     out_folder(args.out)
     done = args.out / 'ship.json'

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from ..utils import plural
 from .measure import ratio, speed
 from .models import LN
 from .output import draw_bars, markdown_table, speed_beside, speed_cell
@@ -38,7 +39,7 @@ def markdown(result: dict) -> str:
     """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
     folded, kept = result['fusion']['folded'], result['fusion']['kept']
     notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
-             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {folded + kept} norms.']
+             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + kept, "norm")}.']
     lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
              *markdown_table(COLUMNS, map(_cells, result['rows']))]
     if kept:

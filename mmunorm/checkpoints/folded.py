@@ -17,29 +17,38 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
+from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
 from ..fusion.padding import Fill
-from ..fusion.plan import FoldPlan
+from ..fusion.plan import FoldPlan, unwrapped
+from ..fusion.reduced import Folded, TokenScale
+from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
-from ..fusion.rewrite import FoldedNorm, add_to_state, leave
+from ..fusion.rewrite import add_to_state, leave, reduce_norm
+from ..fusion.rules import join
 from ..fusion.streams import leave_residual
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
-from ..utils import PreflightError, check_module, whole_file
+from ..utils import PreflightError, check_module, file_to_write, whole_file
 from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
-_MARK = '.folded'  # the buffer of a FoldedNorm
+_MARK = '.folded'  # the buffer of a folded norm
 
 
-def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int]) -> nn.Module:
+def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int],
+                  reduced: Mapping[str, dict] | None = None, changed_streams: bool = False) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
     Args:
         model (nn.Module): a model of the same architecture, with any norms.
         folded (Sequence[str]): names of the folded norms.
         made (Mapping[str, int]): names and sizes of the tensors that folding added to the state_dict.
+        reduced (Mapping[str, dict], optional): for each norm of which a scale stays, the arguments of its
+            :class:`mmunorm.fusion.TokenScale`. Defaults to none.
+        changed_streams (bool): whether residual streams are in another basis. Defaults to False.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.
@@ -50,10 +59,12 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
     for name in folded:
         if hasattr(plan.modules.get(name), 'without_factors'):
             leave_residual(model, name)
-        elif name in plan.norms:
+        elif name in (reduced or {}):
+            reduce_norm(model, name, reduced[name], new)
+        elif name in plan.norms or is_layer_scale(plan.modules.get(name)):
             leave(model, name, new)
         else:
-            is_folded = isinstance(plan.modules.get(name), FoldedNorm)
+            is_folded = isinstance(plan.modules.get(name), Folded)
             raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
                              f'{"folded already" if is_folded else "of another architecture"}')
     for name in new:
@@ -63,7 +74,19 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         if owner not in plan.fills:
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
+    if changed_streams:
+        refuse_inner_tokens(model)
     return model
+
+
+def folded_streams(checkpoint: dict | nn.Module) -> dict:
+    """The arguments `reduced` and `changed_streams` of :func:`without_norms` for a folded model or its checkpoint."""
+    if isinstance(checkpoint, nn.Module):
+        reduced = {name: module.arguments for name, module in checkpoint.named_modules()
+                   if isinstance(module, TokenScale)}
+        return dict(reduced=reduced, changed_streams=refuses_inner_tokens(checkpoint))
+    note = checkpoint.get('meta', {}).get('mmunorm', {})
+    return {name: note[name] for name in ('reduced', 'changed_streams') if name in note}
 
 
 def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
@@ -74,7 +97,7 @@ def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
     """
     if isinstance(checkpoint, nn.Module):
         state = checkpoint.state_dict()
-        names = [name for module in checkpoint.modules() if isinstance(module, FoldedNorm) for name in module.made]
+        names = [name for module in checkpoint.modules() if isinstance(module, Folded) for name in module.made]
         names += [name for name in state if name.endswith('.pad_value')]
         return {name: state[name].numel() for name in dict.fromkeys(names)}
     made = checkpoint.get('meta', {}).get('mmunorm', {}).get('made')
@@ -96,8 +119,9 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     """Writes the checkpoint of a folded model.
 
     Args:
-        model (nn.Module): a model folded by `fuse_norms`.
-        path: path of the file, which is written atomically.
+        model (nn.Module): a model folded by `fuse_norms`. Names of wrappers, such as those of `torch.compile`,
+            `DataParallel` and `AveragedModel`, are left out.
+        path: path of the file, which is written atomically; links are kept.
         cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
             model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
             arguments. Defaults to None: `load_folded` needs the model.
@@ -105,29 +129,35 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Raises:
+        TypeError: `model` is no module, or `path` is no path.
         ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
+        OSError: `path` is a folder, a device or a pipe, or cannot be written.
     """
     check_module(model)
-    state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+    path = file_to_write(_path(path, 'save_folded(model, path)'))
+    model = unwrapped(model)
+    state_dict = {_plain(name): value.cpu() if isinstance(value, torch.Tensor) else value
                   for name, value in model.state_dict().items()}
     names = folded_norms(state_dict)
     if not names:
         raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
-    made = folded_made(model)
-    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made)
+    made = {_plain(name): size for name, size in folded_made(model).items()}
+    streams = folded_streams(model)
+    streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
+    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
+                layers={_plain(layer): [*map(_plain, norms)] for layer, norms in noted_norms(model).items()})
     if report is not None:
-        note.update(folded={fold.norm: fold.where for fold in report.folded},
+        note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
     meta = {**(meta or {}), 'mmunorm': note}
     if cfg is not None:
         from .plain import read_config_text
         cfg = copy.deepcopy(cfg)
-        cfg.model = folded_config(cfg.model, names, made)
+        cfg.model = folded_config(cfg.model, names, made, **streams)
         if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         meta['cfg'] = cfg.pretty_text
         note['config'] = read_config_text(meta['cfg'])
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()  # so that a full disk raises an OSError
     torch.save(dict(meta=meta, state_dict=state_dict), content)
@@ -146,11 +176,28 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
             LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
             registered types only.
+
+    Raises:
+        TypeError: `path` is no path, or `model` is no module.
+        ValueError: the file is no folded checkpoint, or one of another architecture; or it needs a model.
     """
+    path = _path(path, 'load_folded(path, model)')
     if model is not None:
+        check_module(model)
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         _check_folded(checkpoint, path)
-        without_norms(model, folded_norms(checkpoint), folded_made(checkpoint))
+        inner = unwrapped(model)
+        own = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
+
+        def with_own_names(named: Mapping) -> dict:
+            return {join(own.get(owner, owner), last): value for name, value in named.items()
+                    for owner, _, last in [name.rpartition('.')]}
+
+        names, streams = folded_norms(checkpoint), folded_streams(checkpoint)
+        reduced = {own.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
+        without_norms(inner, [own.get(name, name) for name in names], with_own_names(folded_made(checkpoint)), reduced,
+                      **streams)
+        checkpoint['state_dict'] = with_own_names(checkpoint['state_dict'])
     else:
         if lacks('mmengine'):
             raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
@@ -158,13 +205,27 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         with restricted():
             checkpoint = torch.load(path, map_location='cpu')
             _check_folded(checkpoint, path)
-            model = _build(checkpoint['meta'], path)
+            inner, own = _build(checkpoint['meta'], path), {}
+            model = inner
     try:
-        with computed_tables(model):
-            model.load_state_dict(checkpoint['state_dict'])
+        with computed_tables(inner):
+            inner.load_state_dict(checkpoint['state_dict'])
     except RuntimeError as error:
         raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
+    layers, known = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
+    note_norms(inner, {name: norms for layer, norms in layers.items() if (name := own.get(layer, layer)) in known})
     return model.eval()
+
+
+def _path(path: str | os.PathLike, call: str) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f'path: must be a path, got {type(path).__name__}; the arguments are {call}')
+    return Path(path)
+
+
+def _plain(name: str) -> str:
+    """The name of a tensor or module in a model whose parts are not compiled."""
+    return name.replace('_orig_mod.', '')
 
 
 def _check_folded(checkpoint, path: str | os.PathLike) -> None:
@@ -187,10 +248,11 @@ def _build(meta: dict, path: str | os.PathLike) -> nn.Module:
         return MODELS.build(cfg.model)
 
 
-def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]) -> dict:
+def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int], **streams) -> dict:
     """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
 
-    Initial weights are left out, because the folded checkpoint has all weights. `made` is :func:`folded_made`'s.
+    Initial weights are left out, because the folded checkpoint has all weights. `made` is :func:`folded_made`'s, and
+    `streams` are those of :func:`folded_streams`.
     """
     from mmengine.config import ConfigDict
     cfg = ConfigDict(copy.deepcopy(model_cfg))
@@ -201,7 +263,7 @@ def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int]
         if cfg.type == TIMM_TYPE:
             cfg.pop('pretrained', None)
         cfg.update(of=cfg.type, type=FOLDED_TYPE)
-    cfg.update(folded=list(names), made=dict(made))
+    cfg.update(folded=list(names), made=dict(made), **streams)
     return cfg
 
 
@@ -235,6 +297,7 @@ if not lacks('mmengine'):
         return model if norm_cfg is None else replace_norms(model, norm_cfg)
 
     @MODELS.register_module(name=FOLDED_TYPE)
-    def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int], **cfg) -> nn.Module:
+    def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int],
+                     reduced: Mapping[str, dict] | None = None, changed_streams: bool = False, **cfg) -> nn.Module:
         """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`."""
-        return without_norms(MODELS.build(dict(type=of, **cfg)), folded, made)
+        return without_norms(MODELS.build(dict(type=of, **cfg)), folded, made, reduced, changed_streams)

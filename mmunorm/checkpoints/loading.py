@@ -10,7 +10,7 @@ from torch import nn
 
 from ..norms import OfflineNorm
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, error_text
+from ..utils import PreflightError, error_text, plural
 from .layouts import computed_tables, find_weights, in_mmpretrain_names
 from .unpickling import restricted
 
@@ -85,6 +85,11 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
             raise PreflightError(f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and "
                                  "the model's do not: save the weights of one without it "
                                  f'(`name.removeprefix({prefixes[-1]})`).') from error
+        has, wants = ({key.partition('.')[0] for key in keys} for keys in (weights, model.state_dict()))
+        if 'backbone' in has & wants and (lacking := wants - has) and (other := has - wants):
+            raise PreflightError(f'the checkpoint {checkpoint} is not of a {type(model).__name__}: it has '
+                                 f'{", ".join(sorted(other))} and lacks {", ".join(sorted(lacking))}. A training can '
+                                 f'start from its backbone: --cfg-options pretrained={checkpoint}') from error
         lines = [' '.join(line.split()) for line in str(error).splitlines()]
         raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
                              f'{" ".join(lines)[:400]}') from error
@@ -117,7 +122,7 @@ def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
     lacking = [name for name, norm in model.named_modules() if isinstance(norm, OfflineNorm) and norm.lacks_statistics]
     if lacking:
         kind = type(model.get_submodule(lacking[0])).__name__
-        more = f' and {len(lacking) - 1} others' if len(lacking) > 1 else ''
+        more = f' and {plural(len(lacking) - 1, "other")}' if len(lacking) > 1 else ''
         raise PreflightError(
             f'{checkpoint or "the checkpoint"} has the scale but not the statistics of {lacking[0]}{more}: it is of a '
             f'model with another norm, such as LayerNorm. Use a checkpoint of a '

@@ -1,23 +1,29 @@
 """Checks COCO annotation files for errors that mmdet ignores or raises late, and fills in missing keys."""
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
+import mmcv
+import numpy as np
 from PIL import Image
+from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
 from ..utils import PreflightError, error_text
 
 _LISTS = ('images', 'annotations', 'categories')
 _EXIF_ORIENTATION = 274
-_REASONS = 'smaller than a pixel, outside of their image, or of an image or category that the file does not list'
-_SAMPLE = 20  # image files whose size is compared with the annotated one
+_SAMPLE = 200  # image files whose size is compared with the annotated one
 
 
 @dataclass(frozen=True)
@@ -29,14 +35,18 @@ class Use:
         folder (str, optional): the folder of the images; None for a metric.
         masks (bool): whether each object needs a `segmentation`.
         objects (bool): whether the file must have objects.
+        empty (bool): whether images without objects are loaded.
+        loading (tuple[str, str]): `color_type` and `imdecode_backend`, with which images are loaded.
     """
     classes: tuple[str, ...] = ()
     folder: str | None = None
     masks: bool = False
     objects: bool = True
+    empty: bool = True
+    loading: tuple[str, str] = ('color', 'cv2')
 
 
-def check_annotations(path: str, uses: Sequence[Use]) -> list[str]:
+def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
     """Reads a COCO file and checks it for all of its uses; returns warnings.
 
     Raises:
@@ -47,20 +57,29 @@ def check_annotations(path: str, uses: Sequence[Use]) -> list[str]:
         for use in uses:
             _check_categories(content['categories'], use.classes)
         _check_images(content['images'])
-        left_out = _check_objects(content, any(use.masks for use in uses))
-        if any(use.objects for use in uses) and len(left_out) == len(content['annotations']):
-            raise _Problem(f'all of its objects are {_REASONS}' if left_out else 'it has no objects')
-        for folder in {use.folder for use in uses} - {None}:
-            _check_sizes(content['images'], folder)
+        warnings = _check_objects(content, any(use.masks for use in uses), any(use.objects for use in uses))
+        for use in uses:
+            if use.folder is not None:
+                _check_files(content, use)
     except _Problem as problem:
         raise PreflightError(f'the annotation file {path} cannot be used: {problem}.') from None
-    warnings = []
-    if left_out:
-        warnings.append(f'{path}: {len(left_out)} of {len(content["annotations"])} objects are left out, because they '
-                        f'are {_REASONS}; the first is {_named(left_out[0])}.')
-    if any('area' not in each for each in content['annotations']):
-        warnings.append(f'{path}: objects have no `area`; it is computed from their boxes.')
-    return warnings
+    return [f'{path}: {warning}.' for warning in warnings]
+
+
+def check_evaluator(evaluator: str, paths: Sequence[str]) -> None:
+    """Checks that an evaluator's COCO file has the images of the data sets' files, with the same ids and file names.
+
+    Raises:
+        PreflightError: it has others. Their objects would count as missed, or be compared with another image's.
+    """
+    its, theirs = ({image['id']: os.path.basename(image['file_name']) for path in group
+                    for image in _read(path)['images']} for group in ([evaluator], paths))
+    if differing := [key for key in its | theirs if its.get(key) != theirs.get(key)]:
+        key = differing[0]
+        raise PreflightError(
+            f'the evaluator reads {evaluator}, and the data set {", ".join(paths)}: {len(differing)} of '
+            f'{len(its | theirs)} images differ, such as id {key!r}, which is {its.get(key)} and {theirs.get(key)}; '
+            "set the evaluator's ann_file to that of the data set.")
 
 
 @contextmanager
@@ -94,6 +113,8 @@ class _Problem(Exception):
 
 def _read(path: str) -> dict:
     with open(path, 'rb') as file:
+        if file.read(3) == codecs.BOM_UTF8:  # json.load skips it, and pycocotools does not
+            raise _Problem('it begins with a byte order mark; save it as UTF-8 without one')
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1024))
         if not file.read().rstrip().endswith(b'}'):  # fails fast: parsing may take half a minute
@@ -107,106 +128,182 @@ def _read(path: str) -> dict:
         raise _Problem(f'it has no list of {missing[0]}')
     if not all(isinstance(entry, dict) for key in _LISTS for entry in content[key]):
         raise _Problem('its images, annotations and categories must be objects')
+    for list_name, name, keys in (('categories', 'category', ('id', 'name')),
+                                  ('images', 'image', ('id', 'file_name', 'width', 'height'))):
+        for entry in content[list_name]:
+            if missing := [key for key in keys if key not in entry]:
+                raise _Problem(f'the {name} {entry.get("file_name", entry)} has no {missing[0]}')
+        ids = Counter(entry['id'] for entry in content[list_name])
+        if len(ids) < len(content[list_name]):
+            raise _Problem(f'two {list_name} have the id {ids.most_common(1)[0][0]!r}')
     return content
 
 
 def _check_categories(categories: list[dict], classes: tuple[str, ...]) -> None:
     """mmdet numbers labels by the order of the file's categories, without those that are not classes of the config."""
-    for category in categories:
-        if missing := [key for key in ('id', 'name') if key not in category]:
-            raise _Problem(f'the category {category} has no {missing[0]}')
     names = [category['name'] for category in categories]
     found = [name for name in names if name in classes]
     if not classes or found == list(classes):
         return
     if not found:
-        raise _Problem(f'its categories are {_few(names)}, and metainfo.classes of the config has none of them: '
-                       f'{_few(classes)}')
+        raise _Problem(f'its categories are {few(names)}, and metainfo.classes of the config has none of them: '
+                       f'{few(classes)}')
     if lacking := [name for name in classes if name not in names]:
-        raise _Problem(f'its categories lack {_few(lacking)} of metainfo.classes, and the labels of the others would '
+        raise _Problem(f'its categories lack {few(lacking)} of metainfo.classes, and the labels of the others would '
                        'shift; add them to `categories`: a category may have no objects')
     if len(found) > len(classes):
         raise _Problem(f'its categories name {next(name for name in found if found.count(name) > 1)!r} twice')
     first = next(i for i, (name, expected) in enumerate(zip(found, classes, strict=True)) if name != expected)
     raise _Problem(
-        f'its categories are in the order {_few(found[first:])}, and metainfo.classes of the config in the order '
-        f'{_few(classes[first:])}, from label {first} on; mmdet numbers labels in the order of the file: write both in '
+        f'its categories are in the order {few(found[first:])}, and metainfo.classes of the config in the order '
+        f'{few(classes[first:])}, from label {first} on; mmdet numbers labels in the order of the file: write both in '
         'one order')
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first five of the names, for a message."""
     return ', '.join(map(repr, names[:5])) + (', ...' if len(names) > 5 else '')
 
 
 def _check_images(images: list[dict]) -> None:
-    ids = set()
-    for image in images:
-        if missing := [key for key in ('id', 'file_name', 'width', 'height') if key not in image]:
-            raise _Problem(f'the image {image.get("file_name", image.get("id"))} has no {missing[0]}')
-        if image['id'] in ids:
-            raise _Problem(f'two images have the id {image["id"]}')
-        ids.add(image['id'])
-    wrong = [image for image in images for side in (image['width'], image['height'])
-             if not (_is_number(side) and side > 0)]
+    if unnamed := [image['id'] for image in images if not isinstance(image['file_name'], str)]:
+        raise _Problem(f'the file_name of image {unnamed[0]} is no text')
+    wrong = [image for image in images
+             if not _are_numbers([image['width'], image['height']]) or min(image['width'], image['height']) <= 0]
     if wrong:
         width, height = wrong[0]['width'], wrong[0]['height']
-        raise _Problem(f'{len({image["id"] for image in wrong})} of {len(images)} images have no valid size, such as '
-                       f'{wrong[0]["file_name"]} with width {width!r} and height {height!r}; mmdet would leave their '
-                       'objects out')
+        raise _Problem(f'{len(wrong)} of {len(images)} images have no valid size, such as {wrong[0]["file_name"]} with '
+                       f'width {width!r} and height {height!r}; mmdet would leave their objects out')
 
 
-def _check_objects(content: dict, masks: bool) -> list[dict]:
-    """Checks each object; returns those that mmdet ignores."""
-    images = {image['id']: image for image in content['images']}
+def _check_objects(content: dict, masks: bool, objects: bool) -> list[str]:
+    """Checks each object by itself, then all together; returns warnings."""
+    sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
     categories = {category['id'] for category in content['categories']}
-    left_out = []
+    seen, rows = [], array('d')
     for each in content['annotations']:
-        if missing := [key for key in ('image_id', 'category_id') if key not in each]:
-            raise _Problem(f'{_named(each)} has no {missing[0]}')
+        for key in ('image_id', 'category_id'):
+            if key not in each:
+                raise _Problem(f'{_named(each)} has no {key}')
         for key in ('ignore', 'iscrowd'):
             if each.get(key, 0) not in (0, 1):
                 raise _Problem(f'{_named(each)} has {key} {each[key]!r}, which must be the number 0 or 1')
         if each.get('ignore'):
             continue
-        box = each.get('bbox')
-        if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
+        box, size = each.get('bbox'), sizes.get(each['image_id'], (math.nan, math.nan))
+        if not (isinstance(box, list) and len(box) == 4 and _are_numbers(box)):
             raise _Problem(f'{_named(each)} has the box {box}, and a box is four finite numbers')
-        if not _is_number(each.get('area', 0)):
+        if not _are_numbers([each.get('area', 1)]):
             raise _Problem(f'{_named(each)} has the area {each["area"]!r}, which must be a number')
         if masks and not each.get('segmentation'):
             raise _Problem(f'{_named(each)} has no segmentation, and the config asks for masks: use annotations with '
                            'masks, or a model without a mask head')
-        image = images.get(each['image_id'])
-        if image is None or each['category_id'] not in categories or _is_left_out(each, image):
-            left_out.append(each)
-    return left_out
+        bounds = _bounds(each, size) if masks and each['image_id'] in sizes else (*box[:2], math.inf, math.inf)
+        seen.append(each)
+        rows.extend((*box, *size, *bounds, each.get('area', 1), each.get('iscrowd', 0),
+                     each['category_id'] in categories))
+    warnings = _check_together(seen, np.array(rows).reshape(-1, 13).T, objects)
+    if any('area' not in each for each in seen):
+        warnings.append('objects have no `area`; it is computed from their boxes')
+    return warnings
+
+
+def _check_together(seen: list[dict], columns: np.ndarray, objects: bool) -> list[str]:
+    """Raises a _Problem if most objects are useless; returns warnings."""
+    x, y, w, h, width, height, x1, y1, x2, y2, area, crowd, known = columns
+    listed = width > 0
+    number, ignored, reasons = listed.sum(), np.zeros(len(seen), dtype=bool), []
+    for reason, found in (  # in mmdet's order; coordinates may be rounded to pixels
+            ('of an image that the file does not list', ~listed),
+            ('of a category that the file does not list', known == 0),
+            ('outside of their image', (x + w <= 0) | (x >= width) | (y + h <= 0) | (y >= height)),
+            ('smaller than a pixel', (w < 1) | (h < 1)),
+            ('without area', area <= 0),
+            ('without a polygon of three points', np.isnan(x1)),
+            ('with a segmentation that is empty or outside of their box',
+             (np.minimum(x2, x + w + 1) <= np.maximum(x1, x - 1)) | (np.minimum(x2, width) <= np.maximum(x1, 0))
+             | (np.minimum(y2, y + h + 1) <= np.maximum(y1, y - 1)) | (np.minimum(y2, height) <= np.maximum(y1, 0)))):
+        if (found := found & ~ignored).any():
+            reasons.append(f'{found.sum()} {reason}, the first is {_named(seen[found.argmax()])}')
+        ignored |= found
+    left_out = f'{ignored.sum()} of {len(seen)} objects are left out: {"; ".join(reasons)}'
+    over_x, over_y = width + 0.05 * width + 1, height + 0.05 * height + 1
+    leaving = ((x + w > over_x) | (y + h > over_y) | (x < width - over_x) | (y < height - over_y)).sum()
+    if number and (columns[:4].max(0)[listed] <= 1).all():
+        raise _Problem("its boxes are normalized: no number is above 1, and COCO's are in pixels")
+    if 4 * leaving > number and ((x >= 0) & (y >= 0) & (x < w) & (y < h) & (w <= width) & (h <= height))[listed].all():
+        raise _Problem('its boxes seem to be x1, y1, x2, y2: read as x, y, width, height, as in COCO, '
+                       f'{leaving} of {number} leave their image')
+    if objects and not seen:
+        raise _Problem('it has no objects')
+    if objects and (not number or 2 * (ignored & listed).sum() > number):  # those of a part of the images are harmless
+        raise _Problem(left_out)
+    if objects and crowd[~ignored].all():
+        raise _Problem('all of its objects are crowds (iscrowd=1), which are neither trained on nor evaluated')
+    warnings = [left_out] if reasons else []
+    if 2 * leaving > number:
+        warnings.append(f'{leaving} of {number} boxes leave their image by more than 5 %; they must be x, y, width, '
+                        'height in pixels of the annotated size')
+    return warnings
 
 
 def _named(annotation: dict) -> str:
     return f'annotation {annotation["id"]}' if 'id' in annotation else f'an annotation of {annotation.get("image_id")}'
 
 
-def _is_left_out(annotation: dict, image: dict) -> bool:
-    """As mmdet's CocoDataset decides."""
-    x, y, width, height = annotation['bbox']
-    return (min(x + width, image['width']) <= max(x, 0) or min(y + height, image['height']) <= max(y, 0)
-            or width < 1 or height < 1 or annotation.get('area', 1) <= 0)
+def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
+    """The bounds x1, y1, x2, y2 of a segmentation; NaN if it has no polygon that mmdet draws."""
+    parts, (width, height) = annotation['segmentation'], size
+    if isinstance(parts, dict):
+        counts = parts.get('counts')
+        fits = parts.get('size') == [height, width] and (isinstance(counts, str) or (
+            isinstance(counts, list) and _are_numbers(counts) and min(counts) >= 0 and sum(counts) == width * height))
+        if not fits:
+            raise _Problem(f'{_named(annotation)} has an RLE with size {parts.get("size")} and counts '
+                           f'{str(counts)[:40]}; its image has height and width {[height, width]}, and the counts must '
+                           'be compressed text, or a list of runs that are as many pixels')
+        x, y, w, h = rle.toBbox(parts if isinstance(counts, str) else rle.frPyObjects(parts, int(height), int(width)))
+        return x, y, x + w, y + h
+    try:
+        right = math.isfinite(sum(map(sum, parts))) and not any(len(each) % 2 for each in parts)
+    except TypeError:
+        right = False
+    if not right:  # a NaN would end the process in pycocotools
+        raise _Problem(f'{_named(annotation)} has the segmentation {str(parts)[:40]}; it must be an RLE or a list of '
+                       'polygons [x1, y1, x2, y2, ...] of finite numbers')
+    drawn = [each for each in parts if len(each) >= 6]
+    if not drawn:
+        return [math.nan] * 4
+    points = drawn[0] if len(drawn) == 1 else sum(drawn, [])
+    xs, ys = points[::2], points[1::2]
+    return min(xs), min(ys), max(xs), max(ys)
 
 
-def _check_sizes(images: list[dict], folder: str) -> None:
-    """Compares the annotated sizes of some images with those of their files."""
-    for image in images[::max(1, len(images) // _SAMPLE)]:
-        path = os.path.join(folder, image['file_name'])
+def _check_files(content: dict, use: Use) -> None:
+    """Looks for each image, and compares the annotated sizes of some with those that they are loaded with."""
+    used = {each['image_id'] for each in content['annotations']}
+    images = {os.path.join(use.folder, image['file_name']): image for image in content['images']
+              if use.empty or image['id'] in used}
+    folders = set(map(os.path.dirname, images))
+    there = {os.path.join(folder, name) for folder in folders if os.path.isdir(folder or '.')
+             for name in os.listdir(folder or '.')}  # 100,000 names in a tenth of a second
+    if missing := [path for path in images if path not in there and not os.path.exists(path)]:
+        raise _Problem(f'{len(missing)} of {len(images)} images are missing, such as {missing[0]}')
+    for path, image in list(images.items())[::max(1, len(images) // _SAMPLE)]:
         try:
             with Image.open(path) as opened:
-                size, orientation = opened.size, opened.getexif().get(_EXIF_ORIENTATION, 1)
-        except OSError:  # loading reports missing or damaged images
+                size, turned = opened.size, opened.getexif().get(_EXIF_ORIENTATION, 1) > 4
+            if turned:  # OpenCV and Pillow turn it, other loaders and `color_ignore_orientation` do not
+                size = mmcv.imfrombytes(Path(path).read_bytes(), use.loading[0], backend=use.loading[1]).shape[1::-1]
+        except (OSError, AttributeError):  # loading reports damaged images
             continue
         annotated = image['width'], image['height']
-        if orientation <= 4 and size != annotated:  # from 5 on, loading rotates the image
-            raise _Problem(f'{path} has {size[0]} x {size[1]} pixels, and is annotated with width {annotated[0]} and '
-                           f'height {annotated[1]}')
+        if size != annotated:
+            advice = ('; its EXIF orientation turns it: annotate it as it is shown, or load images with '
+                      "color_type='color_ignore_orientation'" if turned and size == annotated[::-1] else '')
+            raise _Problem(f'{path} has {size[0]} x {size[1]} pixels{" as it is loaded" * turned}, and is annotated '
+                           f'with width {annotated[0]} and height {annotated[1]}{advice}')
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _are_numbers(values: list) -> bool:
+    return {int, float}.issuperset(map(type, values)) and math.isfinite(sum(values))

@@ -26,11 +26,13 @@ from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..interruption import raise_again
 from ..utils import (
+    Interrupted,
     LocalError,
     PreflightError,
     RunError,
     error_text,
     is_first_process,
+    is_interruption,
     one_line,
     print_held_back,
     quiet_console,
@@ -44,7 +46,7 @@ def command(main):
     """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
 
     An OSError, such as a full disk, is treated as a RunError. With `--verbose`, the traceback is printed before the
-    line. Ctrl+C exits with status 130, as in a shell.
+    line. Ctrl+C exits with status 130, as in a shell, also where a library raises another error for it.
 
     Denormal numbers are flushed to zero. At the end of a distributed run, the process group is closed.
     """
@@ -70,16 +72,19 @@ def command(main):
                 else:
                     stack.enter_context(quiet_console())
                 result = main(argv)
-        except (PreflightError, RunError, OSError) as error:
+        except BaseException as error:
+            if is_interruption(error) and not isinstance(error, RunError):
+                print('interrupted', file=sys.stderr)
+                raise SystemExit(130) from None
+            if not isinstance(error, (PreflightError, RunError, OSError)):
+                raise
             # Only the process of a distributed run that raised the error can report it.
             if is_first_process() or isinstance(error, (LocalError, OSError)):
                 if verbose:
                     traceback.print_exc()
                 print(f'error: {one_line(error)}', file=sys.stderr)
-            raise SystemExit(2 if isinstance(error, PreflightError) else 3) from None
-        except KeyboardInterrupt:
-            print('interrupted', file=sys.stderr)
-            raise SystemExit(130) from None
+            status = 2 if isinstance(error, PreflightError) else 130 if isinstance(error, Interrupted) else 3
+            raise SystemExit(status) from None
         if torch.distributed.is_initialized():
             # A gloo thread aborts the process if it frees its last tensor while Python shuts down.
             # The group joins its threads once nothing refers to it, neither the model nor its runner.

@@ -14,7 +14,7 @@ from ..benchmark.training import train_all
 from ..checkpoints.plain import read_config_text
 from ..config.presets import set_norm
 from ..norms import Norm
-from ..utils import PreflightError, RunError
+from ..utils import Interrupted, PreflightError, RunError
 from .arguments import add_config_arguments, out_folder, positive
 from .preflight import check_norms
 
@@ -117,7 +117,8 @@ def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namesp
     `write` takes the errors by run, writes the results so far, and returns the files, the table first.
 
     Raises:
-        RunError: the user interrupted the training, or a run crashed.
+        Interrupted: by Ctrl+C.
+        RunError: a run crashed.
     """
     out_folder(args.out)
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
@@ -127,7 +128,7 @@ def train_and_write(configs: Mapping[ComparedRun, Config], args: argparse.Namesp
     try:
         errors = train_all(pending, args.jobs, write, args.trust_checkpoint)
     except KeyboardInterrupt:
-        raise RunError('interrupted; run the same command to continue.') from None
+        raise Interrupted('interrupted; run the same command to continue.') from None
     written = write(errors)
     print(written[0].read_text())
     print(f'written: {", ".join(map(str, written))}')

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..engine.images import image_problem
-from ..utils import IMAGE_SUFFIXES, PreflightError, whole_file, write_text
+from ..utils import IMAGE_SUFFIXES, PreflightError, plural, whole_file, write_text
 
 LETTERS = 0.7  # the size of labels in an image with a short side of 512 pixels
 
@@ -127,7 +127,7 @@ def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndar
         raise PreflightError(f'no image could be drawn: {"; ".join(skipped)}.')
     if skipped:
         print(f'skipped: {"; ".join(skipped)}')
-    print(f'{len(images) - len(skipped)} images are in {out_dir}')
+    print(f'{out_dir} has {plural(len(images) - len(skipped), "image")}')
 
 
 def drawing_scale(height: int, width: int) -> float:

@@ -6,10 +6,21 @@ from collections.abc import Iterable
 from inspect import signature
 
 from mmengine.config import Config
+from mmengine.registry import (
+    DATASETS,
+    HOOKS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+)
 from mmengine.runner import Runner
 
 from ..config.walk import walk
-from ..utils import warn
+from ..utils import PreflightError, misspelt, warn
 
 # What runners read of their config beside their own arguments, and what the tools read.
 READ = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
@@ -23,10 +34,15 @@ _RENAMED = dict(samples_per_gpu='batch_size', workers_per_gpu='num_workers', gra
 
 
 def warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
-    """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top."""
+    """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top.
+
+    Raises:
+        PreflightError: an option is no argument of its class, which has one of a similar name.
+    """
     for key in options:
         top = key.partition('.')[0]
         if top in READ:
+            _check_spelling(cfg, key)
             continue
         name, words = key.rpartition('.')[2], set(re.findall('[a-z]+', key))
         similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in READ})
@@ -35,3 +51,18 @@ def warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
         similar = [_MOVED[top]] if top in _MOVED else similar[:3]
         hint = f'did you mean {" or ".join(similar)}?' if similar else 'the setting has no effect.'
         warn(f'--cfg-options {key}: nothing reads this key; {hint}')
+
+
+def _check_spelling(cfg: Config, key: str) -> None:
+    place, _, name = key.rpartition('.')
+    top = key.partition('.')[0]
+    part = dict(walk(cfg.get(top), top)).get(place)
+    if not isinstance(part, dict) or not isinstance(part.get('type'), str):
+        return
+    found = []
+    for root in (MODELS, DATASETS, TRANSFORMS, METRICS, HOOKS, OPTIM_WRAPPERS, OPTIMIZERS, PARAM_SCHEDULERS, LOOPS):
+        with root.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            found.append(registry.get(part['type']))
+    classes = [cls for cls in found if isinstance(cls, type)]
+    if len(classes) == 1 and (problem := misspelt(place, {name: None}, classes[0])):
+        raise PreflightError(f'--cfg-options {problem}')

@@ -21,7 +21,8 @@ from ..norms import Norm
 from ..norms.base import check_norm_cfg
 from ..registry import registered
 from ..utils import PreflightError, misspelt, warn
-from .annotations import Use, check_annotations
+from .annotations import Use, check_annotations, check_evaluator
+from .datasets import check_classes, class_name, class_of, classes_of, is_local, leaf_datasets
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
@@ -48,15 +49,16 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
         PreflightError: something is missing, empty or damaged, or a metric has more classes than the model or
             a misspelt argument. The message says what, and where to get it.
     """
-    parts = [(part, _class_of(part, registry)) for split in splits
+    parts = [(part, class_of(part, registry)) for split in splits
              for found, registry in ((leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
     with METRICS.switch_scope_and_registry(cfg.get('default_scope')) as metrics:
         for key, metric in walk({f'{split}_evaluator': cfg.get(f'{split}_evaluator') for split in splits}):
-            if isinstance(metric, dict) and (why := misspelt(key, metric, _class_of(metric, metrics))):
+            if isinstance(metric, dict) and (why := misspelt(key, metric, class_of(metric, metrics))):
                 raise PreflightError(why)
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
+    check_classes(cfg, splits)
     num_classes = (cfg.get('model', {}).get('head') or {}).get('num_classes', math.inf)
     for metric in [metric for split in splits for metric in _metrics(cfg, split)]:
         topk = metric.get('topk') or 1
@@ -66,6 +68,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     for path, uses in sorted(_annotations(cfg, splits).items()):
         for warning in check_annotations(path, uses):
             warn(warning)
+    _check_evaluators(cfg, splits)
     for part, cls in parts:
         if hasattr(cls, 'check_model'):
             cls.check_model(part, cfg.model)
@@ -125,20 +128,6 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
             f'`--cfg-options {option}=PATH`, or start without any with `--cfg-options {without}=None`.')
 
 
-def leaf_datasets(cfg: Config, split: str) -> list[dict]:
-    """The data sets of a split, those inside RepeatDataset (`dataset`), ConcatDataset (`datasets`) and others."""
-    def leaves(dataset) -> Iterator[dict]:
-        if not isinstance(dataset, dict):
-            return
-        inner = [*(dataset.get('datasets') or []), *filter(None, [dataset.get('dataset')])]
-        if not inner:
-            yield dataset
-        for wrapped in inner:
-            yield from leaves(wrapped)
-
-    return list(leaves((cfg.get(f'{split}_dataloader') or {}).get('dataset')))
-
-
 def _metrics(cfg: Config, split: str) -> list[dict]:
     evaluator = cfg.get(f'{split}_evaluator')
     metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
@@ -148,58 +137,53 @@ def _metrics(cfg: Config, split: str) -> list[dict]:
 def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
     """The COCO files of a run, each with what its data sets and metrics ask of it."""
     found = defaultdict(set)
-
-    def add(part: dict, use: Use) -> None:
-        path = os.path.join(part.get('data_root') or '', part.get('ann_file') or '')
-        if _is_local(path, part):
-            found[os.path.normpath(path)].add(use)
-
     for split in splits:
-        classes = ()
-        for dataset in leaf_datasets(cfg, split):
-            if _is_coco(dataset):
-                classes = _classes(dataset)
-                prefix = (dataset.get('data_prefix') or {}).get('img') or ''
-                masks = any(key.endswith('with_mask') and value for key, value in walk(dataset.get('pipeline') or []))
-                evaluated = any(class_name(metric) == 'CocoMetric' and not metric.get('format_only')
-                                for metric in _metrics(cfg, split))  # else the evaluation's -1 says nothing
-                add(dataset, Use(classes, os.path.join(dataset.get('data_root') or '', prefix), masks,
-                                 objects=split == 'train' or evaluated))
-        for metric in _metrics(cfg, split):
-            if class_name(metric) == 'CocoMetric':  # which takes the classes of the data set
-                masks = 'segm' in metric.get('metric', '')
-                add(metric, Use(classes, masks=masks, objects=not metric.get('format_only')))
+        classes, metrics = (), _coco_metrics(cfg, split)
+        for dataset in filter(_is_coco, leaf_datasets(cfg, split)):
+            classes = classes_of(dataset)
+            folder = os.path.join(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
+            steps = [*walk(dataset.get('pipeline') or [])]
+            loader = next((step for _, step in steps if class_name(step) == 'LoadImageFromFile'), {})
+            # Other loaders read images from elsewhere, and `indices` only some of them.
+            all_read = is_local(folder, loader) and (loader or len(steps) == 1) and dataset.get('indices') is None
+            found[_annotation_file(dataset)].add(Use(
+                classes, folder if all_read else None, any(key.endswith('with_mask') and value for key, value in steps),
+                objects=split == 'train' or any(not metric.get('format_only') for metric in metrics),
+                empty=bool(dataset.get('test_mode')) or not (dataset.get('filter_cfg') or {}).get('filter_empty_gt'),
+                loading=(loader.get('color_type', 'color'), loader.get('imdecode_backend', 'cv2'))))
+        for metric in metrics:  # which take the classes of the data set
+            found[_annotation_file(metric)].add(
+                Use(classes, masks='segm' in metric.get('metric', ''), objects=not metric.get('format_only')))
+    found.pop('', None)
     return found
+
+
+def _check_evaluators(cfg: Config, splits: Sequence[str]) -> None:
+    """Compares the COCO files of metrics with those of their data sets."""
+    for split in splits:
+        datasets = [*filter(_is_coco, leaf_datasets(cfg, split))]
+        paths = sorted({_annotation_file(dataset) for dataset in datasets})
+        for metric in _coco_metrics(cfg, split):
+            path = _annotation_file(metric)
+            partly = any(dataset.get('indices') is not None for dataset in datasets)
+            if path and all(paths) and paths != [path] and datasets and not partly and not metric.get('format_only'):
+                check_evaluator(path, paths)
+
+
+def _annotation_file(part: dict) -> str:
+    """The path of the annotation file of a data set or a metric; '' if it has none on this machine."""
+    path = os.path.join(part.get('data_root') or '', part.get('ann_file') or '')
+    return os.path.normpath(path) if part.get('ann_file') and is_local(path, part) else ''
+
+
+def _coco_metrics(cfg: Config, split: str) -> list[dict]:
+    return [metric for metric in _metrics(cfg, split) if class_name(metric) == 'CocoMetric']
 
 
 def _is_coco(dataset: dict) -> bool:
     """Whether a data set is mmdet's CocoDataset, or a class that reads annotations as that does."""
-    reader = getattr(_class_of(dataset, DATASETS), 'load_data_list', None)
+    reader = getattr(class_of(dataset, DATASETS), 'load_data_list', None)
     return class_name(dataset) == 'CocoDataset' or getattr(reader, '__qualname__', '') == 'CocoDataset.load_data_list'
-
-
-def _classes(dataset: dict) -> tuple[str, ...]:
-    """The classes of a CocoDataset; none if the config names a file of them."""
-    from mmdet.datasets import CocoDataset  # not for every config
-    known = getattr(_class_of(dataset, DATASETS), 'METAINFO', CocoDataset.METAINFO)
-    classes = (dataset.get('metainfo') or {}).get('classes') or known['classes']
-    return () if isinstance(classes, str) else tuple(classes)
-
-
-def class_name(described) -> str:
-    """The class name, without a scope, of an object or of its config, whose `type` is text or the class."""
-    kind = described.get('type') if isinstance(described, dict) else type(described)
-    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition('.')[-1]
-
-
-def _is_local(path: str, part: dict) -> bool:
-    return bool(path) and '://' not in path and not part.get('backend_args')
-
-
-def _class_of(part: dict, registry) -> type:
-    """The registered class of a data set or a metric; `object` if there is none."""
-    cls = registry.get(class_name(part)) or DATASETS.get(f'mmpretrain.{class_name(part)}')
-    return cls if isinstance(cls, type) else object
 
 
 def _problems(part: dict, cls: type) -> dict[str, str]:
@@ -207,7 +191,7 @@ def _problems(part: dict, cls: type) -> dict[str, str]:
     problems = {}
     for path, exists, problem in _expected_paths(part, cls):
         path = os.path.join(part.get('data_root') or '', path)
-        if _is_local(path, part) and not exists(path):
+        if is_local(path, part) and not exists(path):
             path = os.path.normpath(path)
             problems[path] = problem.format(path)
     return problems

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from urllib.error import URLError
 
 import torch
 from mmengine.config import Config
@@ -15,12 +16,13 @@ from mmengine.runner import Runner
 
 from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
+from ..config.walk import walk
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
 from ..engine.runner import unwrapped_model
 from ..norms.layers import norm_layers
-from ..utils import LocalError, PreflightError, RunError, error_text, one_line, warn
-from .preflight import class_name, leaf_datasets
+from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
+from .datasets import class_name, leaf_datasets
 
 # What merges the predictions for an image and its mirror image, as in the stock tools.
 _TTA_MODELS = dict(
@@ -181,11 +183,15 @@ def check_schedule(runner: Runner) -> None:
     """Warns if the learning rate warms up for most of the run; `train_cfg` may be shortened, and the schedule not.
 
     Raises:
-        PreflightError: a part of the schedule begins when the run is over.
+        PreflightError: a part of the schedule begins when the run is over, or is converted from epochs without any.
     """
     schedule = runner.cfg.get('param_scheduler') or []
     for number, part in enumerate([schedule] if isinstance(schedule, dict) else schedule):
         by_epoch, key = part.get('by_epoch', True), f'param_scheduler.{number}'
+        converted = part.get('convert_to_iter_based', False)
+        if converted and not by_epoch:
+            raise PreflightError(f'{key}: convert_to_iter_based=True converts epochs, and by_epoch=False counts steps; '
+                                 f'set {key}.convert_to_iter_based=False.')
         length, unit = (runner.max_epochs, 'epochs') if by_epoch else (runner.max_iters, 'steps')
         begin, end = part.get('begin', 0), part.get('end', length)
         if end <= begin:
@@ -194,7 +200,8 @@ def check_schedule(runner: Runner) -> None:
         rises = class_name(part) == 'LinearLR' and part.get('start_factor', 1 / 3) < part.get('end_factor', 1)
         if rises and 2 * end > length:
             how = f'.end, for example to {max(1, length // 10)}' if length > 1 else (
-                f'.by_epoch=False and {key}.end in steps')
+                f'.by_epoch=False{f", {key}.convert_to_iter_based=False" if converted else ""} and {key}.end in steps, '
+                f'for example to {max(1, runner.max_iters // 10)}')
             warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}{how}.")
 
 
@@ -222,11 +229,16 @@ def train(runner: Runner) -> None:
                 except Exception as problem:  # must not hide what ended the run
                     runner.logger.warning(
                         f'{type(hook).__name__} could not write its data: {error_text(problem)}')
+        if is_interruption(error):
+            raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
+                              f'{runner.work_dir}, if there is one.') from None
+        if isinstance(error, URLError) and not runner.iter:
+            remote = [value for key, value in walk(runner.cfg.get('model'))
+                      if key.endswith('checkpoint') and '://' in str(value)]
+            raise PreflightError(f'cannot download the weights to start from, {" or ".join(remote)}: {error.reason}. '
+                                 'Add --cfg-options pretrained=FILE with a copy, or pretrained=None.') from error
         if isinstance(error, OSError):  # a full disk, or one that has become read-only
             advice = 'Once that is fixed, --resume goes on from the last whole checkpoint.' if runner.iter else ''
             raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
                              f'{advice}'.rstrip()) from error
-        if isinstance(error, KeyboardInterrupt):
-            raise RunError(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
-                           f'{runner.work_dir}, if there is one.') from None
         raise

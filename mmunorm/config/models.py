@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from ..checkpoints.folded import folded_config, folded_made, folded_norms
+from ..checkpoints.folded import folded_config, folded_made, folded_norms, folded_streams
 from ..checkpoints.loading import load_weights, read_checkpoint
 from ..utils import PreflightError, error_text
 
@@ -59,4 +59,4 @@ def match_folded(cfg: Config, checkpoint: str) -> None:
     """
     content = read_checkpoint(checkpoint)
     if names := folded_norms(content):
-        cfg.model = folded_config(cfg.model, names, folded_made(content))
+        cfg.model = folded_config(cfg.model, names, folded_made(content), **folded_streams(content))

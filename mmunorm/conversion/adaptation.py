@@ -24,10 +24,11 @@ from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
-from ..utils import check_module, error_text, eval_mode, whole_file
-from .agreement import TINY, Agreement, agreement, batch_of, batches_of, check_images, floating, teacher_norms
+from ..utils import check_module, error_text, eval_mode, plural, whole_file
+from .agreement import TINY, Agreement, agreement, teacher_norms
 from .calls import recorded, tensors_of, watched
-from .convert import ConversionError
+from .images import batch_of, batches_of, floating, single_images, spread, suspicious
+from .report import ConversionError
 from .statistics import mean_and_square, token_sums, tokens_of
 
 BLOCKS, WHOLE = 'block by block', 'end to end'
@@ -37,6 +38,8 @@ CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # on so many at most
 RISEN = 1.5  # from this share of the least loss on, training goes back to the best weights,
 SLOWER = 0.3  # at this share of the rate
 WARMUP = 60  # steps, at most a tenth
+NEAR = 1e-3  # relative difference of the norms of two models that are to be the same
+UNRELATED, SAME = 1., 0.005  # differences of the weights from the teacher's, relative to their size
 AUGMENTED = 'images after augment'
 _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
 
@@ -69,9 +72,9 @@ def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps: int = 1000, *,
+def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *,
           block_steps: int | None = None, batch_size: int = 64, lr: float = 1e-4, block_lr: float = 2e-4,
-          tokens: int | None = 64, held_out: Sequence[Tensor] | None = None,
+          tokens: int | None = 64, held_out=None,
           augment: Callable[[Tensor, torch.Generator], Tensor] = mirrored, work_dir: str | os.PathLike | None = None,
           progress: bool = False) -> AdaptReport:
     """Trains a converted model in place to reproduce its teacher's outputs, without labels.
@@ -94,29 +97,31 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         model (nn.Module): a model converted by :func:`mmunorm.convert_norms`, in float32 or float64. Weights that do
             not require gradients are not trained.
         teacher (nn.Module): the model with LayerNorm that it was converted from, on the same device.
-        images (Sequence): images `(C, H, W)` that are valid inputs of the models after `augment`: a tensor
-            `(N, C, H, W)`, a list, or a data set. If its items are tuples, their first entry is used. If it has an
-            attribute `paths`, the report names images by it. In a batch, smaller images are padded with zeros.
+        images: images that are valid inputs of the models after `augment`: a tensor `(N, C, H, W)`, a list of images
+            `(C, H, W)`, batches, a data set, or a DataLoader, of which the data set is read. Images may be the first
+            entry of a tuple, or the tensor in a dict. Batches are held in memory. If a data set has an attribute
+            `paths`, the report names images by it. Smaller images in a batch are padded with zeros.
         steps, block_steps (int): training steps end to end and block by block. Default to 1000 and `steps / 3`.
         batch_size (int): images per step, at most all. Defaults to 64.
         lr, block_lr (float): learning rates end to end and block by block. Default to 1e-4 and 2e-4.
         tokens (int): number of random patch tokens of each image that a step uses, besides the class token and other
             prefix tokens, in timm's `VisionTransformer`. None and other models: all tokens. Defaults to 64.
-        held_out (Sequence): floating-point images like `images`, not augmented. Defaults to the last eighth of
-            `images`, at most 256, which are then not trained on; if there is only one image, to this image.
+        held_out: floating-point images like `images`, not augmented. Defaults to the last eighth of `images`, at most
+            256, which are then not trained on; if there is only one image, to this image.
         augment: a function of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to
             :func:`mirrored`.
         work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
-            the run is killed, the same call resumes from it, if `images` are the same. None: nothing is written.
+            the run is killed, the same call resumes from it, if the images, the teacher and the model to start from
+            are the same. None: nothing is written.
         progress (bool): show a progress bar with the correlation on held-out images, or, without a terminal, print a
             line at each check. Defaults to False.
 
     Raises:
         ValueError: a number is out of range.
         ConversionError: a ValueError, raised before the model is changed: the model has no converted norms, a model has
-            half precision, the teacher has another architecture, no LayerNorm or weights of the model, there are no
-            images or outputs on them are not finite, there are no steps, or `work_dir` has a damaged state or that of
-            another run.
+            half precision, the teacher has another architecture, unrelated weights, no LayerNorm or weights of the
+            model, there are no images or outputs on them are not finite, there are no steps, or `work_dir` has a
+            damaged state or that of another run.
     """
     check_count('steps', steps, 0)
     block_steps = steps // 3 if block_steps is None else check_count('block_steps', block_steps, 0)
@@ -127,10 +132,10 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
     for name, rate in dict(lr=lr, block_lr=block_lr).items():
         if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
             raise ConversionError(f'{name} must be a positive number, got {rate!r}')
-    _check_pair(model, teacher)
-    for name, each in dict(images=images, held_out=images if held_out is None else held_out).items():
-        check_images(each, name)
-    number, notes = len(images), []
+    notes = _check_pair(model, teacher)
+    images = single_images(images, 'images')
+    held_out = None if held_out is None else single_images(held_out, 'held_out')
+    number = len(images)
     measured_on = images if held_out is None else held_out
     names = list(map(str, getattr(measured_on, 'paths', ()))) or range(len(measured_on))
     if held_out is None:
@@ -150,7 +155,7 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
         run = _Run(model, teacher, images, number, held_out, augment, min(batch_size, number), tokens, progress)
         if work_dir is not None:
             run.open(Path(work_dir), dict(steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr,
-                                          block_lr=block_lr, tokens=tokens, images=len(images)))
+                                          block_lr=block_lr, tokens=tokens, held_out=len(held_out)))
         if not run.reached:
             run.reached['converted'] = reached = measured()
             if not math.isfinite(reached.score):
@@ -164,6 +169,7 @@ def adapt(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], steps:
                     _put_back(run.weights, first)
                     reached = before
                 run.reached[phase] = reached
+        notes += suspicious([run.checked], few=1)
         measure_again(model, batches_of(held_out, run.batch_size, run.device, 'held_out'))
     return AdaptReport(run.reached, tuple(run.history), (*notes, *run.notes))
 
@@ -178,7 +184,7 @@ class _Run:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
         one = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
-        few = _spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
+        few = spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
@@ -198,28 +204,38 @@ class _Run:
                 raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
         without_channels = {module for module, first in dims.items() if first and first[0] < 2}
         self.parts = _parts(teacher, set(self.norms.values()), without_channels)
-        self.path, self.settings, self.saved = None, {}, {}
+        self.path, self.settings, self.start, self.saved = None, {}, {}, {}
         self.reached, self.history, self.notes = {}, [], []
 
     def open(self, folder: Path, settings: dict) -> None:
         """Resumes from the state of a killed run in a folder."""
-        some = batch_of(self.images, _spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
-        checksum = 0
-        for tensor in (some, self.checked, *self.teacher.parameters(), *self.teacher.buffers()):
-            checksum = zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), checksum)
-        self.path, self.settings = folder / 'adapt.pt', dict(settings, checksum=checksum)
+        some = batch_of(self.images, spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
+        values = self.model.state_dict()
+        # Norms are compared with a tolerance: the sums that they are fitted by depend on the number of threads.
+        of_norms = {name: value for name, value in values.items() if any(name.startswith(f'{n}.') for n in self.norms)}
+        others = [value for name, value in values.items() if name not in of_norms]
+        self.path, self.settings = folder / 'adapt.pt', dict(
+            settings, images=_checksum([some, self.checked], len(self.images)), teacher=_checksum(
+                [*self.teacher.parameters(), *self.teacher.buffers()]), model=_checksum(others),
+            trained=[name for name, weight in self.model.named_parameters() if weight.requires_grad],
+            augment=getattr(self.augment, '__qualname__', type(self.augment).__name__))
+        self.start = {name: value.clone() for name, value in of_norms.items()}
         folder.mkdir(parents=True, exist_ok=True)
         if not self.path.is_file():
             return
         try:
             saved = torch.load(self.path, map_location=self.device, weights_only=True)
-            names, state, same = saved['state_dict'].keys(), saved['state'], saved['settings'] == self.settings
+            before, start, state = saved['settings'], saved['start'], saved['state']
+            names, same = saved['state_dict'].keys(), {name: _is_near(start[name], self.start[name]) for name in start}
         except Exception as error:
             raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is damaged or no state of an adaptation; delete '
                                   'it, or name another folder') from error
-        if not same or names != self.model.state_dict().keys():
-            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation, with other settings, '
-                                  'images or another teacher; name another folder')
+        other = [name for name, value in self.settings.items() if before.get(name) != value]
+        if start.keys() != self.start.keys() or not all(same.values()) or names != values.keys():
+            other.append('model')
+        if other:
+            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation: '
+                                  f'{", ".join(dict.fromkeys(other))} differ; delete it, or name another folder')
         self.model.load_state_dict(saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
         self.reached = {phase: Agreement(**values) for phase, values in saved['reached'].items()}
         self.history, self.saved = saved['history'], saved
@@ -231,8 +247,8 @@ class _Run:
         reached = {phase: asdict(each) for phase, each in self.reached.items()}
         with whole_file(self.path) as part:
             torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
-                            optimizer=optimizer.state_dict(), settings=self.settings, history=self.history,
-                            notes=self.notes), part)
+                            optimizer=optimizer.state_dict(), settings=self.settings, start=self.start,
+                            history=self.history, notes=self.notes), part)
         _put_back(self.weights, now)
 
     def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
@@ -275,7 +291,8 @@ class _Run:
             _put_back(weights, state['best'])
             optimizer.zero_grad()
         if state['skipped']:
-            self.notes.append(f'{phase}: {state["skipped"]} of {steps} steps skipped, loss or gradient not finite')
+            self.notes.append(f'{phase}: {state["skipped"]} of {plural(steps, "step")} skipped, loss or gradient not '
+                              'finite')
         return state['first']
 
     def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> bool:
@@ -333,8 +350,11 @@ def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         norm.set_affine(*norm.affine(), *mean_and_square(total))
 
 
-def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
-    """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
+def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
+    """Raises a ConversionError unless the model is a conversion of the teacher and can be trained.
+
+    Returns a note if its weights, without norms, are not the teacher's; empty otherwise.
+    """
     check_module(model)
     check_module(teacher, 'teacher')
     names = teacher_norms(teacher)
@@ -357,6 +377,15 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
     for weight in teacher.parameters():
         if weight.data_ptr() in trained:
             raise ConversionError(f'teacher: shares {trained[weight.data_ptr()]} with the model; take a copy.deepcopy')
+    apart, both = 0., 0.
+    for name in mine:
+        x, y = (each.get_parameter(name).detach().double() for each in (model, teacher))
+        apart, both = apart + (x - y).square().sum().item(), both + (x.square().sum() + y.square().sum()).item()
+    share = (2 * apart / both) ** 0.5 if both else 0.  # 1.41 for independent weights
+    what = f"the model's weights, without norms, differ from the teacher's by {share:.0%} of their size"
+    if share > UNRELATED:
+        raise ConversionError(f'teacher: {what}; pass the model that it was converted from')
+    return [what] if share > SAME else []
 
 
 def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:
@@ -418,9 +447,14 @@ def _mean(losses: Iterator[Tensor]) -> Tensor:
     return torch.stack([loss.mean() for loss in losses]).mean()
 
 
-def _spread(number: int, at_most: int) -> list[int]:
-    """Up to `at_most` evenly spaced indices below `number`."""
-    return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
+def _checksum(tensors: Iterable[Tensor], start: int = 0) -> int:
+    for tensor in tensors:
+        start = zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), start)
+    return start
+
+
+def _is_near(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and bool((x - y).double().norm() <= NEAR * y.double().norm())
 
 
 def _copies(weights: Sequence[Tensor]) -> list[Tensor]:

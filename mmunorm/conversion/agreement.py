@@ -2,18 +2,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
 from ..utils import eval_mode
 from .calls import recorded, tensors_of
-from .convert import ConversionError
+from .images import batches_of, single_images
+from .report import ConversionError
 
 TINY = 1e-12
 
@@ -30,7 +29,7 @@ class Agreement:
 
     @property
     def score(self) -> float:
-        """The score by which two states of a model are compared."""
+        """`tokens + pooled`, by which two states of a model are compared."""
         return self.tokens + (self.pooled or 0.)
 
     def __str__(self) -> str:
@@ -40,7 +39,7 @@ class Agreement:
 
 
 @torch.no_grad()
-def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], batch_size: int = 16) -> Agreement:
+def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16) -> Agreement:
     """Compares a model with its teacher, in the precision of the models.
 
     "All tokens" are those of the model's output if that is one tensor of more than two dimensions, such as an image,
@@ -49,10 +48,10 @@ def agreement(model: nn.Module, teacher: nn.Module, images: Sequence[Tensor], ba
 
     Args:
         model, teacher (nn.Module): models of the same architecture.
-        images (Sequence): floating-point tensors `(C, H, W)`, valid inputs of the models.
+        images: floating-point images, as for :func:`mmunorm.adapt`.
         batch_size (int): images per forward pass; the outputs of all norms are kept in memory.
     """
-    check_images(images, 'images')
+    images = single_images(images, 'images')
     device = next(model.parameters()).device
     names = teacher_norms(teacher)
     errors = defaultdict(lambda: torch.zeros(2, device=device))
@@ -101,37 +100,3 @@ def teacher_norms(teacher: nn.Module) -> dict[str, nn.Module]:
         raise ConversionError(f'teacher: {type(teacher).__name__} has no LayerNorm; copy the model before '
                               'convert_norms')
     return names
-
-
-def check_images(images, name: str) -> None:
-    is_sequence = hasattr(images, '__len__') and hasattr(images, '__getitem__') and not isinstance(images, Mapping)
-    if not (is_sequence and len(images)):
-        raise ConversionError(f'{name}: {type(images).__name__}; must be a tensor (N, C, H, W), a list or a data set '
-                              'with at least one image')
-
-
-def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
-    """Floating-point batches of all images."""
-    for start in range(0, len(images), batch_size):
-        stop = min(start + batch_size, len(images))
-        yield floating(batch_of(images, range(start, stop), device, name), name)
-
-
-def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, name: str) -> Tensor:
-    """A batch of images `(N, C, H, W)` on a device; smaller images are padded with zeros at the bottom and right."""
-    found = []
-    for i in indices:
-        image = each[0] if isinstance(each := images[i], (tuple, list)) else each
-        if not isinstance(image, Tensor) or image.dim() != 3 or found and len(image) != len(found[0]):
-            what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W) with the C of the others')
-        found.append(image.to(device))
-    height, width = (max(image.shape[dim] for image in found) for dim in (1, 2))
-    return torch.stack([F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in found])
-
-
-def floating(images: Tensor, name: str) -> Tensor:
-    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
-        what = f'{tuple(images.shape)} {images.dtype}' if isinstance(images, Tensor) else type(images).__name__
-        raise ConversionError(f'{name}: {what}; must be floating-point, normalized images (N, C, H, W)')
-    return images

@@ -5,7 +5,7 @@ import copy
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,14 +23,16 @@ from ..norms.replace import (
     is_rms,
     layer_norms,
     leave_fast_path,
+    no_layer_norms,
     put,
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
 from ..utils import check_module, error_text, eval_mode
-from .calls import watched
+from .calls import OtherReaders, watched
+from .images import all_batches, suspicious
 from .replay import MEMORY, Replay
-from .report import ConversionReport, ConvertedNorm
+from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
     deviations,
@@ -47,10 +49,6 @@ UN_CFG = dict(type='UN')
 TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
 
 
-class ConversionError(ValueError):
-    """A model cannot be converted. It is unchanged."""
-
-
 class _Enough(Exception):
     """Ends a forward pass: nothing after the measured norm is needed."""
 
@@ -58,7 +56,7 @@ class _Enough(Exception):
 @torch.inference_mode(False)  # parameters made inside it cannot be trained
 @torch.no_grad()
 def convert_norms(model: nn.Module,
-                  batches: Iterable,
+                  batches,
                   norm_cfg: dict = UN_CFG,
                   keep: Sequence[str] = (),
                   progress: bool = False) -> ConversionReport:
@@ -77,7 +75,8 @@ def convert_norms(model: nn.Module,
     Args:
         model (nn.Module): a trained model of any library, with LayerNorms or RMSNorms over the channels of `(..., C)`
             or `(N, C, H, W)`. For RMSNorm, `mu = 0` and the mean square replaces the variance.
-        batches (Iterable): a few hundred training images in batches, without augmentation. All are held in memory. A
+        batches: a few hundred training images, without augmentation, which are held in memory: a data set or the
+            DataLoader of one, of which 512 evenly spaced images are used; a list of images `(C, H, W)`; or batches. A
             tensor or Mapping is one batch. In an Iterable, a batch is a tensor; a tuple or list, whose first entry is
             the input; or a Mapping, as from OpenMMLab's data loaders, or of keyword arguments for other models. Tensors
             are moved to the model's device.
@@ -87,9 +86,10 @@ def convert_norms(model: nn.Module,
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
-        ConversionReport: the error of each norm. A LayerNorm is kept, with a reason in the report, if it did not run,
-            if it is a subclass with another formula (other than 1 + gamma for gamma), or if it is called with
-            arguments other than its input and a pad mask.
+        ConversionReport: the error of each norm, and what is suspicious about the images. A LayerNorm is kept, with a
+            reason in the report, if it did not run, if it is a subclass with another formula (other than 1 + gamma for
+            gamma), if it is called with arguments other than its input and a pad mask, or if its weight or bias is read
+            outside of its calls.
 
     Raises:
         TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
@@ -102,7 +102,7 @@ def convert_norms(model: nn.Module,
     check_norm_cfg(norm_cfg)
     names = layer_norms(model)
     if not names or '' in names:
-        what = 'has no LayerNorm to convert' if not names else 'is itself a LayerNorm, not a model with some'
+        what = no_layer_norms(model) if not names else 'is itself a LayerNorm, not a model with some'
         others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
         raise ConversionError(f'model: {type(model).__name__} {what}{others}')
     kept = dict.fromkeys(_matching(names, keep), 'as was asked for')
@@ -150,7 +150,7 @@ def goal_like(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
 
 
 @torch.no_grad()
-def convert_loaded(model: nn.Module, batches: Iterable, progress: bool = False) -> ConversionReport:
+def convert_loaded(model: nn.Module, batches, progress: bool = False) -> ConversionReport:
     """Fits offline norms in place to the LayerNorms whose weight and bias were loaded into them.
 
     Offline norms that load a LayerNorm checkpoint have its `weight` and `bias` and no statistics (`lacks_statistics`).
@@ -219,10 +219,11 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
     return teacher.requires_grad_(False)
 
 
-def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
+def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
-    batches = [batches] if isinstance(batches, (Tensor, Mapping)) else list(batches)
+    with eval_mode(model):
+        batches = all_batches(batches, partial(_takes, model))
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
     places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
@@ -235,13 +236,18 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
             disable=None if progress else True) as bar:
         changes = leave_fast_path(model, [name for name in names if names[name] in goals])
         try:
-            before = _measure_all(model, batches, before, bar)
+            with OtherReaders(before) as readers:
+                before = _measure_all(model, batches, before, bar)
+            for norm, function in readers.found.items():
+                before[norm].obstacle = before[norm].obstacle or (
+                    f'has a weight or bias that {function} reads outside of it')
             obstacles = {norm: seen.obstacle or 'did not run on these samples' for norm, seen in before.items()
                          if seen.obstacle or not seen.tokens}
             goals = {norm: goals[norm] for norm in before if norm in goals and norm not in obstacles}
             if not goals:
                 why = next(f'{before[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
-                raise ConversionError(f'model: none of its {len(before)} LayerNorms can be converted: {why}')
+                which = 'its LayerNorm cannot' if len(before) == 1 else f'none of its {len(before)} LayerNorms can'
+                raise ConversionError(f'model: {which} be converted: {why}')
             for norm, seen in before.items():
                 if norm not in obstacles:
                     seen.check('in the model as it is')
@@ -275,7 +281,7 @@ def _convert_all(model: nn.Module, batches: Iterable, names: dict[str, nn.Module
         if norm in goals:
             measured.update(before=now[norm].error(*seen.nearest()), after=errors[norm])
         rows.append(ConvertedNorm(seen.name, **measured, kept=kept.get(norm, '')))
-    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names))
+    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names), suspicious(batches))
 
 
 def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -412,6 +418,15 @@ def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, le
             bar.update()
     seen.check('after the norms that are converted')
     return seen
+
+
+def _takes(model: nn.Module, batch) -> bool:
+    """Whether a model runs on a batch."""
+    try:
+        _run(model, batch)
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _run_checked(model: nn.Module, batch) -> None:

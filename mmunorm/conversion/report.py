@@ -1,4 +1,4 @@
-"""The report of a conversion, as text, Markdown and plain data."""
+"""The report of a conversion, as text, Markdown and plain data, and its error."""
 from __future__ import annotations
 
 import re
@@ -6,10 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from ..utils import plural
+
 # The error up to which a norm counts as converted without loss, and the error above which it loses much.
 GOOD, MUCH = 0.01, 0.05
 COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error before refit', 'error after refit',
            'largest token', 'verdict')
+
+
+class ConversionError(ValueError):
+    """A model cannot be converted. It is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,12 @@ class ConversionReport:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: number of samples of the statistics; 0 if unknown.
         others: name and class of norms of other types, and of modules that look like norms, except BatchNorm.
+        notes: a line on what is suspicious about the images, such as copies of one; mostly empty.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
     others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def converted(self) -> tuple[ConvertedNorm, ...]:
@@ -61,35 +69,35 @@ class ConversionReport:
 
     def summary(self) -> str:
         """One line with the number of norms and samples, and one of the `others`."""
-        of = f', statistics of {self.samples} samples' if self.samples else ''
-        left = f', {len(self.kept)} stay' if self.kept else ''
-        others = f', {len(self.others)} other norms stay, such as {self.others[0]}' if self.others else ''
-        return f'{len(self.converted)} of {len(self.norms)} LayerNorms converted{left}{of}{others}'
+        of = f', statistics of {plural(self.samples, "sample")}' if self.samples else ''
+        left = f', {len(self.kept)} kept' if self.kept else ''
+        others = f', {plural(len(self.others), "other norm")} kept, such as {self.others[0]}' if self.others else ''
+        return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}{others}'
 
     def stages(self) -> list[str]:
         """A line for each stage, by the norms' names up to the first number: number of norms and largest error."""
         stages = defaultdict(list)
         for norm in self.converted:
             stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)
-        return [f'{stage}: {len(errors)} norm{"s" * (len(errors) > 1)}, error up to {max(errors):.1%}'
+        return [f'{stage}: {plural(len(errors), "norm")}, error up to {max(errors):.1%}'
                 for stage, errors in stages.items()]
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         form = '  '.join([f'{{:{widths[0]}}}', *(f'{{:>{width}}}' for width in widths[1:-1]), '{}'])  # numbers right
-        return '\n'.join([self.summary(), '', *(form.format(*row) for row in rows)])
+        return '\n'.join([self.summary(), *self.notes, '', *(form.format(*row) for row in rows)])
 
     def markdown(self) -> str:
         """The table in Markdown."""
         lines = ['|'.join(['', *COLUMNS, '']), '|'.join(['', '---', *['---:'] * (len(COLUMNS) - 2), '---', ''])]
         lines += ['|'.join(['', f'`{cells[0]}`', *cells[1:], '']) for cells in map(_cells, self.norms)]
-        return '\n'.join([self.summary() + '.', '', *lines, ''])
+        return '\n'.join([self.summary() + '.', *(f'\n{note}.' for note in self.notes), '', *lines, ''])
 
     def as_dict(self) -> dict:
         """Plain data for a JSON file."""
         norms = [{**asdict(norm), 'verdict': norm.verdict} for norm in self.norms]
-        return dict(samples=self.samples, others=list(self.others), norms=norms)
+        return dict(samples=self.samples, others=list(self.others), notes=list(self.notes), norms=norms)
 
 
 def _cells(norm: ConvertedNorm) -> tuple[str, ...]:

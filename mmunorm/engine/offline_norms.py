@@ -131,6 +131,8 @@ class OfflineNormHook(Hook):
             table = Path(runner.work_dir) / 'conversion.md'
             write_text(table, report.markdown())
             runner.logger.info(f'{report.summary()}: {table}')
+            for note in report.notes:
+                runner.logger.warning(note)
         seed_everything([runner.seed or 0, get_rank()])  # loading the images has seeded otherwise
 
     def _average(self, runner) -> None:

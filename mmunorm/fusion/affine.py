@@ -1,10 +1,14 @@
-"""The affine map that a norm computes at inference: a scale and a shift for each channel."""
+"""The affine map of a norm: a scale and a shift for each channel, after the statistics of each token, if it has any."""
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from ..compat import rms_norm
 from ..norms.layers import ONLINE_NORMS, has_affine
+from ..norms.replace import is_layer_norm, is_rms
 
 Affine = tuple[Tensor, Tensor]
 
@@ -22,11 +26,36 @@ def is_frozen(norm: nn.Module) -> bool:
         'weight', 'bias', 'running_mean', 'running_var'} <= dict(norm.named_buffers(recurse=False)).keys()
 
 
-def affine_of(norm: nn.Module) -> Affine:
-    """Scale and shift of an offline norm at inference, `(C,)` float64: mmunorm's, torch's BatchNorm or a frozen one.
+def statistic_of(norm: nn.Module) -> str:
+    """What a norm computes for each token at inference: a 'variance' (LayerNorm), a 'mean_square' (RMSNorm), or ''."""
+    if is_rms(norm):
+        return 'mean_square'
+    return 'variance' if is_layer_norm(norm) else ''
 
-    The scale of a norm that mixes channels is a matrix `(C, C)`.
+
+def standardize(x: Tensor, statistic: str, eps: float | None) -> Tensor:
+    """`x` `(..., C)` divided by the deviation or root mean square of each token; a deviation subtracts the mean."""
+    if statistic == 'variance':
+        return F.layer_norm(x, x.shape[-1:], eps=eps)
+    return rms_norm(x, None, eps) if statistic else x
+
+
+def standardized_input(norm: nn.Module, x: Tensor, axis: int) -> Tensor:
+    """What the affine map of a norm is applied to: `x`, for an online norm standardized over dimension `axis`."""
+    statistic = statistic_of(norm)
+    return standardize(x.movedim(axis, -1), statistic, norm.eps).movedim(-1, axis) if statistic else x
+
+
+def affine_of(norm: nn.Module) -> Affine:
+    """Scale and shift of a norm at inference, `(C,)` float64: mmunorm's, torch's BatchNorm, a frozen one, or LayerNorm.
+
+    The scale of a norm that mixes channels is a matrix `(C, C)`. Those of LayerNorm and RMSNorm are gamma and beta.
     """
+    if statistic_of(norm):
+        like = torch.ones(norm.normalized_shape, dtype=torch.float64)
+        weight, bias = getattr(norm, 'weight', None), getattr(norm, 'bias', None)
+        scale = like if weight is None else weight.detach().double()
+        return scale, torch.zeros_like(scale) if bias is None else bias.detach().double()
     if has_affine(norm):
         return norm.affine()
     scale = (norm.running_var.double() + getattr(norm, 'eps', 1e-5)).rsqrt()  # transformers' has no `eps`
@@ -38,17 +67,23 @@ def affine_of(norm: nn.Module) -> Affine:
     return scale, shift
 
 
-def class_obstacle(norm: nn.Module) -> str:
+def class_obstacle(norm: nn.Module, layer_norms: str = 'exact') -> str:
     """Why no norm of this class can be folded, as half a sentence, or ''."""
     kind = type(norm).__name__
     if getattr(norm, 'fold_obstacle', ''):
         return f'{kind} {norm.fold_obstacle}'
+    if statistic_of(norm):
+        if layer_norms == 'keep':
+            return f'{kind} computes its statistics at inference; layer_norms="exact" folds the rest of it'
+        if len(norm.normalized_shape) > 1:
+            return f'{kind} normalizes over several dimensions'
+        return f'{kind} includes an activation' if any(True for _ in norm.parameters()) and any(
+            not isinstance(part, nn.Identity) for part in norm.children()) else ''
     if has_affine(norm) or is_frozen(norm):
         return ''
     if not isinstance(norm, _BatchNorm):
         is_online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
-        why = 'computes its statistics at inference' if is_online else 'has no affine()'
-        return f'{kind} {why}{"; convert_norms replaces it" if isinstance(norm, nn.LayerNorm) else ""}'
+        return f'{kind} {"computes its statistics at inference" if is_online else "has no affine()"}'
     if type(norm).forward not in _BATCH_NORM and not has_act(norm):
         return f'{kind} overrides the forward of BatchNorm'
     return '' if norm.running_var is not None else 'has no running statistics'

@@ -4,11 +4,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .basis import apply_change, new_norms
 from .check import layer_obstacle
 from .examples import with_plain_weights
+from .inner_tokens import refuse_inner_tokens
 from .plan import FoldPlan, call_obstacle
+from .reduced import Folded
+from .replaced import note_folds
 from .report import Site, streams_of
-from .rewrite import absorb, rewrite
+from .rewrite import absorb, reduce_norm, rewrite
 from .streams import factor, fold_stream, leave_residual
 
 
@@ -20,8 +24,19 @@ def apply(plan: FoldPlan, model: nn.Module) -> None:
     carried = {}
     for stream in streams_of(folds):
         carried.update(fold_stream(model, plan, stream))
-    for fold in folds:
-        rewrite(model, fold, *carried.get(fold.norm) or plan.affines[fold.norm])
+    news = new_norms(plan, plan.changes)
+    for fold in plan.folds:
+        new = news.get(fold.norm)
+        if not fold.obstacle:
+            rewrite(model, fold, *carried.get(fold.norm) or new.affine, new.fill, new.arguments)
+        elif new is not None and new.arguments is not None:
+            reduce_norm(model, fold.norm, new.arguments, (), new.linear)
+    covered = {site.layer for fold in folds for site in fold.sites}
+    made = [name for change in plan.changes for name in apply_change(model, change, covered)]
+    if plan.changes:
+        next(module for module in model.modules() if isinstance(module, Folded)).made += tuple(made)
+        refuse_inner_tokens(model)
+    note_folds(model, folds)
     _fold_factors(model, plan)
 
 

@@ -42,7 +42,7 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> str:
             return f'it mixes channels, which cannot be folded into its neighbour {site.layer}'
         if site.layer not in fold.untied and (shared := plan.owners.others(site.layer, layer)):
             return f'its neighbour {site.layer} is shared with {shared}'
-        if adapter := _adapter(site.layer, plan):
+        if adapter := adapter_of(site.layer, plan):
             return (f'its neighbour {site.layer} is part of {adapter}, whose merge() would undo the fold; '
                     'merge it first (peft: merge_and_unload())')
     if scale.dim() > 1 and (fold.pads or fold.stream is not None):
@@ -73,7 +73,7 @@ def _stream_obstacle(plan: FoldPlan, stream: Stream, by_norm: dict[str, Fold]) -
     return range_obstacle(plan, stream)
 
 
-def _adapter(layer: str, plan: FoldPlan) -> str:
+def adapter_of(layer: str, plan: FoldPlan) -> str:
     """The class of the adapter around a layer that can be merged later, such as peft's LoRA; '' without one."""
     parts = layer.split('.')
     kinds = [type(plan.modules['.'.join(parts[:i])]) for i in range(len(parts))]

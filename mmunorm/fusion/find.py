@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..norms.layers import channel_axis, input_of
-from .affine import has_act
+from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
 from .examples import Run, tensors_in
 from .plan import FoldPlan, call_obstacle
@@ -350,7 +350,8 @@ class _Finder(TorchFunctionMode):
         elif not fold.obstacle and (why := self._why(own)):
             fold.obstacle = f'its weight or bias {why}, too'
         elif not fold.obstacle:
-            self._place(fold, self._channels[name], *self._plan.stations.get(name, (None, None)))
+            station = None if statistic_of(self._plan.norms[name]) else self._plan.stations.get(name)
+            self._place(fold, self._channels[name], *station or (None, None))
         return fold
 
     def _why(self, numbers: Iterable[int]) -> str:
@@ -391,7 +392,7 @@ class _Finder(TorchFunctionMode):
                            and self._plan.owners.others(layer.owner, self._plan.modules[layer.owner])]
             return
         fold.obstacle = f"its output {why or 'is consumed by nothing'}"
-        if stream is None:
+        if stream is None and not statistic_of(self._plan.norms[fold.norm]):
             self._place_before(fold, len(channels))
 
     def _place_before(self, fold: Fold, size: int) -> None:

@@ -6,45 +6,62 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import nn
 
-from ..utils import check_module
+from ..norms.base import check_choice
+from ..utils import check_module, plural
+from .affine import statistic_of
 from .apply import apply
+from .basis import ROTATIONS, BasisChange, change_of, fold_of, new_norms, obstacle_of
 from .check import check
 from .examples import Run, copy_of, runs_of
 from .find import find
 from .plan import FoldPlan, unwrapped
-from .report import Fold, FusionReport, NotFoldedError, by_reason
+from .report import SCALE, Fold, FusionReport, NotExactError, NotFoldedError, by_reason
+from .residual import find_streams
 from .rules import check_names
 from .verify import verify
 
 _LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 
 
-def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionReport:
-    """Folds every offline norm of `model` into its neighbour, in place (Algorithm 1).
+def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms: str = 'exact',
+               rotate: str | None = None) -> FusionReport:
+    """Folds the norms of `model` into the adjacent layers, in place: offline norms whole, LayerNorms except a scale.
 
-    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. The
-    model runs on an example to find the consumers of each norm. Before the model is changed, a folded copy is verified
-    to compute the same outputs. Norms that cannot be folded exactly are kept. Folding a folded model changes
-    nothing. Linear layers in the NTK parametrization become plain linear layers, and the factors of residual schemes
-    are folded into the adjacent layers.
+    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. They are
+    folded whole (Algorithm 1). Of a LayerNorm, gamma and beta fold into the layers that consume it, and the mean into
+    those that write the residual stream before it. A scale of each token is left, :class:`mmunorm.fusion.TokenScale`,
+    as of an RMSNorm, which subtracts no mean. Nothing is trained: the function of the model stays the same.
+
+    The model is run on an example to find the consumers of each norm, and what writes each residual stream. Before the
+    model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded exactly are
+    kept. Folding a folded model changes nothing. Linear layers in the NTK parametrization become plain linear layers,
+    and the factors of residual schemes are folded into the adjacent layers. So is a LayerScale before a stream that
+    changes.
 
     Intermediate features of a folded model, such as a classifier's features before its head, are not normalized if
-    their norm was folded into the next layer.
+    their norm was folded into the next layer. Tokens of a residual stream lack their mean, or are in another basis:
+    `report.streams` has the way back.
 
     Args:
         model (nn.Module): a model in eval mode. Pass the whole model to fold its last norms into its head or neck.
-        strict (bool): raise an error if any norm cannot be folded. Defaults to False.
+        strict (bool): raise an error if any norm cannot be folded whole. Defaults to False.
         example: an input of the model: a tensor, a tuple of arguments, a dict of keyword arguments, a function that
             takes the model, runs it and returns the outputs to compare, or a list of these. Copies of the model run on
             each of them; tensors of images `(N, C, H, W)` or tokens `(N, L, C)` are also tried in other sizes. Folding
             is verified only for the code paths that the examples take: pass one example for each. Defaults to None,
             which works for whole models of mmdet, mmpretrain, timm and mmunorm. Norms of other models are kept.
+        layer_norms (str): how far LayerNorms and RMSNorms are folded: 'exact' for all that is exact, 'affine' for gamma
+            and beta alone, which leaves every residual stream as it is, 'keep' for nothing. Defaults to 'exact'.
+        rotate (str, optional): the basis of the residual streams: 'hadamard' or 'random' rotate them, which spreads
+            large channels over all and so helps INT8. Also rotates streams whose norms are all offline. Defaults to
+            None: channels stay, unless several tokens share a mean, as in Swin; then a reflection makes the mean of a
+            token its first channel.
 
     Returns:
         FusionReport: where each norm was folded or why it was kept, and the largest difference on the example.
 
     Raises:
-        ValueError: `model` or a part of it is in training mode.
+        ValueError: `model` or a part of it is in training mode, or `layer_norms` or `rotate` is none of the above.
         TypeError: `model` is not a module, or `example` is of another type.
         RuntimeError: the model does not run on `example`, or cannot be copied.
         NameError: a fold rule names a class that does not exist.
@@ -52,21 +69,34 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None) -> FusionRe
         NotExactError: the outputs of two copies differ on `example` before a norm is folded. `model` is unchanged.
     """
     check_module(model)
+    check_choice('layer_norms', layer_norms, ('exact', 'affine', 'keep'))
+    check_choice('rotate', rotate, (None, *ROTATIONS))
+    if rotate and layer_norms != 'exact':
+        raise ValueError(f'rotate={rotate!r} needs layer_norms="exact", got {layer_norms!r}')
     for name, module in model.named_modules():
         # Not torch.compile's wrapper: in torch 2.4, `eval()` does not change its flag.
         if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
-    plan = FoldPlan(unwrapped(model))
+    plan = FoldPlan(unwrapped(model), layer_norms)
     runs, dtype = _find(plan, plan.example if example is None else example)
     check(plan)
-    difference = verify(plan, runs, dtype) if runs else None
-    kept = tuple(fold for fold in plan.folds if fold.obstacle)
-    if strict and kept:
-        listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(kept))
-        raise NotFoldedError(f'strict=True, and {len(kept)} norms cannot be folded:\n{listed}')
+    online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
+    if strict:
+        _refuse_kept(plan, online)
+    if layer_norms == 'exact' and (online or rotate):
+        _find_changes(plan, runs, dtype, rotate)
+    difference = _verify_changes(plan, runs, dtype) if runs else None
+    if strict:
+        _refuse_kept(plan, online)  # the verification keeps norms, too
     apply(plan, plan.model)
-    return FusionReport(tuple(fold for fold in plan.folds if not fold.obstacle), kept, difference)
+    for name, new in new_norms(plan, plan.changes).items():
+        fold_of(plan, name).left = _left(new.arguments)
+    return FusionReport(
+        folded=tuple(fold for fold in plan.folds if not fold.obstacle and not fold.left),
+        reduced=tuple(fold for fold in plan.folds if fold.left),
+        kept=tuple(fold for fold in plan.folds if fold.obstacle and not fold.left), difference=difference,
+        streams=tuple(plan.changes))
 
 
 def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
@@ -87,3 +117,79 @@ def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
     plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
                   for name, norm in plan.norms.items()]
     return [], None
+
+
+def _refuse_kept(plan: FoldPlan, online: set[str]) -> None:
+    if kept := [fold for fold in plan.folds if fold.obstacle or fold.norm in online]:
+        listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(map(_without_fold, kept)))
+        raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')
+
+
+def _without_fold(fold: Fold) -> Fold:
+    """A norm that cannot fold whole, with the reason."""
+    return fold if fold.obstacle else Fold(fold.norm, fold.kind, obstacle=(
+        f'{fold.kind} computes its statistics at inference; without strict all but a scale of each token is folded'))
+
+
+def _left(arguments: dict | None) -> str:
+    """What stays of a norm that becomes a TokenScale of these arguments; '' if it becomes none."""
+    if arguments is None:
+        return ''
+    if arguments['statistic'] == 'variance':
+        return f'its mean and {SCALE}'
+    if arguments.get('linear'):
+        return f'{SCALE} and a linear layer'
+    return f'{SCALE}, gamma and beta' if arguments['affine'] else SCALE
+
+
+def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, rotate: str | None) -> None:
+    """Finds the residual streams of a plan and the changes of their bases, or why there are none."""
+    why, streams = 'the model does not run in float64', []
+    if runs and dtype is not None:
+        twin = copy_of(plan.model, dtype)
+        apply(plan, twin)
+        try:
+            streams, why = find_streams(twin, plan, runs[0], dtype), 'its input is not a sum of outputs of layers'
+        except Exception as error:  # a model that takes no gradients, or writes to its parameters
+            why = f'no residual stream was found ({type(error).__name__}: {error})'
+    reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm) == 'variance'), why)
+    for number, stream in enumerate(streams):
+        change = None if stream.obstacle else change_of(plan, stream, rotate, seed=number)
+        obstacle = stream.obstacle if change is None else obstacle_of(plan, change)
+        reasons.update(dict.fromkeys(stream.norms, obstacle))
+        if change is not None and not obstacle:
+            plan.changes.append(change)
+    for fold in plan.folds:
+        fold.why_left = reasons.get(fold.norm, '')
+
+
+def _verify_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None) -> float | None:
+    """Verifies a plan and takes back the changes of bases that are not exact. Returns the difference of the rest."""
+    changes = plan.changes
+
+    def difference_with(some: list[BasisChange]) -> float | None:
+        plan.changes = some
+        return verify(plan, runs, dtype)
+
+    def exact(some: list[BasisChange]) -> list[BasisChange]:
+        try:
+            difference_with(some)
+        except NotExactError:
+            half = len(some) // 2
+            return exact(some[:half]) + exact(some[half:]) if half else []
+        return some
+
+    try:
+        return difference_with(changes)
+    except NotExactError:
+        if not changes:
+            raise
+    difference = difference_with([])
+    try:
+        difference = difference_with(exact(changes))
+    except NotExactError:
+        plan.changes = []
+    for change in changes:
+        for name in change.norms if change not in plan.changes else ():
+            fold_of(plan, name).why_left = 'outputs differ if its residual stream has another basis'
+    return difference

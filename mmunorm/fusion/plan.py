@@ -18,8 +18,9 @@ class FoldPlan:
     The plan of a model also applies to its copies.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, layer_norms: str = 'exact'):
         self.model = model
+        self._layer_norms = layer_norms
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.owners = Owners(model)
         self.norms = {name: module for name, module in self.modules.items() if is_norm(module)}
@@ -37,10 +38,11 @@ class FoldPlan:
             station.norm: (stream, reader) for stream in self.streams
             for station, reader in zip(stream.stations, (*stream.stations[1:], None), strict=True)}
         self.folds: list[Fold] = []
+        self.changes: list = []  # of the bases of residual streams
 
     def _look_at(self, name: str, norm: nn.Module) -> str:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""
-        if obstacle := class_obstacle(norm) or call_obstacle(norm):
+        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm):
             return obstacle
         if shared := self.owners.others(name, norm):
             return f'is shared with {shared}'

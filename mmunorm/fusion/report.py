@@ -1,10 +1,18 @@
 """The report of a folding: the target of each norm, or why it was kept."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from ..utils import plural
 from .rules import Pad, Stream
+
+if TYPE_CHECKING:
+    from .basis import BasisChange
+
+SCALE = 'a scale of each token'
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class Fold:
     untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
     obstacle: str = ''
     beyond_float16: bool = False  # whether its padding token is too large for float16
+    left: str = ''  # what stays of a LayerNorm or RMSNorm that is folded in part
+    why_left: str = ''  # why no more of it is folded, if more could be
 
     @property
     def where(self) -> str:
@@ -56,28 +66,46 @@ class FusionReport:
     """The result of :func:`mmunorm.fuse_norms`; `str()` returns a table.
 
     Attributes:
-        folded: the norms that were folded; `norm` is the name, `where` the layers.
+        folded: the norms that are gone; `norm` is the name, `where` the layers.
+        reduced: the LayerNorms and RMSNorms of which a part is folded; `left` is what stays, `why_left` why.
         kept: the norms that were kept; `where` is the reason.
+        streams: the residual streams whose tokens the folded model has in another basis, or without their mean;
+            `restore(tokens)` returns to that of the original model.
         difference: the largest difference between the outputs of the model and of its folded copy, divided by the
             largest value of an output. None if nothing was folded or nothing could be compared.
     """
     folded: tuple[Fold, ...]
     kept: tuple[Fold, ...]
     difference: float | None = None
+    reduced: tuple[Fold, ...] = ()
+    streams: tuple[BasisChange, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f'{len(self.folded)} of {len(self.folded) + len(self.kept)} norms folded']
+        total = len(self.folded) + len(self.reduced) + len(self.kept)
+        if not total:
+            return 'no norm to fold: its norms are folded already, or it has none'
+        norms, lefts = plural(total, 'norm'), Counter(fold.left for fold in self.reduced)
+        lines = [f'{len(self.folded)} of {norms} folded'] if self.folded or not self.reduced else []
+        lines += [f'{count} of {norms} folded except {left}' for left, count in lefts.most_common()]
         if self.difference is not None:
             lines.append(f'in an example, outputs change by {self.difference:.0e} of their largest value')
         if beyond := sum(fold.beyond_float16 for fold in self.folded):
             lines.append(f'{beyond} of them with padding too large for float16: there, call half() before fuse_norms()')
+        if self.streams:
+            lines.append('tokens inside the model are in another basis, or without their mean: report.streams')
         for title, rows in (('folded', [(fold.norm, fold.kind, fold.where) for fold in self.folded]),
+                            ('folded in part', [(fold.norm, fold.kind, _part(fold)) for fold in self.reduced]),
                             ('kept', by_reason(self.kept))):
             if rows:
                 widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
                 lines += ['', f'{title}:']
                 lines += [f'  {norm:{widths[0]}}  {kind:{widths[1]}}  {where}' for norm, kind, where in rows]
         return '\n'.join(lines)
+
+
+def _part(fold: Fold) -> str:
+    why = f' ({fold.why_left})' if fold.why_left else ''
+    return f'{fold.left} left{why}' if fold.obstacle else f'{fold.where}; {fold.left} left{why}'
 
 
 def by_reason(kept: Iterable[Fold]) -> list[tuple[str, str, str]]:

@@ -6,81 +6,65 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..norms import Norm
-from ..norms.replace import put
+from ..norms.replace import leave_fast_path, put
 from .affine import has_act
 from .padding import Fill, zero_token
+from .reduced import FoldedNorm, FoldedNormAct, TokenScale
 from .report import Fold, Site
 from .rules import join
 
 
-class FoldedNorm(nn.Identity):
-    """Replaces a norm that has been folded.
-
-    Its buffer `folded` marks folded checkpoints, so that loading one into an unfolded model, or the reverse, is an
-    error. Its `weight` and `bias` are empty; models read the dtype and device of a norm from them.
-
-    Args:
-        made: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
-        like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
-    """
-
-    def __init__(self, made: Sequence[str] = (), like: Tensor | None = None):
-        super().__init__()
-        self.made = tuple(made)
-        self.register_buffer('folded', torch.tensor(True))
-        self.register_buffer('weight', torch.empty(0) if like is None else like.new_empty(0), persistent=False)
-
-    @property
-    def bias(self) -> Tensor:
-        return self.weight
-
-    def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
-        """Returns `x`; accepts the other arguments of norms."""
-        return x
-
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        if prefix + 'weight' in state_dict:
-            raise RuntimeError(
-                f'{prefix}weight: the model is folded, but this checkpoint is not. Load it into the '
-                'unfolded model of its config, then call mmunorm.fuse_norms(model).')
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-Norm.refused_state['folded'] = (
-    'this checkpoint is of a folded model, but this model has norms. First call '
-    "mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.")
-
-
-class FoldedNormAct(FoldedNorm):
-    """Replaces a folded norm of timm that includes an activation, which is kept."""
-
-    def __init__(self, made: Sequence[str], norm: nn.Module):
-        super().__init__(made, norm.running_var)
-        self.drop, self.act = norm.drop, norm.act
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.drop(x))
-
-
 @torch.no_grad()
-def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor) -> None:
-    """Folds one norm with this scale and shift, `(C,)` float64: rewrites its layers and their padding, removes it."""
+def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor, fill: Fill | None = None,
+            left: dict | None = None) -> None:
+    """Folds one norm with this scale and shift, `(C,)` float64: rewrites its layers and their padding, and removes it.
+
+    `fill` is the token to pad with, None for the one that the norm maps to zero. `left` are the arguments of the
+    :class:`TokenScale` that stays, None if nothing does.
+    """
     untied = [name for name in (f'{layer}.weight' for layer in fold.untied) if add_to_state(model, name)]
-    fill = zero_token(scale, shift) if fold.pads else None
+    if fold.pads and fill is None:
+        fill = zero_token(scale, shift)
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
-    made = [name for site in fold.sites for name in absorb(model, site, scale, shift, fill)]
+    undo = fill if scale.dim() == 1 else None  # a matrix contains the column of the marker
+    made = [name for site in fold.sites for name in absorb(model, site, scale, shift, undo)]
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         pad(model.get_submodule(name), fill._replace(value=fill.value.to(next(layer.parameters()))))
-    leave(model, fold.norm, untied + made)
+    if left is None:
+        leave(model, fold.norm, untied + made)
+    else:
+        reduce_norm(model, fold.norm, left, untied + made)
+
+
+@torch.no_grad()
+def reduce_norm(model: nn.Module, name: str, arguments: dict, made: Sequence[str] = (),
+                linear: tuple[Tensor, Tensor] | None = None) -> None:
+    """Replaces the norm `name` by a :class:`TokenScale`, with weight and bias of a linear layer after it, if any."""
+    norm = model.get_submodule(name)
+    reduced = TokenScale(**arguments, made=made, like=_like(norm, model))
+    if arguments['affine']:
+        reduced.scale.copy_(norm.weight)
+        if getattr(norm, 'bias', None) is not None:
+            reduced.shift.copy_(norm.bias)
+    if linear is not None:
+        reduced.linear.weight.copy_(linear[0])
+        reduced.linear.bias.copy_(linear[1])
+    leave_fast_path(model, [name], quiet=True)
+    exchange(model, name, reduced)
+    norm.forward = reduced.forward
+
+
+def _like(norm: nn.Module, model: nn.Module) -> Tensor | None:
+    """A tensor of the dtype and device of a norm."""
+    tensors = (*norm.parameters(), *norm.buffers(), *model.parameters())
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
 
 def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
     """Replaces the norm `name` by a :class:`FoldedNorm`."""
     norm = model.get_submodule(name)
-    like = next((tensor for tensor in (*norm.parameters(), *norm.buffers()) if tensor.is_floating_point()), None)
-    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made, like)
+    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made, _like(norm, model))
     exchange(model, name, folded)
     norm.forward = folded.forward  # a plain list, or what torch.compile made of the norm, may still call it
 
@@ -109,7 +93,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         channels = torch.tensor(site.channels, device=weight.device)
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
-    if site.after and not shift.any():  # needs no bias
+    if not shift.any():  # needs no bias
         vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
     made = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()
@@ -165,8 +149,7 @@ def add_to_state(model: nn.Module, name: str) -> bool:
     """Creates a missing bias, makes a buffer persistent, or copies a shared weight. Returns whether it did."""
     owner, _, tensor = name.rpartition('.')
     module = model.get_submodule(owner)
-    if tensor in module._non_persistent_buffers_set:
-        module._non_persistent_buffers_set.discard(tensor)
+    if persist(model, name):
         return True
     if tensor == 'weight':  # shared with another layer
         module.weight = nn.Parameter(module.weight.detach().clone(), requires_grad=module.weight.requires_grad)
@@ -176,3 +159,12 @@ def add_to_state(model: nn.Module, name: str) -> bool:
     weight = getattr(module, tensor.replace('bias', 'weight'))
     setattr(module, tensor, nn.Parameter(weight.new_zeros(len(weight)), requires_grad=weight.requires_grad))
     return True
+
+
+def persist(model: nn.Module, name: str) -> bool:
+    """Makes a buffer persistent. Returns whether it was not."""
+    owner, _, tensor = name.rpartition('.')
+    names = model.get_submodule(owner)._non_persistent_buffers_set
+    is_new = tensor in names
+    names.discard(tensor)
+    return is_new

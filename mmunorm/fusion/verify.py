@@ -90,6 +90,10 @@ def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) 
     changed = {site.layer for fold in folds for site in fold.sites if site.after}
     changed |= {station.last for stream in streams_of(folds) for station in stream.stations}
     changed |= {last for _, last, _ in plan.factors}
+    writers = {writer.name for change in plan.changes for writer in change.stream.writers}
+    changed |= {site.layer for fold in folds for site in fold.sites
+                if any(f'{writer}.'.startswith(f'{site.layer}.') for writer in writers)}
+    changed |= {fold.norm for fold in folds if any(site.layer in writers for site in fold.sites)}
     watched = {fold.norm if site.after else site.layer for fold in folds for site in fold.sites} - changed
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
     twin = copy_of(plan.model, dtype)

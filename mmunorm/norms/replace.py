@@ -1,7 +1,7 @@
 """`replace_norms`: another norm in place of each LayerNorm and RMSNorm of a model that was not built from a config."""
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from ..compat import forget_compiled_code
 from ..registry import MODELS, print_log
 from ..utils import check_module
-from .base import check_norm_cfg
+from .base import Norm, check_norm_cfg
 from .channels_first import for_maps
 from .layers import is_channels_first
 
@@ -28,9 +28,10 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
     `(N, C, H, W)`, where the new norm is the form for maps, such as UN2d. A norm of timm with an activation becomes a
     `Sequential` of `norm`, `drop` and `act`. torch's fast path is disabled in `nn.TransformerEncoderLayer`s, because it
-    does not call their norms. The new norm gets the scale and shift of the old one, if it has `weight` and `bias`, its
-    device, dtype, training mode and `requires_grad`. Use this to train from scratch; a trained model needs
-    :func:`mmunorm.convert_norms`, which measures statistics and fits the scale to them.
+    does not call their norms. The new norm gets the parameters `weight` and `bias` of the old one, which other layers
+    may share, its device, dtype, training mode and `requires_grad`. Calls of `F.layer_norm` are not replaced. Use this
+    to train from scratch; a trained model needs :func:`mmunorm.convert_norms`, which measures statistics and fits the
+    scale to them.
 
     Args:
         model (nn.Module): with such norms.
@@ -48,15 +49,25 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:
-        raise ValueError(f'model: {type(model).__name__} has no LayerNorm or RMSNorm to replace')
+        raise ValueError(f'model: {type(model).__name__} {no_layer_norms(model)}')
     check_replaceable(old)
     # One new norm for each old one, also where that is used under several names.
     new = {norm: with_fused_parts(build_like(norm_cfg, norm, model), norm) for norm in old.values()}
+    for norm, whole in new.items():
+        _share(norm, whole.norm if isinstance(whole, nn.Sequential) else whole)
     if '' in old:
         return new[model]
     leave_fast_path(model, list(old))
     put(model, {name: new[norm] for name, norm in old.items()})
     return model
+
+
+def _share(old: nn.Module, new: nn.Module) -> None:
+    """Gives a norm the parameters of the old one themselves: another layer or an optimizer may have them, too."""
+    for name in ('weight', 'bias'):
+        mine, theirs = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(mine, nn.Parameter) and isinstance(theirs, nn.Parameter) and mine.shape == theirs.shape:
+            setattr(new, name, mine.requires_grad_(theirs.requires_grad))
 
 
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -65,9 +76,23 @@ def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
             if is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
 
 
+def no_layer_norms(model: nn.Module) -> str:
+    """What is said of a model without LayerNorms: the norms that it has, or that there is none."""
+    if kinds := Counter(type(norm).__name__ for norm in model.modules() if isinstance(norm, Norm)):
+        counts = ', '.join(f'{count} {kind}' for kind, count in kinds.items())
+        return f'has no LayerNorm or RMSNorm: its norms are {counts}'
+    is_folded = any(name.rpartition('.')[2] == 'folded' for name, _ in model.named_buffers())
+    return f'has no LayerNorm or RMSNorm{": its norms are folded" if is_folded else ""}'
+
+
 def is_rms(norm: nn.Module) -> bool:
     """Whether a norm divides by the root mean square and subtracts no mean."""
     return is_any(norm, _RMS_NORMS)
+
+
+def is_layer_norm(norm: nn.Module) -> bool:
+    """Whether a norm is a LayerNorm, or of a class derived from it."""
+    return is_any(norm, _LAYER_NORMS)
 
 
 def is_any(module: nn.Module, names: Sequence[str]) -> bool:
@@ -101,7 +126,7 @@ def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     return whole
 
 
-def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
+def leave_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
     """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
 
     torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
@@ -111,7 +136,7 @@ def leave_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module,
     layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
     encoders = [module for module in model.modules()
                 if isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.layers)]
-    if layers:
+    if layers and not quiet:
         print_log(f"torch's fast path is off for {len(layers)} nn.TransformerEncoderLayer: in eval mode it would "
                   'compute LayerNorm in place of their norms', 'current')
     changes = [(module, name, getattr(module, name))

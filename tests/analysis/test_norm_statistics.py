@@ -21,7 +21,7 @@ from mmunorm.cli import training
 from mmunorm.engine import DivergenceError
 from mmunorm.norms import MABN, RMSN, UN, NoNorm, PRepBN
 from mmunorm.norms.layers import norm_layers
-from mmunorm.utils import PreflightError, RunError
+from mmunorm.utils import Interrupted, PreflightError
 
 from ..processes import FORKSERVER
 from ..runs import loader, runner
@@ -265,7 +265,8 @@ def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, las
         runner.register_hook(dict(type='DivergenceHook', patience=3, interval=1))
         training.train(runner)
 
-    raised, message = (RunError, 'interrupted after step 7; --resume') if error is KeyboardInterrupt else (error, None)
+    stopped = Interrupted, 'interrupted after step 7; --resume'
+    raised, message = stopped if error is KeyboardInterrupt else (error, None)
     with pytest.raises(raised, match=message):
         train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_trouble)
     if last:

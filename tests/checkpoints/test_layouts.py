@@ -329,6 +329,16 @@ def test_a_file_of_another_model_gets_no_advice_about_names(tmp_path):
         load_weights(model, str(tmp_path / 'a.pth'))
 
 
+def test_a_classifier_is_no_detector(tmp_path):
+    model = classifier('swin')
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
+    model.neck, model.roi_head = model.head, model.head
+    del model.head
+    with pytest.raises(PreflightError, match=r'a\.pth is not of a .*Classifier: it has head and lacks neck, roi_head\. '
+                                             r'A training can start from its .* pretrained=.*a\.pth'):
+        load_weights(model, str(tmp_path / 'a.pth'))
+
+
 @pytest.mark.parametrize('value, said', [(torch.nan, 'NaN'), (torch.inf, 'infinite values'), (-torch.inf, 'infinite')])
 @pytest.mark.parametrize('name', ['backbone.ln1.weight', 'backbone.ln1.running_var'])
 def test_values_that_are_not_finite_are_refused(name, value, said, tmp_path):

@@ -1,6 +1,9 @@
 """Annotation files that mmdet takes silently, or fails at after the training."""
 import copy
+import dataclasses
 import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,8 +98,29 @@ def class_less(data):
     (first('annotations', ignore='no'), "annotation 1 has ignore 'no'"),
     (first('annotations', area='9'), "annotation 1 has the area '9', which must be a number"),
     (lambda data: data['annotations'].clear(), 'it has no objects'),
-    (each(bbox=[50, 5, 9, 9]), 'all of its objects are smaller than a pixel, outside of their image'),
-    (each(image_id='1'), 'or of an image or category that the file does not list'),
+    (each(bbox=[50, 5, 9, 9]), '12 of 12 objects are left out: 12 outside of their image, the first is annotation 1'),
+    (each(image_id='1'), '12 of an image that the file does not list'),
+    (each(category_id='1'), '12 of a category that the file does not list'),
+    (first('categories', id=2), 'two categories have the id 2'),
+    (first('images', file_name=1), 'the file_name of image 1 is no text'),
+    (first('images', file_name='a\\1.png'), r'1 of 3 images are missing, such as /.*/a\\1.png'),
+    (each(iscrowd=1), 'all of its objects are crowds'),
+    (each(bbox=[20, 12, 30, 20]), 'seem to be x1, y1, x2, y2: read as .*, 12 of 12 leave their image'),
+    (each(bbox=[0, 0, 1, 1]), 'its boxes are normalized: no number is above 1'),
+    (each(bbox=[0.5, 0.4, 0.2, 0.3]), 'its boxes are normalized'),
+    (first('annotations', segmentation=[5, 5, 9, 5, 9, 9]), r'annotation 1 has the segmentation \[5, .* polygons'),
+    (first('annotations', segmentation=[[[5, 5], [9, 5], [9, 9]]]), 'polygons .* of finite numbers'),
+    (first('annotations', segmentation=[['5', '5', '9', '5', '9', '9']]), 'polygons .* of finite numbers'),
+    (first('annotations', segmentation=[[5, 5, 9, 5, 9, math.nan]]), 'polygons .* of finite numbers'),
+    (first('annotations', segmentation=[[5, 5, 9, 5, 9, 9, 5]]), 'polygons .* of finite numbers'),
+    (first('annotations', segmentation=dict(counts='6:n0')), r'an RLE with size None .* height and width \[30, 40\]'),
+    (first('annotations', segmentation=dict(counts='6:n0', size=[40, 30])), r'an RLE with size \[40, 30\]'),
+    (first('annotations', segmentation=dict(counts=[9, 9], size=[30, 40])), r'and counts \[9, 9\]'),
+    (each(segmentation=[[]]), '12 without a polygon of three points'),
+    (each(segmentation=[[5, 5, 9, 9]]), '12 without a polygon of three points'),
+    (each(segmentation=dict(counts=[1200], size=[30, 40])), '12 with a segmentation that is empty or outside of'),
+    (each(segmentation=[[0.1, 0.1, 0.4, 0.1, 0.4, 0.6]]), 'with a segmentation that is empty or outside of'),
+    (each(segmentation=[[100, 100, 120, 100, 120, 120]]), 'with a segmentation that is empty or outside of'),
 ])
 def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
     path = write(change)
@@ -112,8 +136,15 @@ def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
     (lambda data: data['categories'].reverse(), Use()),  # of a config that names a file of classes
     (lambda data: data['annotations'].clear(), Use(CLASSES, objects=False)),
     (without('annotations', 'iscrowd'), Use(CLASSES)), (without('annotations', 'id'), Use(CLASSES)),
-    (each(iscrowd=True), Use(CLASSES)),
+    (first('annotations', iscrowd=True), Use(CLASSES)),
     (first('annotations', ignore=1, bbox=None), Use(CLASSES)),
+    (each(iscrowd=1), Use(CLASSES, objects=False)), (first('annotations', iscrowd=1), Use(CLASSES)),
+    (each(bbox=[0, 0, 40, 30]), Use(CLASSES)), (each(bbox=[5, 3, 36, 28.5]), Use(CLASSES)),  # rounded, centred
+    (first('annotations', segmentation=[[5, 5, 9, 9], [5, 5, 9, 5, 9, 9]]), Use(CLASSES, masks=True)),  # a line is none
+    (first('annotations', bbox=[3, 0, 10.9, 12], segmentation=[[13.95, 0, 13.99, 0, 13.99, 9]]), Use(masks=True)),
+    (first('annotations', segmentation=dict(size=[30, 40], counts=[155, 15, 1030])), Use(CLASSES, masks=True)),
+    (first('annotations', segmentation=dict(size=[30, 40], counts='k4?Yg0')), Use(CLASSES, masks=True)),
+    (each(segmentation=[[5, 5, 9, 9, 5]]), Use(CLASSES)),  # boxes alone are read
 ])
 def test_what_is_harmless(change, use, write):
     assert check_annotations(write(change), [use]) == []
@@ -122,23 +153,55 @@ def test_what_is_harmless(change, use, write):
 @pytest.mark.parametrize('change', [
     first('annotations', bbox=[50, 5, 9, 9]), first('annotations', bbox=[5, -9, 9, 9]),
     first('annotations', bbox=[5, 5, -7, 9]), first('annotations', bbox=[5, 5, 0.5, 9]), first('annotations', area=0),
-    first('annotations', image_id=7), first('annotations', category_id=7)])
+    first('annotations', image_id=7), first('annotations', category_id=7), first('annotations', category_id='1')])
 def test_objects_that_mmdet_leaves_out_are_counted(change, write):
     path = write(change)
     warning, = check_annotations(path, [Use(CLASSES)])
-    assert warning.startswith(f'{path}: 1 of 12 objects are left out') and 'the first is annotation 1.' in warning
+    assert warning.startswith(f'{path}: 1 of 12 objects are left out: 1 ') and 'the first is annotation 1.' in warning
     dataset = CocoDataset(ann_file=path, metainfo=dict(classes=CLASSES), data_prefix=dict(img=''))
     assert sum(len(dataset.get_data_info(i)['instances']) for i in range(3)) == 11
+
+
+def test_boxes_that_leave_their_image_are_warned_of(write):
+    warning, = check_annotations(write(each(bbox=[30, 20, 100, 80])), [Use(CLASSES)])
+    assert '12 of 12 boxes leave their image by more than 5 %; they must be x, y, width, height' in warning
 
 
 def test_a_turned_photograph_has_the_size_that_it_is_loaded_with(write, tmp_path):
     path, exif = write(first('images', width=30, height=40)), Image.Exif()
     exif[274] = 6  # a quarter to the right
+    stored = Use(CLASSES, str(tmp_path), loading=('color_ignore_orientation', 'cv2'))
     Image.new('RGB', (40, 30)).save(tmp_path / '1.png', exif=exif)
     assert check_annotations(path, [Use(CLASSES, str(tmp_path))]) == []
+    with pytest.raises(PreflightError, match='1.png has 40 x 30 pixels as it is loaded, .* width 30 and height 40'):
+        check_annotations(path, [stored])
+    path = write()  # the size of the file
+    with pytest.raises(PreflightError, match='1.png has 30 x 40 pixels as it .* turns it: annotate it as it is shown'):
+        check_annotations(path, [Use(CLASSES, str(tmp_path))])
+    assert check_annotations(path, [stored]) == []
     Image.new('RGB', (50, 30)).save(tmp_path / '2.png')
     with pytest.raises(PreflightError, match='2.png has 50 x 30 pixels'):
-        check_annotations(path, [Use(CLASSES, str(tmp_path))])
+        check_annotations(path, [stored])
+
+
+def test_images_that_are_read_must_be_there(write, tmp_path):
+    (tmp_path / '3.png').rename(tmp_path / 'sub.png')
+    used, path = Use(CLASSES, str(tmp_path)), write()
+    with pytest.raises(PreflightError, match=f'1 of 3 images are missing, such as {tmp_path}/3.png'):
+        check_annotations(path, [used])
+    path = write(lambda data: data.update(annotations=data['annotations'][:8]))
+    assert check_annotations(path, [dataclasses.replace(used, empty=False)]) == []
+    with pytest.raises(PreflightError, match='1 of 3 images are missing'):
+        check_annotations(path, [used])
+    path = write(lambda data: data['images'][2].update(file_name=f'{tmp_path}/sub.png'))
+    assert check_annotations(path, [used]) == []
+
+
+def test_a_byte_order_mark_is_named(write):
+    path = Path(write())
+    path.write_text(path.read_text(), encoding='utf-8-sig')
+    with pytest.raises(PreflightError, match='it begins with a byte order mark; save it as UTF-8 without one'):
+        check_annotations(str(path), [Use(CLASSES)])
 
 
 def evaluated(path, kinds):

@@ -1,4 +1,5 @@
 import argparse
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from mmunorm.cli.arguments import (
     share,
     threads,
 )
-from mmunorm.utils import LocalError, PreflightError
+from mmunorm.utils import Interrupted, LocalError, PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 
@@ -179,8 +180,25 @@ def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
     assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
 
 
+class Stopped(BytesIO):
+    """A file that Ctrl+C stops in its middle."""
+
+    def write(self, content):
+        if self.tell():
+            raise KeyboardInterrupt
+        return super().write(content)
+
+
+def test_an_interrupted_checkpoint_is_one_line(capsys):
+    """torch.save raises a RuntimeError."""
+    with pytest.raises(SystemExit) as stop:
+        command(lambda argv: torch.save([torch.zeros(9)] * 9, Stopped()))([])
+    assert stop.value.code == 130 and capsys.readouterr().err == 'interrupted\n'
+
+
 @pytest.mark.parametrize(('error', 'rank', 'status', 'printed'), [
-    (KeyboardInterrupt(), 0, 130, 'interrupted\n'), (PreflightError('it is so'), 0, 2, 'error: it is so\n'),
+    (KeyboardInterrupt(), 0, 130, 'interrupted\n'), (Interrupted('after step 3'), 0, 130, 'error: after step 3\n'),
+    (PreflightError('it is so'), 0, 2, 'error: it is so\n'),
     (PreflightError('all have seen it'), 1, 2, ''), (LocalError('I have seen it'), 1, 3, 'error: I have seen it\n')])
 def test_an_error_is_one_line_of_one_process(error, rank, status, printed, monkeypatch, capsys):
     @command

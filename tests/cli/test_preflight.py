@@ -126,6 +126,42 @@ def test_masks_are_asked_for_where_they_are_loaded_or_evaluated(masks, tmp_path)
     assert 'annotation 1 has no segmentation' in error(Config(dict(val_evaluator=metric)), 'val')
 
 
+def test_an_evaluator_has_the_file_of_its_data_set(tmp_path):
+    data_makers.make_coco(tmp_path)
+    train, val = (tmp_path / f'annotations/instances_{split}2017.json' for split in ('train', 'val'))
+    cfg = Config(dict(val_dataloader=dict(dataset=coco_dataset(tmp_path, 'val')),
+                      val_evaluator=dict(type='CocoMetric', ann_file=str(train))))
+    check_data(cfg, ['val'])  # the same images
+    change_annotations(train, lambda content: content['images'][1].update(file_name='7.jpg'))
+    assert (f'the evaluator reads {train}, and the data set {val}: 1 of 2 images differ, such as id 2, which is 7.jpg '
+            "and 000000000002.jpg; set the evaluator's ann_file") in error(cfg, 'val')
+    change_annotations(train, lambda content: content['images'][1].update(id=7, file_name='000000000002.jpg'))
+    assert '2 of 3 images differ, such as id 7, which is 000000000002.jpg and None' in error(cfg, 'val')
+    cfg.val_evaluator.format_only = True
+    check_data(cfg, ['val'])
+    cfg.val_evaluator = dict(type='CocoMetric', ann_file=str(train))
+    cfg.val_dataloader.dataset.indices = 1
+    check_data(cfg, ['val'])
+    cfg.val_dataloader.dataset = dict(type='ConcatDataset', datasets=[
+        coco_dataset(tmp_path, 'val'), dict(coco_dataset(tmp_path, 'train'), data_prefix=dict(img='val2017'))])
+    assert '1 of 3 images differ' in error(cfg, 'val')
+
+
+def test_only_images_that_are_loaded_must_be_there(tmp_path):
+    data_makers.make_coco(tmp_path)
+    (tmp_path / 'train2017/000000000002.jpg').unlink()
+    dataset = dict(coco_dataset(tmp_path), filter_cfg=dict(filter_empty_gt=True))
+    for pipeline in ([], [dict(type='LoadImageFromFile')]):
+        assert '1 of 2 images are missing, such as' in error(config(dict(dataset, pipeline=pipeline)))
+    for elsewhere in (dict(pipeline=[dict(type='LoadImageFromFile', backend_args=dict(backend='petrel'))]),
+                      dict(pipeline=[dict(type='LoadFromArchive')]), dict(indices=1)):
+        check_data(config(dict(dataset, **elsewhere)), ['train'])
+    path = tmp_path / 'annotations/instances_train2017.json'
+    change_annotations(path, lambda content: [one.update(image_id=1) for one in content['annotations']])
+    check_data(config(dataset), ['train'])
+    assert '1 of 2 images are missing' in error(config(dict(dataset, test_mode=True)))
+
+
 def test_both_files_of_a_run_are_read_once(tmp_path, monkeypatch, capsys):
     data_makers.make_coco(tmp_path)
     change_annotations(tmp_path / 'annotations/instances_val2017.json',
@@ -165,7 +201,10 @@ def test_imagenet(tmp_path):
     dataset = dict(type='ImageNet', data_root=str(tmp_path / 'imagenet'), split='train')
     message = error(config(dataset))
     assert f'{tmp_path}/imagenet/train' in message and 'https://image-net.org' in message
-    (tmp_path / 'imagenet/train/n1').mkdir(parents=True)
+    (tmp_path / 'imagenet/train/n00000000').mkdir(parents=True)
+    assert 'train has 1 class folders, and the classes of train_dataloader' in error(config(dataset))
+    for number in range(1, 1000):
+        (tmp_path / f'imagenet/train/n{number:08d}').mkdir()
     check_data(config(dataset), ['train'])
 
 

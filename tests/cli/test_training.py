@@ -1,11 +1,13 @@
+import re
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 from mmengine.config import Config
 
 from mmunorm.cli import training
 from mmunorm.engine import OfflineNormHook, RepeatableHook
-from mmunorm.utils import PreflightError
+from mmunorm.utils import LocalError, PreflightError
 
 
 def test_amp_fits_the_device(monkeypatch):
@@ -64,7 +66,37 @@ def test_a_schedule_that_is_longer_than_the_run(warm_up, said, capsys):
     training.check_schedule(SimpleNamespace(cfg=Config(dict(param_scheduler=None))))
     one = Config(dict(param_scheduler=[dict(type='LinearLR', end=1)]))
     training.check_schedule(SimpleNamespace(cfg=one, max_epochs=1, max_iters=100))
-    assert 'set param_scheduler.0.by_epoch=False and param_scheduler.0.end in steps.' in capsys.readouterr().err
+    assert ('set param_scheduler.0.by_epoch=False and param_scheduler.0.end in steps, for example to 10.'
+            in capsys.readouterr().err)
+
+
+def test_advice_on_a_converted_schedule_can_be_followed(capsys):
+    """mmengine converts a schedule of epochs alone, and stops at one of steps with a traceback."""
+    part = dict(type='LinearLR', by_epoch=True, end=1, convert_to_iter_based=True)
+    runner = SimpleNamespace(cfg=Config(dict(param_scheduler=[part])), max_epochs=1, max_iters=100)
+    training.check_schedule(runner)
+    assert re.search(r'0.by_epoch=False, param_scheduler.0.convert_to_iter_based=False and param_scheduler.0.end in '
+                     r'steps, for example to 10\.$', capsys.readouterr().err)
+    runner.cfg.param_scheduler[0].update(by_epoch=False, end=10)
+    with pytest.raises(PreflightError, match='set param_scheduler.0.convert_to_iter_based=False'):
+        training.check_schedule(runner)
+    runner.cfg.param_scheduler[0].convert_to_iter_based = False
+    training.check_schedule(runner)
+    assert capsys.readouterr().err == ''
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch):
+    def fail():
+        raise URLError('no route to host')
+
+    cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='https://a.org/b.pth')))))
+    monkeypatch.setattr(training, 'introduce', lambda runner: None)
+    runner = SimpleNamespace(cfg=cfg, train=fail, hooks=[], iter=0, work_dir='w')
+    with pytest.raises(PreflightError, match=r'start from, https://a.org/b.pth: no route .* pretrained=FILE .*=None\.'):
+        training.train(runner)
+    runner.iter = 1
+    with pytest.raises(LocalError, match='stopped after step 1'):
+        training.train(runner)
 
 
 @pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])

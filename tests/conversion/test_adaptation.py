@@ -29,9 +29,9 @@ def images(number=24):
         0.3 + 3 * torch.rand(number, 1, 1, 1, generator=generator))
 
 
-def pair(make=vit):
+def pair(make=vit, seed=0):
     """A converted model and its teacher, with random weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     teacher = make().eval()
     for weight in teacher.parameters():
         weight.data += 0.1 * torch.randn_like(weight)
@@ -96,6 +96,54 @@ def test_one_image():
     report = adapt(model, teacher, images(1), 6, **FAST)
     assert report.agreements['converted'].pooled is None and 'one image' in report.notes[0]
     assert str(report)
+
+
+def test_a_teacher_of_somewhat_other_weights_is_noted():
+    model, teacher = pair()
+    model.blocks[0].attn.qkv.weight.data *= 1.3
+    report = adapt(model, teacher, images(), 1, block_steps=0, **FAST)
+    assert report.notes == ("the model's weights, without norms, differ from the teacher's by 9% of their size", )
+
+
+def kinds_of_images():
+    """The same images in every form that is taken."""
+    data = torch.utils.data.TensorDataset(images(), torch.zeros(24))
+    return dict(tensor=images(), samples=list(images()), tuples=[(image, 0) for image in images()],
+                batches=images().split(10), pairs=[(images()[:9], 0), (images()[9:], 0)],
+                dicts=[dict(labels=torch.zeros(4), pixel_values=batch) for batch in images().split(4)],
+                generator=iter(images().split(7)), data_set=data,
+                loader=torch.utils.data.DataLoader(data, 5, shuffle=True), batch=dict(pixel_values=images()),
+                stream=torch.utils.data.DataLoader(Stream(), 5))
+
+
+class Stream(torch.utils.data.IterableDataset):
+
+    def __iter__(self):
+        return iter(images())
+
+
+@pytest.mark.parametrize('kind', kinds_of_images())
+def test_all_kinds_of_images(kind):
+    model, teacher = pair(Pooled)
+    expected = copy.deepcopy(model)
+    first = adapt(expected, teacher, images(), 3, block_steps=0, **FAST)
+    assert adapt(model, teacher, kinds_of_images()[kind], 3, block_steps=0, **FAST) == first
+    assert_same(model, expected)
+    assert agreement(model, teacher, kinds_of_images()[kind]) == agreement(model, teacher, images())
+    expected = copy.deepcopy(teacher)
+    convert_norms(expected, images())
+    given = kinds_of_images()[kind]
+    if 'dict' in kind or kind == 'batch':  # keyword arguments
+        teacher.forward = lambda pixel_values, labels=None: Pooled.forward(teacher, pixel_values)
+    convert_norms(teacher, given)
+    for name, value in expected.norm.state_dict().items():
+        torch.testing.assert_close(teacher.norm.state_dict()[name], value)
+
+
+def test_useless_images_are_noted():
+    model, teacher = pair(Pooled)
+    report = adapt(model, teacher, torch.cat([images(14), images(2) * 0]), 1, block_steps=0, **FAST)
+    assert report.notes[-1] == 'suspicious images: 2 of 2 have one value everywhere'
 
 
 class Named(list):
@@ -230,7 +278,7 @@ def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monke
     with monkeypatch.context() as patch:
         patch.setattr(adaptation, '_relative_error', broken)
         report = adapt(model, teacher, images(), 4, **FAST)
-    assert report.notes == ('block by block: 1 of 1 steps skipped, loss or gradient not finite',
+    assert report.notes == ('block by block: 1 of 1 step skipped, loss or gradient not finite',
                             'end to end: 4 of 4 steps skipped, loss or gradient not finite')
     assert calls and all(check['loss'] < 10 for check in report.history)  # no weight was NaN before
     for name, value in model.named_parameters():
@@ -272,9 +320,18 @@ def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
     again = dict(block_steps=20, work_dir=tmp_path, **FAST)
     other = copy.deepcopy(teacher)
     other.norm.bias.data += 1
-    for arguments in ((teacher, images(), 21), (other, images(), 20), (teacher, images() + 1, 20)):
-        with pytest.raises(ConversionError, match='adapt.pt is of another adaptation, with other settings, images or'):
-            adapt(copy.deepcopy(start), *arguments, **again)
+    unlike, frozen, fitted = (copy.deepcopy(start) for _ in range(3))
+    unlike.head_drop.register_buffer('one_more', torch.ones(1))
+    frozen.cls_token.requires_grad_(False)
+    fitted.norm.weight.data *= 1.01
+    for first, arguments, what in ((start, (teacher, images(), 21), 'steps'), (start, (other, images(), 20), 'teacher'),
+                                   (start, (teacher, images() + 1, 20), 'images'), (unlike, None, 'model'),
+                                   (frozen, None, 'trained'), (fitted, None, 'model')):
+        before = copy.deepcopy(first.state_dict())
+        with pytest.raises(ConversionError, match=f'adapt.pt is of another adaptation: {what} differ; delete it, or'):
+            adapt(first, *arguments or (teacher, images(), 20), augment=killed, **again)
+        torch.testing.assert_close(first.state_dict(), before, rtol=0, atol=0)
+    start.norm.weight.data *= 1 + 1e-6  # as from sums in another order
     calls.clear()
     report = adapt(start, teacher, images(), 20, augment=killed, **again)
     assert len(calls) == 1 + 10  # the first image's, and since the last check
@@ -306,8 +363,11 @@ def broken(batch, index):
     (lambda a: a['teacher'].load_state_dict(dict(a['teacher'].state_dict(), **{'pos_embed': a['model'].pos_embed}),
                                             assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
-    (lambda a: a.update(images=torch.utils.data.DataLoader(images())), 'images: DataLoader; must be a tensor'),
-    (lambda a: a.update(images=dict(pixel_values=images())), 'images: dict; must be a tensor'),
+    (lambda a: a.update(images=torch.utils.data.DataLoader([])), 'images: DataLoader; must be a tensor'),
+    (lambda a: a.update(images={}), r'images\[0\]: dict; must be a tensor'),
+    (lambda a: a.update(images=5), 'images: int; must be a tensor'),
+    (lambda a: a.update(teacher=pair(seed=1)[1]), "teacher: the model's weights, without norms, differ from the "
+     "teacher's by 1[34].% of their size; pass the model that it was converted from"),
     (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
     (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),

@@ -6,6 +6,7 @@ from collections import UserDict
 import pytest
 import timm
 import torch
+from mmdet.models import DetDataPreprocessor
 from mmdet.structures import DetDataSample
 from mmengine.model import BaseModel
 from mmpretrain.models.utils import LayerNorm2d
@@ -112,7 +113,7 @@ def test_the_report():
     assert type(model[4]) is nn.LayerNorm
 
     text, markdown = str(report), report.markdown()
-    assert text.startswith('2 of 3 LayerNorms converted, 1 stay, statistics of 40 samples\n')
+    assert text.startswith('2 of 3 LayerNorms converted, 1 kept, statistics of 40 samples\n')
     assert len({line.index('verdict') for line in text.splitlines() if 'verdict' in line}) == 1
     assert f'|`2`|{second.cv:.3f}|' in markdown and '||' not in markdown
     data = json.loads(json.dumps(report.as_dict()))
@@ -203,7 +204,7 @@ def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
         return Block(lambda self, x: self.last(call(self.norm, x).mean(1)), dict(norm=norm, last=last))
 
     alone = Block(lambda self, x: call(self.norm, x), dict(norm=norm))
-    refused(f'none of its 1 LayerNorms can be converted: norm {reason}', alone, [x])
+    refused(f'its LayerNorm cannot be converted: norm {reason}', alone, [x])
     report = convert_norms(changed := model(), [x])
     assert [(row.norm, row.kept) for row in report.norms] == [('norm', reason), ('last', '')]
     assert changed.norm is norm and type(changed.last) is UN and report.norms[0].cv is None
@@ -215,7 +216,7 @@ def test_norms_that_are_not_known_are_mentioned():
                           nn.ModuleDict(dict(normal=nn.Linear(6, 6)))['normal'], nn.Linear(6, 6))
     report = convert_norms(model, [tokens(9, 6)])
     assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
-    line = '1 of 1 LayerNorms converted, statistics of 9 samples, 2 other norms stay, such as 1 (ScaleNorm)'
+    line = '1 of 1 LayerNorm converted, statistics of 9 samples, 2 other norms kept, such as 1 (ScaleNorm)'
     assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
     assert json.loads(json.dumps(report.as_dict()))['others'] == list(report.others)
     assert convert_norms(chain(), [tokens(9, 6)]).others == ()
@@ -291,10 +292,85 @@ def test_kinds_of_batches():
 
 
 @pytest.mark.parametrize('batches, match', [
-    (list(torch.rand(2, 3, 32, 32)), r'does not take a tensor of \(3, 32, 32\); .* batches of \(N, C, H, W\)'),
+    (torch.rand(3, 32, 32), r'does not take a tensor of \(3, 32, 32\); .* batches of \(N, C, H, W\)'),
     (torch.rand(2, 3, 32, 32).numpy(), 'must be a tensor or a Mapping, got ndarray')])
 def test_images_that_are_no_batches(batches, match):
     refused(match, timm_model('vit_tiny_patch16_224', None, depth=1), batches)
+
+
+def test_images_of_several_sizes_share_no_batch():
+    given = [torch.rand(3, size, size) for size in (32, 32, 16, 32)]
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(8), timm_model('vit_tiny_patch16_224', None, depth=1, img_size=8))
+    other = copy.deepcopy(model)
+    batches = [torch.stack(given[:2]), given[2][None], given[3][None]]
+    assert convert_norms(model, given) == convert_norms(other, batches)
+    assert_same(model, other)
+
+
+@pytest.mark.parametrize('kind', [lambda data: data, lambda data: torch.utils.data.DataLoader(data, 100, shuffle=True)],
+                         ids=['data_set', 'loader'])
+def test_of_a_data_set_512_images_are_read(kind):
+    read = []
+
+    class Images(torch.utils.data.Dataset):
+
+        def __len__(self):
+            return 1024
+
+        def __getitem__(self, index):
+            read.append(index)
+            return torch.rand(3, 8, 8), 0
+
+    assert convert_norms(timm_model('vit_tiny_patch16_224', None, depth=1, img_size=8), kind(Images())).samples == 512
+    assert set(read) <= set(torch.linspace(0, 1023, 512).long().tolist()) and len(set(read)) == 512
+
+
+@pytest.mark.parametrize('given, said', [
+    (torch.randn(8, 3, 32, 32), ''), (torch.rand(8, 3, 32, 32), ''),
+    (torch.zeros(9, 3, 32, 32), '9 of 9 have one value everywhere; only 1 different, where a few hundred are usual'),
+    (torch.randint(256, (8, 3, 32, 32)).float(), 'values up to 255: normalize images as in the training of the model'),
+    (torch.randn(1, 3, 32, 32), 'only 1 different, where a few hundred are usual'),
+    (torch.randn(1, 3, 32, 32).repeat(4, 1, 1, 1), 'only 1 different, where a few hundred are usual'),
+    (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different')])
+def test_useless_images_are_named(given, said):
+    report = convert_norms(timm_model('vit_tiny_patch16_224', None, depth=1), given)
+    notes = [f'suspicious images: {said}'] if said else []
+    assert list(report.notes) == report.as_dict()['notes'] == notes
+    assert str(report).splitlines()[1:2 + len(notes)] == [*notes, '']
+    assert all(f'\n{note}.\n' in report.markdown() for note in notes)
+
+
+def test_the_images_of_openmmlab_are_before_their_normalization():
+    model = detector(LN)
+    model.data_preprocessor = DetDataPreprocessor([128] * 3, [60] * 3)
+    batch = dict(inputs=[torch.randint(256, (3, 32, 32), dtype=torch.uint8)] * 2,
+                 data_samples=inputs(model, 32, 32)['data_samples'])
+    assert convert_norms(model, [batch]).notes == (
+        'suspicious images: only 1 different, where a few hundred are usual', )
+
+
+@pytest.mark.parametrize('read, function', [
+    (lambda norm, x: nn.functional.layer_norm(3 * x, (6, ), norm.weight, norm.bias, norm.eps), 'layer_norm'),
+    (lambda norm, x: x * (1 + norm.weight), 'add'),
+    (lambda norm, x: x.to(norm.weight.dtype).to(norm.weight).type_as(norm.bias) + norm.weight.new_zeros(6), '')])
+def test_a_norm_whose_weight_is_read_elsewhere_stays(read, function):
+    model = Block(lambda self, x: self.last(self.norm(x) + read(self.norm, x)),
+                  dict(norm=layer_norm(6), last=layer_norm(6)))
+    norm, x = model.norm, tokens(5, 7, 6)
+    first, last = convert_norms(model, [x]).norms
+    assert first.kept == (f'has a weight or bias that {function} reads outside of it' if function else '')
+    assert (model.norm is norm) == bool(function) and type(model.last) is UN and not last.kept
+
+
+def test_what_is_converted_or_folded_already_is_said():
+    model, x = nn.Sequential(*chain(), nn.Linear(6, 6)), tokens(20, 6)
+    convert_norms(model, [x])
+    refused('Sequential has no LayerNorm or RMSNorm: its norms are 3 UN$', model, [x])
+    fuse_norms(model.eval(), strict=True, example=x)
+    with pytest.raises(ConversionError, match='has no LayerNorm or RMSNorm: its norms are folded$'):
+        convert_norms(model, [x])
+    with pytest.raises(ValueError, match='has no LayerNorm or RMSNorm: its norms are folded$'):
+        replace_norms(model, dict(type='UN'))
 
 
 def refused(match, model, batches, norm_cfg=None, **kwargs):
@@ -310,8 +386,8 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
 
 def test_what_is_refused():
     x = tokens(20, 6)
-    refused('Linear has no LayerNorm to convert$', nn.Linear(6, 6), [x])
-    refused(r'Sequential has no LayerNorm to convert; 0 \(ScaleNorm\) is none', nn.Sequential(ScaleNorm(6)), [x])
+    refused('Linear has no LayerNorm or RMSNorm$', nn.Linear(6, 6), [x])
+    refused(r'Sequential has no LayerNorm or RMSNorm; 0 \(ScaleNorm\) is none', nn.Sequential(ScaleNorm(6)), [x])
     refused('is itself a LayerNorm', nn.LayerNorm(6), [x])
     refused('batches: there is none', chain(), [])
     refused("no LayerNorm has a name that 'norm' matches as a whole; names are such as '0'", chain(), [x],
@@ -324,7 +400,7 @@ def test_what_is_refused():
     refused('PRepBN blends LayerNorm in', chain(), [x], dict(type='PRepBN', steps=5))
     with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
         convert_norms(x, chain())
-    refused('none of its 1 LayerNorms can be converted: norm did not run on these samples',
+    refused('its LayerNorm cannot be converted: norm did not run on these samples',
             Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), [x])
     for value in (torch.nan, torch.inf):
         bad = x.clone()

@@ -172,6 +172,7 @@ def test_whole_detector(kind):
 @pytest.mark.parametrize('change, said', [
     (dict(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its bbox_head scores with a softmax'),
     (dict(nms=dict(type='soft_nms', iou_threshold=0.5)), "test_cfg.nms is .*soft_nms"),
+    (dict(max_per_img=-1), 'test_cfg.max_per_img is -1, and files have a fixed number, such as 100'),
     (dict(nms_pre=-1), 'test_cfg.nms_pre must be a number such as 1000, and is -1'),
     (dict(min_bbox_size=5), 'test_cfg.min_bbox_size is 5, in pixels of the original image')])
 def test_single_stage_detectors_that_are_refused(change, said):
@@ -192,6 +193,9 @@ def test_two_stage_detectors_that_are_refused():
     detector = rcnn()
     detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)
     assert 'test_cfg.rcnn.nms is' in obstacle(detector)
+    detector = rcnn()
+    detector.roi_head.test_cfg.max_per_img = -1
+    assert obstacle(detector).startswith('test_cfg.rcnn.max_per_img is -1, and files have a fixed number')
     detector.__class__ = type('HybridTaskCascade', (type(detector), ), {})
     assert 'its detector is HybridTaskCascade, not ' in obstacle(detector)
 

@@ -139,6 +139,9 @@ def test_a_new_bias_is_frozen_as_its_weight_is(frozen):
     model = models.swin_classifier(frozen_stages=0 if frozen else -1).eval()
     merging, = (m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is None)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for module in model.modules():
+        if isinstance(module, UN):
+            module.bias.data.fill_(1)
     fuse_norms(model, strict=True)
     assert merging.bias.requires_grad == merging.weight.requires_grad == (not frozen)
     after = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -219,7 +219,7 @@ def with_padding_of_its_own():
 @pytest.mark.parametrize('make, gamma, why', [
     (lambda: vit('PostNorm'), 'some', 'the scale of backbone.layers.0.ln1 is 0 in some channel'),
     (lambda: vit('PostNorm', layer_cfgs=[{}, dict(norm_cfg=dict(type='LN'))]), 'none',
-     'cannot be folded past backbone.layers.1.ln1: LayerNorm computes its'),
+     'cannot be folded past backbone.layers.1.ln1: its output is consumed by add'),
     (with_a_hook, 'none', 'its output is consumed by backbone.layers.1.attn.qkv, which has forward hooks'),
     (with_a_shared_layer, 'none', 'backbone.layers.0.ffn.layers.1 is shared with backbone.layers.1.ffn.layers.1'),
     (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
@@ -281,7 +281,8 @@ def test_a_factor_before_a_norm_that_stays_stays():
     model = prepared(vit('LayerScale'))
     model.backbone.layers[1].residual1.norm = torch.nn.LayerNorm(16)
     report = models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64))
-    assert [fold.norm for fold in report.kept] == ['backbone.layers.1.residual1.norm']
+    assert {fold.norm: fold.left for fold in report.reduced} == {
+        'backbone.layers.1.residual1.norm': 'a scale of each token, gamma and beta'}
     assert [isinstance(residual, FoldedResidual) for layer in model.backbone.layers
             for residual in (layer.residual1, layer.residual2)] == [True, True, False, True]
 
@@ -289,5 +290,5 @@ def test_a_factor_before_a_norm_that_stays_stays():
 def test_a_norm_that_stays_keeps_its_branch_weight():
     model = randomize(prepared(vit('BranchNorm', norm_cfg=dict(type='LN'))))
     state = copy.deepcopy(model.state_dict())
-    assert not fuse_norms(model).folded
+    assert not fuse_norms(model, layer_norms='keep').folded
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -42,6 +42,21 @@ def test_scale_and_shift_stay_and_a_shared_norm_is_shared(norm_type):
     assert model(torch.randn(2, 3, 4)).shape == (2, 3, 6)
 
 
+def test_parameters_are_the_same_objects():
+    """Other norms, layers, functions and optimizers may have them, too."""
+    model = Net()
+    model.plain = timm.layers.LayerNormAct(4)
+    model.plain.weight = model.first.weight
+    weight, optimizer = model.first.weight, torch.optim.SGD(model.parameters(), 1.)
+    replace_norms(model, dict(type='UN'))
+    assert model.first.weight is model.plain.norm.weight is weight
+    model(torch.randn(2, 3, 4)).square().sum().backward()
+    before = weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.first.weight, before) and torch.equal(model.first.weight, model.plain.norm.weight)
+    assert replace_norms(nn.LayerNorm(4), dict(type='UN', requires_grad=False)).weight.requires_grad is False
+
+
 def test_dtype_device_mode_and_requires_grad():
     model = Net().to('meta', torch.bfloat16).eval()
     model.first.weight.requires_grad = False
@@ -83,7 +98,7 @@ class WithGate(nn.LayerNorm):
 
 
 @pytest.mark.parametrize('part, norm_cfg, error, match', [
-    (nn.Linear(4, 4), dict(type='UN'), ValueError, 'model: Sequential has no LayerNorm or RMSNorm to replace'),
+    (nn.Linear(4, 4), dict(type='UN'), ValueError, 'model: Sequential has no LayerNorm or RMSNorm$'),
     (nn.LayerNorm((3, 4)), dict(type='UN'), ValueError, r'model: 0 is a LayerNorm over \(3, 4\); only norms over the'),
     (WithGate(), dict(type='UN'), ValueError, 'model: 0 is a WithGate; its gate would be lost with it'),
     (timm.layers.LayerNorm2d(4), dict(type='DyT'), ValueError, 'norm_cfg: DyT does not support inputs .* one of UN, '),

@@ -138,7 +138,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     other, _ = write(with_backbone(arch=dict(embed_dims=6, depths=[1, 1], num_heads=[1, 2])), config,
                      tmp_path / 'other.py')
     assert 'does not fit the config' in error_of(other, checkpoint)
-    assert 'ImageClassifier has no LayerNorm to convert' in error_of(*classifier[:2])
+    assert 'ImageClassifier has no LayerNorm or RMSNorm: its norms are ' in error_of(*classifier[:2])
     assert 'the data set is not there' in error_of(
         config, checkpoint, '--cfg-options', 'train_dataloader.dataset.data_root=gone')
     without = tmp_path / 'without.py'

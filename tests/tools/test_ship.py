@@ -49,7 +49,7 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert 'argument --steps: must be at least 0, got -1' in error_of('--steps', '-1')
     assert "--int8 of onnx must be one of static, got 'full'" in error_of('--int8', 'full')
     assert 'no checkpoint nowhere.pth' in error_of(ln=(ln_classifier[0], 'nowhere.pth'))
-    assert 'does not fit the config' in error_of('--cfg-options', 'model.head.num_classes=3')
+    assert 'does not fit the config' in error_of('--cfg-options', 'model.head.in_channels=3')
     assert 'nowhere' in error_of('--cfg-options', 'train_dataloader.dataset.data_root=nowhere')
     (tmp_path / 'tested.py').write_text(f'_base_ = [{str(ln_classifier[0])!r}]\ntrain_dataloader = None')
     only_tested, images = (tmp_path / 'tested.py', ln_classifier[1]), ('--images', str(ln_classifier[0].parent))

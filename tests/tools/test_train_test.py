@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
     config, checkpoint, _ = classifier
     shutil.copy(checkpoint, 'own.pth')
     before = (tmp_path / 'own.pth').read_bytes()
-    other = ('--cfg-options', 'model.head.num_classes=3')
+    other = ('--cfg-options', 'model.head.in_channels=3')
     for said, *command in (
             (r"own.pth has backbone.norm1.activation_record: its norms are not the config's.* UN\.$", '--norm', 'LN'),
             (r"own.pth lacks backbone.norm1.eta: its norms are not the config's.* UN\.$", '--norm', 'UN+'),
@@ -175,7 +175,10 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
 def test_what_cannot_be_built_is_one_line(classifier, capsys):
     assert "unexpected keyword argument 'colour'" in tiny_runs.error_of(
         capsys, 'test', *classifier[:2], '--work-dir', 'w', '--cfg-options', 'test_evaluator.colour=1')
-    for option in ('model.backbon=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
+    assert tiny_runs.error_of(capsys, 'train', classifier[0], '--cfg-options', 'model.backbone.drop_path_rat=0.1') == (
+        'error: --cfg-options model.backbone.drop_path_rat: UNSwinTransformer has no such argument; did you mean '
+        'model.backbone.drop_path_rate?')
+    for option in ('model.colour=1', 'train_dataloader.batch_size=0', 'optim_wrapper.optimizer.lr=-1',
                    'val_dataloader.dataset.indices=0', 'val_evaluator.colour=1'):
         assert 'cannot build the config' in tiny_runs.error_of(
             capsys, 'train', classifier[0], '--work-dir', 'w', '--cfg-options', option)

@@ -31,7 +31,8 @@ from mmunorm.cli.comparing import (
     train_and_write,
     with_norm,
 )
-from mmunorm.cli.preflight import check_data, class_name
+from mmunorm.cli.datasets import class_name
+from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained

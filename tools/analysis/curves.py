@@ -6,7 +6,7 @@ from mmunorm.analysis.layout import save
 from mmunorm.analysis.measures import write_csv
 from mmunorm.analysis.work_dirs import distinct_names, refuse_twice
 from mmunorm.cli.arguments import command, out_folder
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, plural
 
 
 def parse_args(argv=None):
@@ -39,7 +39,7 @@ def main(argv=None):
                for step, value in scalars.get(key, ())))
     save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys,
                                 'Training curves'), out / 'curves.png')
-    print(f'{out} has curves.csv and curves.png: {", ".join(keys)} of {len(runs)} runs.')
+    print(f'{out} has curves.csv and curves.png: {", ".join(keys)} of {plural(len(runs), "run")}.')
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import json
 from mmunorm.analysis.page import build_report, read_cka
 from mmunorm.analysis.work_dirs import measure_work_dir, read_work_dirs, report_numbers
 from mmunorm.cli.arguments import command, out_folder
-from mmunorm.utils import write_text
+from mmunorm.utils import plural, write_text
 
 
 def parse_args(argv=None):
@@ -30,7 +30,7 @@ def main(argv=None):
     path = out / 'report.html'
     write_text(path, build_report(measured, cka))
     write_text(out / 'report.json', json.dumps(report_numbers(measured, cka), allow_nan=False))
-    print(f'{path} ({path.stat().st_size / 1e6:.1f} MB) shows {len(runs)} runs; their numbers are in '
+    print(f'{path} ({path.stat().st_size / 1e6:.1f} MB) shows {plural(len(runs), "run")}; their numbers are in '
           f'{out / "report.json"}.')
 
 

@@ -72,6 +72,8 @@ def obstacle(detector: nn.Module) -> str:
     for name, cfg in settings.items():
         if not cfg:
             return f'it has no {name}'
+        if cfg.get('max_per_img', -1) < 1:  # mmdet keeps all then
+            return f'{name}.max_per_img is {cfg.get("max_per_img")}, and files have a fixed number, such as 100'
         if set(cfg.nms) != {'type', 'iou_threshold'} or cfg.nms.type != 'nms':
             return f"{name}.nms is {dict(cfg.nms)}, not dict(type='nms', iou_threshold=...)"
     return ''
