@@ -187,7 +187,7 @@ def test_a_rule_that_is_wrong_keeps_its_norm_alone(pad, difference):
     state = copy.deepcopy(models.randomize(model, gamma='none').state_dict())
     why = (f'the output of 3.fc differs by {difference}.* of its largest value when it is folded: it has a consumer '
            r'other than linear layers, another formula than its affine\(\), or a wrong fold rule')
-    with pytest.raises(NotFoldedError, match=f'1 norms cannot be folded:\n  2 .UN.: {why}'):
+    with pytest.raises(NotFoldedError, match=f'1 norm cannot be folded:\n  2 .UN.: {why}'):
         fuse_norms(model, example=TOKENS.float(), strict=True)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     report = fuse_norms(model, example=TOKENS.float())
