@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.fusion.graph.labels import tensors_in
+from mmunorm.fusion.examples import tensors_in
 from mmunorm.fusion.report import SCALE
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -105,3 +105,14 @@ def with_plain_weights(model: nn.Module) -> nn.Module:
         layer.__class__ = type(type(layer).__name__, type(layer).__bases__, dict(vars(type(layer))))
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model
+
+
+def tensors_in(value, depth: int = 6) -> Iterator[Tensor]:
+    """The tensors of an argument or output: in containers, and in the attributes of other objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth:
+        if not isinstance(value, (tuple, list)):
+            value = (value if isinstance(value, Mapping) else getattr(value, '__dict__', {})).values()
+        for part in value:
+            yield from tensors_in(part, depth - 1)

@@ -13,8 +13,7 @@ from .apply import apply
 from .basis import ROTATIONS, BasisChange, change_of, fold_of, new_norms, obstacle_of
 from .check import check
 from .examples import Run, copy_of, runs_of
-from .graph.place import Places
-from .graph.trace import trace
+from .find import find
 from .plan import FoldPlan, unwrapped
 from .report import SCALE, Fold, FusionReport, NotExactError, NotFoldedError, by_reason
 from .residual import find_streams
@@ -67,7 +66,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         RuntimeError: the model does not run on `example`, or cannot be copied.
         NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
-        NotExactError: the outputs of the folded copy differ on `example`; lists the norms. `model` is unchanged.
+        NotExactError: the outputs of two copies differ on `example` before a norm is folded. `model` is unchanged.
     """
     check_module(model)
     check_choice('layer_norms', layer_norms, ('exact', 'affine', 'keep'))
@@ -83,12 +82,13 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     runs, dtype = _find(plan, plan.example if example is None else example)
     check(plan)
     online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
-    if strict and (kept := [fold for fold in plan.folds if fold.obstacle or fold.norm in online]):
-        listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(map(_without_fold, kept)))
-        raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')
+    if strict:
+        _refuse_kept(plan, online)
     if layer_norms == 'exact' and (online or rotate):
         _find_changes(plan, runs, dtype, rotate)
     difference = _verify_changes(plan, runs, dtype) if runs else None
+    if strict:
+        _refuse_kept(plan, online)  # the verification keeps norms, too
     apply(plan, plan.model)
     for name, new in new_norms(plan, plan.changes).items():
         fold_of(plan, name).left = _left(new.arguments)
@@ -108,16 +108,21 @@ def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
         if dtype is not None and size > _LARGEST_MODEL:
             continue
         with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
-            traced, taken, error = trace(copy_of(plan.model, dtype), plan, runs, dtype)
+            folds, taken, error = find(copy_of(plan.model, dtype), plan, runs, dtype)
             if taken:
-                places = Places(plan, traced)
-                plan.folds = [places.fold(name) for name in plan.norms]
+                plan.folds = folds
                 return taken, dtype
             why = f'{kind} does not run on the example of its fold rule ({error}); pass another example= to fuse_norms'
     plan.factors.clear()  # they could not be verified
     plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
                   for name, norm in plan.norms.items()]
     return [], None
+
+
+def _refuse_kept(plan: FoldPlan, online: set[str]) -> None:
+    if kept := [fold for fold in plan.folds if fold.obstacle or fold.norm in online]:
+        listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(map(_without_fold, kept)))
+        raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')
 
 
 def _without_fold(fold: Fold) -> Fold:

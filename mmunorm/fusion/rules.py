@@ -1,6 +1,6 @@
 """Fold rules and their registry.
 
-The target of a norm is found by tracing the model. A rule states for a class what a trace cannot show, by the names of
+The target of a norm is found by running the model. A rule states for a class what a run cannot show, by the names of
 submodules: how to run the model, how to fill zero padding, and which norms are part of a residual stream.
 """
 from __future__ import annotations

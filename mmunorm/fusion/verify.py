@@ -1,8 +1,9 @@
-"""Step 3 of folding: compares a folded copy with the model before the model is changed."""
+"""Step 3 of folding: compares a folded copy with the model before the model is changed.
+
+A norm that makes a difference is found by halving the set of folds, and kept."""
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -10,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from .apply import apply
-from .examples import Run, copy_of
-from .graph.labels import tensors_in
+from .examples import Run, copy_of, tensors_in
 from .plan import FoldPlan
 from .report import Fold, NotExactError, streams_of
 
 # Relative to the largest value. Rounding errors are smaller, in every dtype; in float64 only wrong algebra is larger.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _SAMPLE = 2**18  # number of values compared in each output of a layer
+
+
+class _Differs(Exception):
+    """A folded copy and its model differ; the message is how, as a sentence without its end."""
 
 
 class _Outputs(NamedTuple):
@@ -29,11 +33,58 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
     Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
-    model's own. Returns None if the runs returned no tensor and no such layer ran.
+    model's own. Sets the obstacle of each fold with which they differ by more than rounding. Returns None if the runs
+    returned no tensor and no such layer ran.
 
     Raises:
-        NotExactError: they differ by more than rounding; the message lists the norms.
+        NotExactError: they differ with no norm folded, or the plan has changes of bases.
     """
+    units: dict[object, list[Fold]] = {}  # a stream is folded as a whole
+    for fold in plan.folds:
+        if not fold.obstacle:
+            units.setdefault(fold.stream or fold.norm, []).append(fold)
+    why: dict[str, str] = {}  # by norm, of the last copy that had it folded and differed
+
+    def differs(chosen: Sequence[list[Fold]]) -> bool:
+        for unit in units.values():
+            for fold in unit:
+                fold.obstacle = '' if unit in chosen else 'is left out'
+        try:
+            _difference(plan, runs, dtype)
+        except _Differs as error:
+            why.update((fold.norm, str(error)) for unit in chosen for fold in unit)
+            return True
+        return False
+
+    while True:
+        try:
+            return _difference(plan, runs, dtype)
+        except _Differs as error:
+            why.update((fold.norm, str(error)) for unit in units.values() for fold in unit)
+            if plan.changes or not units or differs([]):  # the caller first takes back changes
+                raise NotExactError(
+                    f'the copy to fold differs from the model before a norm is folded: {error}. The model is '
+                    'unchanged. If it has a custom fold rule with a Factor, that is wrong. If its outputs are random, '
+                    'or depend on ties, as detections do, pass an example= that returns features. Otherwise please '
+                    'report a bug.') from error
+        bad = _culprits(list(units.values()), differs)
+        units = {key: unit for key, unit in units.items() if unit not in bad}
+        for fold in (fold for unit in bad for fold in unit):
+            fold.obstacle = (f'{why[fold.norm]} when it is folded: it has a consumer other than linear layers, another '
+                             'formula than its affine()' + ', or a wrong fold rule' * bool(fold.pads or fold.stream))
+        for fold in (fold for unit in units.values() for fold in unit):
+            fold.obstacle = ''
+
+
+def _culprits(units: list[list[Fold]], differs: Callable[[Sequence[list[Fold]]], bool]) -> list[list[Fold]]:
+    """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
+    half = len(units) // 2
+    parts = (units[:half], units[half:]) if half else ()
+    return [unit for part in parts if differs(part) for unit in _culprits(part, differs)] or units
+
+
+def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
+    """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
     folds = [fold for fold in plan.folds if not fold.obstacle]
     # The output of a layer is unchanged, unless a norm is folded back into it: then that norm's output is compared.
     changed = {site.layer for fold in folds for site in fold.sites if site.after}
@@ -43,24 +94,19 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     changed |= {site.layer for fold in folds for site in fold.sites
                 if any(f'{writer}.'.startswith(f'{site.layer}.') for writer in writers)}
     changed |= {fold.norm for fold in folds if any(site.layer in writers for site in fold.sites)}
-    watched: dict[str, list[Fold]] = defaultdict(list)
-    for fold in folds:
-        for site in fold.sites:
-            watched[fold.norm if site.after else site.layer].append(fold)
-    watched = {name: beside for name, beside in watched.items() if name not in changed}
+    watched = {fold.norm if site.after else site.layer for fold in folds for site in fold.sites} - changed
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
     twin = copy_of(plan.model, dtype)
     apply(plan, twin)
     try:
         after = _run(twin, runs, watched, dtype)
     except Exception as error:
-        raise _error(folds, f'does not run on the example ({type(error).__name__}: {error})') from error
-    return _compare(before, after, watched, folds, dtype)
+        raise _Differs(f'the model does not run on the example ({type(error).__name__}: {error})') from error
+    return _compare(before, after, dtype)
 
 
 @torch.no_grad()
-def _run(model: nn.Module, runs: Sequence[Run], watched: Mapping[str, list[Fold]],
-         dtype: torch.dtype | None) -> list[_Outputs]:
+def _run(model: nn.Module, runs: Sequence[Run], watched: Iterable[str], dtype: torch.dtype | None) -> list[_Outputs]:
     """The outputs of each run of a model."""
     layers: dict[str, list[Tensor]] = {}
 
@@ -84,19 +130,17 @@ def _sample(output: Tensor) -> Tensor:
     return values[::max(len(values) // _SAMPLE, 1)].clone()
 
 
-def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], watched: Mapping[str, list[Fold]],
-             folds: Sequence[Fold], dtype: torch.dtype | None) -> float | None:
+def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], dtype: torch.dtype | None) -> float | None:
     differences = []
     for one, other in zip(before, after, strict=True):
-        layers = [(f'the output of {name}', watched[name], outputs, other.layers.get(name, []))
+        layers = [(f'the output of {name}', outputs, other.layers.get(name, []))
                   for name, outputs in one.layers.items()]  # in the order in which they ran
-        for where, beside, was, is_now in [*layers, ('its output', folds, one.model, other.model)]:
+        for where, was, is_now in [*layers, ("the model's output", one.model, other.model)]:
             limit = max((_TOLERANCE.get(output.dtype, 0.1) for output in was), default=0)
             for difference in _differences(was, is_now, dtype):
                 differences.append(difference)
                 if difference > limit:
-                    raise _error(beside, f'has different outputs on the example: {where} differs by '
-                                 f'{difference:.1e} of its largest value')
+                    raise _Differs(f'{where} differs by {difference:.1e} of its largest value')
     return max(differences, default=None)
 
 
@@ -117,10 +161,3 @@ def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch
             a, b = a[is_finite].double(), b[is_finite].double()
             found.append(((a - b).abs().max() / (a.abs().max() if a.any() else 1.)).item())
     return found
-
-
-def _error(folds: Sequence[Fold], what: str) -> NotExactError:
-    names = ', '.join(f'{fold.norm} ({fold.where})' for fold in folds)
-    return NotExactError(f'the folded copy {what}, after folding {names}. The model is unchanged. If these norms '
-                         'have a custom fold rule, it is wrong. If the outputs depend on ties, as '
-                         'detections do, pass an example= that returns features. Otherwise please report a bug.')

@@ -132,11 +132,17 @@ def overlapping_parts(self, x):
     return first[..., :DIM] + F.linear(x, weight[DIM:2 * DIM], bias[DIM:2 * DIM])
 
 
-@block(norm_and(fc=(DIM, 2 * DIM)), kept=['norm'])
-def part_read_elsewhere(self, x):
-    """Something else reads some rows of the weight."""
+@block(norm_and(fc=(DIM, 2 * DIM)))
+def other_part_read_elsewhere(self, x):
+    """Something else reads other rows of the weight."""
     read, other = self.fc.weight.chunk(2)
     return F.linear(self.norm(x), read, self.fc.bias[:DIM]) + other.mean()
+
+
+@block(norm_and(fc=(DIM, DIM)), kept=['norm'])
+def part_read_elsewhere(self, x):
+    """Something else reads some rows of the weight."""
+    return self.fc(self.norm(x)) + self.fc.weight[2:4].mean()
 
 
 @block(norm_and(fc=(DIM, DIM, False)), kept=['norm'])
@@ -243,6 +249,12 @@ def two_readers(self, x):
 def source_read_elsewhere(self, x):
     y = self.fc(x)
     return x + self.norm(y).relu() + y.abs()
+
+
+@block(two, kept=['norm'])
+def source_read_by_a_layer(self, x):
+    y = self.fc1(x)
+    return x + self.norm(y).relu() + self.fc2(y)
 
 
 @block(one, kept=['norm'])

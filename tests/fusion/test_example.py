@@ -16,7 +16,7 @@ from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from mmunorm import UN, UN2d, convert_norms, fuse_norms, replace_norms
-from mmunorm.fusion import Factor, Fills, NotExactError, fold_rule
+from mmunorm.fusion import Factor, Fills, NotExactError, NotFoldedError, fold_rule
 
 from . import models
 from .blocks import DIM, Block
@@ -144,7 +144,7 @@ def borrowed_bias(self, x):
 @pytest.mark.parametrize('compute, why', [
     (branching, 'its output is consumed by tanh'),
     (read_norm, 'its weight or bias is consumed by exp, too'),
-    (borrowed_bias, 'its weight or bias is the bias of a layer, too')])
+    (borrowed_bias, 'the model does not run on the example (RuntimeError')])
 def test_what_else_happens_to_a_norm(compute, why):
     model = Block(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM), other=nn.Linear(DIM, DIM)))
     kept, = models.fold(model, TOKENS, example=TOKENS).kept
@@ -171,8 +171,8 @@ def do_not_call(module, fill):
 
 
 @pytest.mark.parametrize('pad, difference', [(fill_with_zeros, '[0-9]'), (do_not_pad, 'inf'), (do_not_call, 'inf')])
-def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named(pad, difference):
-    """A trace sees that a module pads, and a rule says that it can fill; what with, only a run tells."""
+def test_a_rule_that_is_wrong_keeps_its_norm_alone(pad, difference):
+    """A run sees that a module pads, and a rule says that it can fill; what with, only a folded copy tells."""
     class Padding(nn.Module):
         def forward(self, x):
             return nn.functional.pad(x, (0, 0, 0, 3))
@@ -185,10 +185,13 @@ def test_a_rule_that_is_wrong_is_refused_and_the_norm_is_named(pad, difference):
     model = nn.Sequential(UN(DIM), nn.Linear(DIM, DIM), UN(DIM),
                           Padded(None, dict(pad=Padding(), fc=nn.Linear(DIM, 3))))
     state = copy.deepcopy(models.randomize(model, gamma='none').state_dict())
-    why = rf'the output of 3.fc differs by {difference}.* after folding 2 \(3.fc \(padding filled'
-    with pytest.raises(NotExactError, match=why):
-        fuse_norms(model, example=TOKENS.float())
+    why = (f'the output of 3.fc differs by {difference}.* of its largest value when it is folded: it has a consumer '
+           r'other than linear layers, another formula than its affine\(\), or a wrong fold rule')
+    with pytest.raises(NotFoldedError, match=f'1 norm cannot be folded:\n  2 .UN.: {why}'):
+        fuse_norms(model, example=TOKENS.float(), strict=True)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    report = fuse_norms(model, example=TOKENS.float())
+    assert [fold.norm for fold in report.folded] == ['0'] and re.match(why, report.kept[0].where)
     assert isinstance(model[2], UN)
 
 
@@ -211,7 +214,7 @@ def test_a_wrong_factor_is_refused_by_the_output_of_the_model(actual):
 
     fold_rule(Scaled)(lambda module: [Factor('times', 'fc')])
     model = Scaled(None, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3), times=Times()))
-    with pytest.raises(NotExactError, match='its output differs by'):
+    with pytest.raises(NotExactError, match="the model's output differs by .* Factor, that is wrong"):
         fuse_norms(models.randomize(model), example=TOKENS.float())
     assert isinstance(model.norm, UN)
 
@@ -232,7 +235,7 @@ def test_padding_that_some_readers_do_not_see_keeps_the_norm(also):
     padded = Padded(None, dict(fc=nn.Linear(DIM, 3)))
     model = Block(compute, dict(norm=UN(DIM), padded=padded, other=nn.Linear(DIM, 3)))
     kept, = models.fold(model, TOKENS, example=TOKENS).kept
-    assert re.search('together with other values, such as padding|is consumed by sum', kept.where)
+    assert re.search('the output of padded.fc differs by .* or a wrong fold rule|is consumed by sum', kept.where)
 
 
 @pytest.mark.parametrize('container', [lambda x: x, lambda x: [{'last': x}]])
@@ -427,12 +430,15 @@ def test_layers_that_several_norms_read(compute, count):
     assert sum('another' in fold.where for fold in kept) == count
 
 
-def test_a_copy_that_does_not_run_is_refused():
-    parts = dict(norm=UN(DIM), fc=nn.Linear(DIM, 3))
-    model = Block(lambda self, x: self.fc(self.norm(x)) * self.norm.num_features, parts)
-    with pytest.raises(NotExactError, match=r'does not run on the example \(AttributeError: .* folding norm \(fc\)'):
-        fuse_norms(models.randomize(model), example=TOKENS.float())
-    assert isinstance(model.norm, UN)
+def test_a_norm_without_which_the_model_does_not_run_stays():
+    def compute(self, x):
+        return self.fc(self.norm(self.first(self.before(x)))) * self.norm.num_features
+
+    parts = dict(before=UN(DIM), first=nn.Linear(DIM, DIM), norm=UN(DIM), fc=nn.Linear(DIM, 3))
+    report = models.fold(Block(compute, parts), TOKENS, example=TOKENS)
+    assert [fold.where for fold in report.folded] == ['first']
+    why = r'the model does not run on the example \(AttributeError: .* when it is folded'
+    assert re.match(why, report.kept[0].where)
 
 
 def test_the_example_and_frozen_garbage_stay_as_they_are():

@@ -115,7 +115,7 @@ def test_padding_around_padding_stays():
     fold_rule(Windows, Around)(lambda module: [Fills(lambda module, fill: None)])
     model = nn.Sequential(UN(8), Around(None, dict(inner=Windows())))
     kept, = models.fold(model, X, example=X).kept
-    assert 'together with other values, such as padding' in kept.where
+    assert 'or a wrong fold rule' in kept.where
 
 
 @pytest.mark.parametrize('nonsense', [3, 'MyModel', int, MyModel(), None, lambda block: ()])
