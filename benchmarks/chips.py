@@ -113,7 +113,7 @@ def write_network(network, norm, path):
     images = torch.stack(noise(shape_of(network), 4)).float()
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     take_statistics(model, graph, images)
-    fuse_norms(model)
+    fuse_norms(model, layer_norms='keep')
     graph = with_windows(graph)
     if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
         graph = with_edge_layers(graph, (images[:1], ))

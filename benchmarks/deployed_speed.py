@@ -93,7 +93,7 @@ def subject_of(network, norm, folder, batch=1, threads=1):
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = noise(meta['shape'][2:], 20)
     take_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
-    return Subject(norm, model, meta, batch, folder / norm, threads, images)
+    return Subject(norm, model, meta, batch, folder / norm, threads, images, layer_norms='keep')
 
 
 def table(rows):

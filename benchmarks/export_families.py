@@ -59,7 +59,7 @@ def measured(name, rounds, folder):
     un = copy.deepcopy(ln)
     convert_norms(un, images)
     report, runs, row = fuse_norms(un.eval(), example=images[:1]), {}, dict(model=name)
-    row.update(norms=len(report.folded) + len(report.kept), folded=len(report.folded))
+    row.update(norms=len(report.folded) + len(report.reduced) + len(report.kept), folded=len(report.folded))
     export(un, images[:1], folder / 'float.tflite')
     row['difference'] = max(compare(folder / 'float.tflite', un, images[:2]).largest.values())
     for norm, model in (('LN', ln), ('UN', un)):

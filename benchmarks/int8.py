@@ -68,7 +68,7 @@ def measure(config, checkpoint, args, folder):
     set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, checkpoint)
     subject = Subject('model', model, meta, args.batch, folder / 'files', torch.get_num_threads(),
-                      training_images(cfg, args.num_samples))
+                      training_images(cfg, args.num_samples), layer_norms='keep')
     arrays = batch_of(test_images(cfg, args.num_images), meta)
     exact = None
     openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}

@@ -1,11 +1,13 @@
-"""Goes the whole way from a LayerNorm checkpoint to a tested file without norms.
+"""Goes the whole way from a LayerNorm checkpoint to a tested file, with `--to exact` in minutes and without training.
 
-It converts the norms, trains on with the old model as the teacher, folds, exports, and measures accuracy and speed of
-the file beside the model with LayerNorm in the same format. Each stage is one of the tools, printed as the command that
-it is. What a later stage needs is checked before the first. The same call goes on after an interruption.
-OUT/report.html has the conclusion, images and numbers.
+`--to exact` folds all that is linear in the LayerNorms; a scale of each token is left. `--to UN` converts the norms,
+trains on with the old model as the teacher, and folds. Both export, and measure accuracy and speed of the file beside
+the model with LayerNorm in the same format. Each stage is one of the tools, printed as the command that it is. What a
+later stage needs is checked before the first. The same call goes on after an interruption. OUT/report.html
+has the conclusion, images and numbers.
 """
 import argparse
+import copy
 import json
 import os
 from pathlib import Path
@@ -15,6 +17,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.registry import DATASETS
 
+from mmunorm.benchmark.models import EXACT
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli import ship_report, shipping
 from mmunorm.cli.arguments import (
@@ -32,13 +35,13 @@ from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.conversion.checkpoint import parse_goal
 from mmunorm.deploy.export import PARTS, describe_model, prepare_export
+from mmunorm.deploy.exportable import norms_left
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS, find_format, table
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.engine.calibration import FolderImages
 from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
-from mmunorm.norms.layers import norm_layers
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, plural
 
@@ -55,76 +58,109 @@ def parse_args(argv=None):
                         help='backbone is for detectors that cannot be exported whole: backbone and neck become the '
                         'file, the rest stays in torch (default: whole)')
     parser.add_argument('--beside', nargs='+', default=[], choices=list(VARIANTS), metavar='ROW',
-                        help='measure both models in these, too, such as openvino: the rows of '
+                        help='measure all models in these, too, such as openvino: the rows of '
                         'tools/deploy/benchmark.py')
     parser.add_argument('--out', type=Path, required=True, help='folder for all results')
-    parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
+    parser.add_argument('--to', default='UN', metavar='NORM',
+                        help='exact, which folds the LayerNorms without conversion and training, or the norm to '
+                        f'convert to (default: UN): {HELP}')
     parser.add_argument('--steps', type=not_negative, metavar='N',
                         help="training steps after the conversion (default: a quarter of the config's); 0 for none")
-    parser.add_argument('--num-samples', type=positive, default=512, metavar='N',
-                        help='training images for the statistics (default: 512)')
+    parser.add_argument('--num-samples', type=positive, metavar='N',
+                        help='training images for the statistics of norms (default: 512) and the ranges of INT8 '
+                        '(default: 300)')
     parser.add_argument('--images', metavar='FOLDER',
                         help="convert with the images in this folder instead of the config's training data; no labels "
                         'needed')
-    parser.add_argument('--adapt-steps', type=not_negative, default=300, metavar='N',
+    parser.add_argument('--adapt-steps', type=not_negative, metavar='N',
                         help='steps before that, which need no labels (default: 300); 0 for none')
     parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
     add_config_arguments(parser, norm=False)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.to == EXACT:
+        for name in ('steps', 'adapt_steps', 'images'):
+            if getattr(args, name) is not None:
+                parser.error(f'--{name.replace("_", "-")} cannot be combined with --to exact, which trains nothing')
+    args.adapt_steps = 300 if args.adapt_steps is None else args.adapt_steps
+    return args
 
 
 def options_of(args):
-    """`--cfg-options` as they were typed."""
+    """The options with which the old model is read; `--cfg-options` as they were typed."""
     options = [f'{key}={value}' for key, value in (args.cfg_options or {}).items()]
-    return ('--cfg-options', *options) if options else ()
+    return trust_of(args) + (('--cfg-options', *options) if options else ())
+
+
+def trust_of(args):
+    return ('--trust-checkpoint', ) if args.trust_checkpoint else ()
+
+
+def tool(name):
+    """A tool's path, from the current folder."""
+    return os.path.relpath(Path(__file__).resolve().parent / name)
 
 
 def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     """The stages, and recipe, checkpoint and file of the result; the arguments end with the seconds of an image and of
     a test.
     """
+    model, options = (args.config, args.checkpoint), options_of(args)
+    if args.to == EXACT:
+        recipe, checkpoint = model
+        stages = [Stage('Fold the norms, and test', (tool('test.py'), *model, '--fuse', '--work-dir',
+                                                     f'{args.out}/folded', *options), args.out / 'folded', a_test)]
+        read, beside = options, ()
+    else:
+        stages, recipe, checkpoint = plan_conversion(args, cfg, steps, per_image, a_test)
+        read, beside = (), ('--baseline', *model)
+    own = (str(recipe), str(checkpoint))
+    file = args.out / f'model{chosen.suffixes[0]}'
+    kind = () if int8 is None else ('--int8', int8)
+    parts = () if args.parts == PARTS[0] else ('--parts', args.parts)
+    samples = () if args.num_samples is None else ('--num-samples', str(args.num_samples))
+    stages.append(Stage('Fold and export', (tool('deploy/export.py'), *own, '--format', args.format, *kind, *parts,
+                                            *samples, '--out', str(file), *read), file, 60))
+    form = shipping.form_of(chosen.name, int8)
+    if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
+        made = ('--file', form, str(file)) if form else ()
+        # In floating point, what torch has is known.
+        tested = [name for name in rows if name == form or VARIANTS[name][1].int8]
+        models = 2 if args.to == EXACT else 3
+        stages.append(Stage(
+            'Test and measure it beside LayerNorm',
+            (tool('deploy/benchmark.py'), *own, *beside, '--formats', *rows, '--metrics-of', *tested, *made, *parts,
+             *samples, '--out', f'{args.out}/speed', *options),
+            args.out / 'speed/formats.json', models * (len(tested) * a_test + 30 * len(rows)) + 45))
+    return stages, recipe, checkpoint, file
+
+
+def plan_conversion(args, cfg, steps, per_image, a_test):
+    """The stages up to a checkpoint with another norm, and its recipe and checkpoint."""
     out, name = args.out, parse_goal(args.to)[0]
-    tools = os.path.relpath(Path(__file__).resolve().parent)
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
-    trust = ('--trust-checkpoint', ) if args.trust_checkpoint else ()  # where the old checkpoint is read
     images = () if args.images is None else ('--images', args.images)
+    samples = args.num_samples or 512
     batch_size = (cfg.get('train_dataloader') or cfg.test_dataloader).batch_size
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
     stages = [Stage(
         'Convert the norms, and test before and after',
-        (f'{tools}/convert_norms.py', args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
-         '--num-samples', str(args.num_samples), *images, '--adapt-steps', str(args.adapt_steps), '--test', *trust,
+        (tool('convert_norms.py'), args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
+         '--num-samples', str(samples), *images, '--adapt-steps', str(args.adapt_steps), '--test',
          *options_of(args)),
-        out / 'converted/metrics.json', 4 * (args.num_samples + args.adapt_steps * batch_size) * per_image
+        out / 'converted/metrics.json', 4 * (samples + args.adapt_steps * batch_size) * per_image
         + 2 * a_test)]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages += [
             Stage('Train on, with the model with LayerNorm as the teacher',
-                  (f'{tools}/train.py', str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust),
+                  (tool('train.py'), str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust_of(args)),
                   checkpoint, 4 * steps * batch_size * per_image,
                   lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
-            Stage('Fold the norms, and test', (f'{tools}/test.py', str(recipe), str(checkpoint), '--fuse', '--work-dir',
+            Stage('Fold the norms, and test', (tool('test.py'), str(recipe), str(checkpoint), '--fuse', '--work-dir',
                                                f'{out}/folded'), out / 'folded', a_test)]
-    file = out / f'model{chosen.suffixes[0]}'
-    kind = () if int8 is None else ('--int8', int8)
-    parts = () if args.parts == PARTS[0] else ('--parts', args.parts)
-    stages.append(Stage('Fold and export', (f'{tools}/deploy/export.py', str(recipe), str(checkpoint), '--format',
-                                            args.format, *kind, *parts, '--out', str(file)), file, 60))
-    form = shipping.form_of(chosen.name, int8)
-    if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
-        made = ('--file', form, str(file)) if form else ()
-        # In floating point, what torch has is known.
-        tested = [name for name in rows if name == form or VARIANTS[name][1].int8]
-        stages.append(Stage(
-            'Test and measure it beside LayerNorm',
-            (f'{tools}/deploy/benchmark.py', str(recipe), str(checkpoint), '--baseline', args.config, args.checkpoint,
-             '--formats', *rows, '--metrics-of', *tested, *made, *parts, '--out', f'{out}/speed', *trust,
-              *options_of(args)),
-            out / 'speed/formats.json', 2 * len(tested) * a_test + 60 * len(rows) + 45))
-    return stages, recipe, checkpoint, file
+    return stages, recipe, checkpoint
 
 
 def usage_of(args, chosen, recipe, checkpoint, file):
@@ -134,11 +170,10 @@ def usage_of(args, chosen, recipe, checkpoint, file):
     return f'use it: python tools/deploy/test.py {recipe} {file} --checkpoint {checkpoint}'
 
 
-def norms_in(recipe, checkpoint):
-    """Names of the norms that cannot be folded."""
-    model = load_model(load_config(str(recipe)), str(checkpoint))
-    fuse_norms(model)
-    return [name for name, _ in norm_layers(model)]
+def folded(model):
+    """Folds a model; returns the names of what is left of its norms, see :func:`norms_left`, and the report."""
+    report = fuse_norms(model)
+    return norms_left(model), report
 
 
 @command
@@ -151,21 +186,21 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options)
     forms = [(chosen, int8), *((VARIANTS[name][0], VARIANTS[name][1].int8) for name in args.beside)]
     calibrates = any(each.needs_images(kind) for each, kind in forms)
-    trains = args.images is None or args.steps != 0 or calibrates
+    trains = calibrates or args.to != EXACT and (args.images is None or args.steps != 0)
     if trains and cfg.get('train_dataloader') is None:
-        raise PreflightError(f'{args.config} has no train_dataloader: take --images, --steps 0 and a format without '
-                             'calibration.')
+        converts = '' if args.to == EXACT else '--images, --steps 0 and '
+        raise PreflightError(f'{args.config} has no train_dataloader: take {converts}a format without calibration.')
     check_data(cfg, ['train'] * trains + ['val', 'test'])
     set_dataloader_defaults(cfg)
     if args.images is not None:
         FolderImages(cfg, args.images)
     model = build_model(cfg)
     if not layer_norms(model):
-        raise PreflightError(f'{args.config} has no LayerNorm to convert.')
+        raise PreflightError(f'{args.config} has no LayerNorm to {"fold" if args.to == EXACT else "convert"}.')
     meta = load_weights(model, args.checkpoint)
     exportable = prepare_export(model.eval(), describe_model(model, cfg, meta, parts=args.parts))
     chosen.check_model(exportable)
-    steps = max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
+    steps = 0 if args.to == EXACT else max(1, count_steps(cfg) // 4) if args.steps is None else args.steps
     if backbone_of(model) is None:
         args.adapt_steps = 0
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
@@ -176,24 +211,29 @@ def main(argv=None):
             minutes = round(stage.seconds / 60)
             about = f'{minutes} minutes' if minutes > 1 else 'a minute or less'
             print(f'\n{number}/{len(stages)} {stage.title}, about {about}\n$ {stage}')
-        print(f'\nTraining has {plural(steps, "step")}. Times are from one forward pass on this machine.')
+        training = 'Nothing is trained' if args.to == EXACT else f'Training has {plural(steps, "step")}'
+        print(f'\n{training}. Times are from one forward pass on this machine.')
         return stages
     out_folder(args.out)
     done = args.out / 'ship.json'
     if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
-    before = json.loads((args.out / 'converted/metrics.json').read_text())
-    metrics = {'LayerNorm': before['before'], 'converted': before['after']}
-    if steps:
-        metrics['trained and folded'] = shipping.newest_metrics(args.out / 'folded')
+    metrics, losses = {}, ''
+    exact, fusion = folded(copy.deepcopy(model))
+    left = {'LayerNorm': norms_left(model), EXACT: exact}
+    if args.to != EXACT:
+        before = json.loads((args.out / 'converted/metrics.json').read_text())
+        metrics = {'LayerNorm': before['before'], 'converted': before['after']}
+        losses = next((args.out / 'converted').glob('*.md')).read_text()
+        left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
+    if steps or args.to == EXACT:
+        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
     measured = args.out / 'speed/formats.json'
     outcome = ship_report.Outcome(
-        name=parse_goal(args.to)[0], steps=steps, adapt_steps=args.adapt_steps, file=file,
-        row=shipping.form_of(chosen.name, int8), usage=usage_of(args, chosen, recipe, checkpoint, file),
-        metrics=metrics,
-        result=json.loads(measured.read_text()) if measured.exists() else None, norms=len(list(norm_layers(model))),
-        left=norms_in(recipe, checkpoint))
+        steps=steps, adapt_steps=args.adapt_steps, file=file, row=shipping.form_of(chosen.name, int8),
+        usage=usage_of(args, chosen, recipe, checkpoint, file), metrics=metrics,
+        result=json.loads(measured.read_text()) if measured.exists() else None, left=left)
     runners = {}
     if args.parts == PARTS[0]:
         runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.stock, exportable.meta))
@@ -201,10 +241,10 @@ def main(argv=None):
         runners[f'the file, {file.name}'] = ExportedModel(file)
     report = args.out / 'report.html'
     ship_report.write_report(
-        report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds,
-        next((args.out / 'converted').glob('*.md')).read_text(), ship_report.draw_beside(dataset, runners))
+        report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds, losses,
+        str(fusion), ship_report.draw_beside(dataset, runners))
     print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
-    if outcome.left:
+    if args.to != EXACT and any(outcome.left[outcome.name]):
         print(f'NOT ALL NORMS ARE GONE: {outcome.norms_left}')
     return outcome
 

@@ -24,7 +24,8 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
-    parser.add_argument('--fuse', action='store_true', help='fold the norms of the model first')
+    parser.add_argument('--fuse', action='store_true',
+                        help='fold the norms of the model first: of LayerNorms, a scale of each token is left')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
     parser.add_argument('--tta', action='store_true',
                         help="test-time augmentation: the config's tta_model and tta_pipeline, by default the mean of "
@@ -65,7 +66,7 @@ def save_predictions(path, predictions):
 def save_fused(runner, cfg, path):
     """Writes the file of --save."""
     hook = next(hook for hook in runner.hooks if isinstance(hook, FuseNormsHook))
-    if not hook.report.folded:
+    if not hook.report.folded + hook.report.reduced:
         raise PreflightError(f'--save {path}: no norm could be folded.\n{hook.report}')
     save_folded(unwrapped_model(runner), path, cfg, hook.report, hook.meta)
     print(f'{path} has the folded model.')

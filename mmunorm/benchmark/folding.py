@@ -15,7 +15,7 @@ from ..compat import allow_recompilations
 from ..utils import PreflightError
 from . import measure
 from .environment import device_name, environment
-from .models import LN, NORM_FREE, build_models, norm_name
+from .models import EXACT, LN, NORM_FREE, build_models, folded_name, norm_name
 from .table import summarize
 from .tasks import ClassifierTask, task_of
 
@@ -43,10 +43,10 @@ class Settings:
 
 def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None, *, title: str | None = None,
                   save: str | None = None) -> dict:
-    """Measures LN, the config's norm, the same norm folded, and no norm, in rotation on the same images.
+    """Measures LN, LN folded exactly, the config's norm, the same folded, and no norm, in rotation on the same images.
 
     Args:
-        cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm.
+        cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm or LN.
         settings (Settings): how to measure; unchanged.
         checkpoint (str, optional): weights; without it, they are random.
         title (str, optional): title of the report. Defaults to the name of the config file.
@@ -57,7 +57,8 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has `name`,
         `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN.
         Without an error it also has `seconds` (of each repeat), `throughput`, `latency_ms`,
-        `peak_memory` (bytes), `flops` (per image) and `norm_calls`. The folded row has `output_difference`.
+        `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `scale_calls` of what is left of folded LNs.
+        Folded rows have `output_difference`.
 
     Raises:
         PreflightError: the config is not supported, see :func:`build_models`; or `save` is set and no norm folds.
@@ -74,13 +75,13 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     plain = norm_name(cfg)
     models, fusion, meta = build_models(cfg, checkpoint, SEED)
     if save is not None:
-        if not fusion.folded:
+        if not fusion.folded + fusion.reduced:
             raise PreflightError(f'--save {save}: no norm could be folded.\n{fusion}')
-        save_folded(models[f'{plain} folded'], save, cfg, fusion, meta)
+        save_folded(models[folded_name(plain)], save, cfg, fusion, meta)
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
-        race, difference = prepare(models, plain, task, settings, device, notes)
+        race, differences = prepare(models, plain, task, settings, device, notes)
         counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
         if settings.compile:
             torch._dynamo.reset()
@@ -99,23 +100,23 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         if name in race.failed:
             row['error'] = measure.OUT_OF_MEMORY
         else:
-            norm_calls, flops = counted[name]
+            norm_calls, scale_calls, flops = counted[name]
             held = measure.size_in_memory([*model.parameters(), *model.buffers(), task.images])
-            row.update(seconds=seconds[name], norm_calls=norm_calls, flops=flops / settings.batch_size,
-                       peak_memory=memory[name] + held)
-        if name == f'{plain} folded':
-            row['output_difference'] = difference
+            row.update(seconds=seconds[name], norm_calls=norm_calls, scale_calls=scale_calls,
+                       flops=flops / settings.batch_size, peak_memory=memory[name] + held)
+        if name in differences:
+            row['output_difference'] = differences[name]
         rows.append(row)
     return dict(
         title=title or Path(cfg.filename or 'model').stem, checkpoint=checkpoint, notes=notes,
         settings=asdict(settings), environment=environment(device),
-        fusion=dict(folded=len(fusion.folded), kept=len(fusion.kept), report=str(fusion)),
+        fusion=dict(folded=len(fusion.folded), reduced=len(fusion.reduced), kept=len(fusion.kept), report=str(fusion)),
         rows=summarize(rows, settings.batch_size))
 
 
 def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
-             device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, float] | None]:
-    """Moves models and images to the device, makes their work equal, and compares the outputs of the folded model."""
+            device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, dict]]:
+    """Moves models and images to the device, makes their work equal, and compares the outputs of the folded models."""
     for model in models.values():
         model.to(device)
     generator = torch.Generator().manual_seed(SEED)
@@ -127,16 +128,19 @@ def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, sett
             return method(*args)
 
     race = measure.Race({name: partial(call, task.run, model) for name, model in models.items()}, device)
-    folded, everyone = f'{plain} folded', list(models.values())
-    outputs = race.each(lambda name: call(task.outputs, models[name]), (plain, folded))
-    difference = measure.largest_difference(outputs[folded], outputs[plain]) if len(outputs) == 2 else None
-    if outputs:
-        task.equalize(everyone, outputs.get(plain) or outputs[folded])
-    for name in (plain, folded, LN, NORM_FREE):
+    everyone, differences, reference = list(models.values()), {}, None
+    for name in dict.fromkeys((LN, plain)):  # the last is the reference
+        outputs = race.each(lambda name: call(task.outputs, models[name]), (name, folded_name(name)))
+        if len(outputs) == 2:
+            differences[folded_name(name)] = measure.largest_difference(outputs[folded_name(name)], outputs[name])
+        reference = outputs.get(name) or outputs.get(folded_name(name)) or reference
+    if reference:
+        task.equalize(everyone, reference)
+    for name in (plain, folded_name(plain), LN, EXACT, NORM_FREE):
         if done := race.each(lambda name: call(task.calibrate, models[name], everyone), [name]):
             notes += done[name]
             break
-    return race, difference
+    return race, differences
 
 
 def precision(device: torch.device, amp: str | None) -> AbstractContextManager:
@@ -147,13 +151,14 @@ def precision(device: torch.device, amp: str | None) -> AbstractContextManager:
 def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, device: torch.device) -> list[str]:
     """Notes on the numbers for the reader."""
     height, width = settings.shape
-    weights = (f'{checkpoint}; LN and norm-free have the same weights outside their norms, but their outputs '
+    weights = (f'{checkpoint}; LN, exact and norm-free have the same weights outside their norms, but their outputs '
                'mean nothing' if checkpoint else
                f'random, with random statistics and affine parts in every norm (seed {SEED}); outputs are meaningless')
     memory = ("the peak of torch's CUDA allocator" if device.type == 'cuda' else
               "the peak of live tensor bytes, as torch's CPU allocator reports them to its profiler")
     return [
         f'Weights: {weights}.',
+        'exact: LN, of which all that is linear is folded.',
         f'Timed: {task.about}.',
         f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; '
         f'{f"autocast to {settings.amp}" if settings.amp else "float32"}; on {device_name(device)}'

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..attention import plain_attention
 from ..compat import OutOfMemoryError
-from ..norms.layers import norm_layers
+from ..deploy.exportable import norms_left
 
 OUT_OF_MEMORY = 'out of memory'
 # By default, there are as many rounds as fit in this time, within these bounds.
@@ -154,10 +154,15 @@ def size_in_memory(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def count(model: nn.Module, run: Callable) -> tuple[int, int]:
-    """Norm calls and FLOPs of one run. FLOPs count matrix products and convolutions, two per multiply-add."""
+def count(model: nn.Module, run: Callable) -> tuple[int, int, int]:
+    """Calls of norms, calls of what is left of folded LayerNorms, and FLOPs of one run.
+
+    FLOPs count matrix products and convolutions, two per multiply-add.
+    """
+    norms, scales = norms_left(model)
     calls = []
-    hooks = [norm.register_forward_hook(lambda *_: calls.append(1)) for _, norm in norm_layers(model)]
+    hooks = [model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name in norms))
+             for name in norms + scales]
     # torch counts nothing for a CPU's flash attention.
     try:
         with plain_attention(), FlopCounterMode(display=False) as flops:
@@ -165,7 +170,7 @@ def count(model: nn.Module, run: Callable) -> tuple[int, int]:
     finally:
         for hook in hooks:
             hook.remove()
-    return len(calls), flops.get_total_flops()
+    return sum(calls), len(calls) - sum(calls), flops.get_total_flops()
 
 
 def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float]:

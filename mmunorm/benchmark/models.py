@@ -1,4 +1,4 @@
-"""The four compared models: LN, the config's norm, the same folded, and norm-free."""
+"""The compared models: LN, LN folded exactly, the config's norm, the same folded, and norm-free."""
 from __future__ import annotations
 
 import copy
@@ -20,19 +20,21 @@ from ..residuals import DEFAULT_NORM_CFG
 from ..utils import PreflightError
 
 LN = 'LN'
+EXACT = 'exact'  # LN, folded exactly: a scale of each token is left
 NORM_FREE = 'norm-free'
 
 
 def norm_name(cfg: Config) -> str:
-    """The type of the backbone's norm. Raises a PreflightError without a backbone, or for LN, which cannot fold."""
+    """The type of the backbone's norm. Raises a PreflightError without a backbone."""
     if 'backbone' not in cfg.model:
         raise PreflightError('the model of the config has no backbone with norms to fold.')
     holder = cfg.model if cfg.model.get('type') == CONVERTED_TYPE else cfg.model.backbone
-    name = (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
-    if name == LN:
-        raise PreflightError("norm_cfg=dict(type='LN') cannot be folded; choose a config with an offline norm, such as "
-                             "dict(type='UN'). The benchmark then measures LN too.")
-    return name
+    return (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
+
+
+def folded_name(name: str) -> str:
+    """The row of the folded model whose norm is `name`."""
+    return EXACT if name == LN else f'{name} folded'
 
 
 class Models(NamedTuple):
@@ -45,16 +47,17 @@ class Models(NamedTuple):
 def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
     """Builds the compared models in eval mode on the CPU, with the same weights outside their norms.
 
-    The rows are 'LN', the config's norm, that name with ' folded', and 'norm-free', where every norm is an Identity.
+    The rows are 'LN', 'exact' (LN, folded exactly), the config's norm, that name with ' folded', and 'norm-free', where
+    every norm is an Identity. With LN as the config's norm there are three.
 
     Args:
-        cfg (Config): config of a classifier or a detector whose backbone has an offline norm.
+        cfg (Config): config of a classifier or a detector whose backbone has an offline norm or LN.
         checkpoint (str, optional): weights of that model. Without it, weights are initialized as for training, and
             every norm gets random statistics and a random affine part.
         seed (int): seed of random weights. Defaults to 0.
 
     Raises:
-        PreflightError: the config is invalid, its norm is LN, or the checkpoint does not fit.
+        PreflightError: the config is invalid, or the checkpoint does not fit.
     """
     name = norm_name(cfg)
     cfg = copy.deepcopy(cfg)
@@ -75,10 +78,12 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
     layer_norm = build_model(cfg).eval()
     # Copies by name, including the affine parts. Only the statistics have no counterpart.
     layer_norm.load_state_dict(model.state_dict(), strict=False)
-    folded = copy.deepcopy(model)
-    norm_free = replace_modules(copy.deepcopy(model), is_norm, lambda norm: nn.Identity())
-    report = fuse_norms(folded)
-    return Models({LN: layer_norm, name: model, f'{name} folded': folded, NORM_FREE: norm_free}, report, meta)
+    rows, reports = {}, {}
+    for norm, plain in {LN: layer_norm, name: model}.items():
+        rows[norm], rows[folded_name(norm)] = plain, copy.deepcopy(plain)
+        reports[norm] = fuse_norms(rows[folded_name(norm)])
+    rows[NORM_FREE] = replace_modules(copy.deepcopy(model), is_norm, lambda norm: nn.Identity())
+    return Models(rows, reports[name], meta)
 
 
 @torch.no_grad()

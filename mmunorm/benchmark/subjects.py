@@ -28,12 +28,14 @@ class Subject:
         folder (Path): folder of its files, created if missing.
         threads (int): CPU threads.
         images (Sequence[Tensor]): uint8 `(3, h, w)` training images, for INT8. Defaults to none.
+        layer_norms (str): how far LayerNorms are folded, see :func:`mmunorm.fuse_norms`. Defaults to 'exact'; 'keep' is
+            for a baseline.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
-                 images: Sequence[torch.Tensor] = ()):
+                 images: Sequence[torch.Tensor] = (), layer_norms: str = 'exact'):
         self.name, self.folder, self.threads, self.images, self.batch = name, folder, threads, images, batch
-        fuse_norms(model)
+        fuse_norms(model, layer_norms=layer_norms)
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
 

@@ -37,9 +37,10 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
 
 def markdown(result: dict) -> str:
     """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
-    folded, kept = result['fusion']['folded'], result['fusion']['kept']
+    folded, reduced, kept = (result['fusion'][key] for key in ('folded', 'reduced', 'kept'))
     notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
-             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + kept, "norm")}.']
+             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + reduced + kept, "norm")}'
+             f'{f", {reduced} except a scale of each token" if reduced else ""}.']
     lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
              *markdown_table(COLUMNS, map(_cells, result['rows']))]
     if kept:
@@ -62,7 +63,7 @@ def _cells(row: dict) -> list[str]:
         with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
         with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
         with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),
-        str(row['norm_calls']),
+        str(row['norm_calls']) + (f', {row["scale_calls"]} scales' if row['scale_calls'] else ''),
     ]
     if difference := row.get('output_difference'):
         cells.append(f'{difference["absolute"]:.2g} ({difference["relative"]:.2g} of the largest output)')

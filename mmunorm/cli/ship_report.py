@@ -4,7 +4,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -26,7 +26,6 @@ SCORE_THR = 0.3
 @dataclass
 class Outcome:
     """What the stages of a chain have found out."""
-    name: str  # of the norm that LayerNorm has become
     steps: int  # of the training after the conversion
     adapt_steps: int
     file: Path
@@ -34,19 +33,28 @@ class Outcome:
     usage: str  # how the file is used
     metrics: dict[str, dict[str, float]]  # in torch, by model, in the order of the chain
     result: dict | None  # of tools/deploy/benchmark.py
-    norms: int  # of the model with LayerNorm
-    left: list[str] = field(default_factory=list)  # names of the norms in the file
+    # Names of norms, and of LayerNorms of which a scale of each token is left: of LayerNorm, exact, and the other norm.
+    left: dict[str, tuple[list[str], list[str]]]
+
+    @property
+    def name(self) -> str:
+        """What LayerNorm has become in the file."""
+        return list(self.left)[-1]
 
     @property
     def norms_left(self) -> str:
         """A sentence."""
-        return f'norms left: {len(self.left)}' + (f' ({", ".join(self.left)})' if self.left else '')
+        norms, scales = self.left[self.name]
+        left = f'norms left: {len(norms)}' + (f' ({", ".join(norms)})' if norms else '')
+        total = len(self.left['LayerNorm'][0])
+        return f'{len(scales)} of {total} norms: a scale of each token; {left}' if scales else left
 
-    def measured(self, model: int, name: str | None) -> dict | None:
-        """The row of the model with LayerNorm (0) or of the other one (1) in a form; None if there is none."""
+    def measured(self, model: str, form: str | None) -> dict | None:
+        """The row of a model in a form; None if there is none."""
         rows = self.result['rows'] if self.result else []
-        own = [row for row in rows if (row['model'] == self.result['baseline']) == (model == 0)]
-        return next((row for row in own if row['format'] == name and row['error'] is None), None)
+        names = dict(zip(dict.fromkeys(row['model'] for row in rows), self.left, strict=True))
+        return next((row for row in rows
+                     if (names[row['model']], row['format'], row['error']) == (model, form, None)), None)
 
     def speed(self, row: dict) -> str:
         """A row's speed beside LayerNorm's; empty if LayerNorm has no file."""
@@ -55,16 +63,17 @@ class Outcome:
 
     def conclusion(self) -> list[str]:
         """Sentences: speed, accuracy, norms, size, and how to use the file."""
-        lines, row = [], self.measured(1, self.row)
+        lines, row = [], self.measured(self.name, self.row)
+        models = {name: each for name in self.left if (each := self.measured(name, self.row))}
         if row:
+            speeds = [f'{name}: {self.speed(each) or "LayerNorm has no file"}'
+                      for name, each in models.items() if name != 'LayerNorm']
             where = f'{row["label"]} on {self.result["environment"]["cpu"]}, threads: {self.result["threads"]}'
-            lines.append(f'{where}: {self.speed(row) or "LayerNorm has no file"}')
-        scores = {'LayerNorm': next(iter(self.metrics.values())), self.name: list(self.metrics.values())[-1]}
-        if base := self.measured(0, self.row):
-            scores[f'LayerNorm, {base["label"]}'] = base['metrics']
-        if row:
-            scores['the file'] = row['metrics']
-        for key in main_metrics(scores['LayerNorm']):
+            lines.append(f'{where}. {"; ".join(speeds)}')
+        scores = dict(self.in_torch())
+        scores |= {'the file' if each is row else f'{name}, {each["label"]}': each['metrics']
+                   for name, each in models.items()}
+        for key in main_metrics(next(iter(scores.values()))):
             digits = same_digits([values[key] for values in scores.values()])
             lines.append(f'{short(key)}: ' + ', '.join(f'{name} {values[key]:.{digits}f}'
                                                        for name, values in scores.items()))
@@ -74,27 +83,33 @@ class Outcome:
         size = f', {row["size"] / 1e6:.1f} MB' if row else ''
         return [*lines, f'{self.norms_left}{size}', self.usage]
 
+    def in_torch(self) -> dict[str, dict[str, float]]:
+        """The metrics in torch of the model with LayerNorm, if it was tested, and of the last in the chain."""
+        names = list(self.metrics)
+        return {names[0]: self.metrics[names[0]], self.name: self.metrics[names[-1]]}
+
     def table(self) -> list[list[str]]:
         """The rows of the first table, with its head."""
         keys = list(main_metrics(next(iter(self.metrics.values()))))
-        before, after = next(iter(self.metrics.values())), list(self.metrics.values())[-1]
-        rows = [('LayerNorm', 'torch', before, None, self.norms),
-                (self.name, 'torch, folded', after, None, len(self.left))]
-        for name in dict.fromkeys(row['format'] for row in (self.result['rows'] if self.result else [])):
-            for model in (0, 1):
-                if row := self.measured(model, name):
-                    shown = f'{row["label"]}: {self.file.name}' if model and name == self.row else row['label']
-                    rows.append((rows[model][0], shown, row['metrics'], row, rows[model][4]))
+        rows = [(name, 'torch' if name == 'LayerNorm' else 'torch, folded', values, None)
+                for name, values in self.in_torch().items()]
+        for form in dict.fromkeys(row['format'] for row in (self.result['rows'] if self.result else [])):
+            for name in self.left:
+                if row := self.measured(name, form):
+                    is_file = (name, form) == (self.name, self.row)
+                    shown = f'{row["label"]}: {self.file.name}' if is_file else row['label']
+                    rows.append((name, shown, row['metrics'], row))
         digits = {key: same_digits([row[2][key] for row in rows if key in row[2]]) for key in keys}
         speeds = [row[3]['throughput']['median'] for row in rows if row[3]]
         sizes = [row[3]['size'] / 1e6 for row in rows if row[3]]
         cells = [['', '', *map(short, keys), 'images/s', 'speed', 'MB', 'norms']]
-        for model, form, values, row, norms in rows:
+        for model, form, values, row in rows:
             cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' if key in values else '' for key in keys)])
             cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
                           self.speed(row),
                           f'{row["size"] / 1e6:.{same_digits(sizes)}f}'] if row else [''] * 3
-            cells[-1].append(str(norms))
+            norms, scales = self.left[model]
+            cells[-1].append(str(len(norms)) + (f', {len(scales)} scales' if scales else ''))
         return cells
 
     def notes(self) -> list[str]:
@@ -155,14 +170,14 @@ def truth_of(info: dict, classes: Sequence[str] | None) -> list[Object]:
 
 
 def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], seconds: dict[str, float],
-                 losses: str, images: list[dict[str, np.ndarray]]) -> None:
+                 losses: str, fusion: str, images: list[dict[str, np.ndarray]]) -> None:
     """Writes a page that opens from disk and loads nothing.
 
-    `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion, and `images` are what
-    :func:`draw_beside` returns.
+    `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion or '', `fusion` is the
+    report of the folding, and `images` are what :func:`draw_beside` returns.
     """
     models = {**outcome.metrics}
-    if row := outcome.measured(1, outcome.row):
+    if row := outcome.measured(outcome.name, outcome.row):
         models['the file'] = row['metrics']
     names = [name for name in next(iter(models.values()))
              if all(values.get(name, -1) != -1 for values in models.values())]  # -1: no such objects
@@ -174,7 +189,8 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
     write_text(path, template.render(
         title=title, conclusion=outcome.conclusion(), table=outcome.table(), notes=outcome.notes(),
         images=[{name: _png(image) for name, image in each.items()} for each in images], metrics=metrics,
-        losses=cells_of(losses), stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages]))
+        losses=cells_of(losses), fusion=fusion,
+        stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages]))
 
 
 def cells_of(markdown: str) -> list[list[str]]:

@@ -75,10 +75,10 @@ def keep_two_checkpoints(cfg: Config) -> None:
 
 
 def fuse_before_test(cfg: Config) -> None:
-    """Makes a test run of `cfg` fold the model first."""
+    """Makes a test run of `cfg` fold the model first; a `FuseNormsHook` of its `custom_hooks` says how."""
     # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
-    hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
-    cfg.custom_hooks = [*hooks, dict(type='FuseNormsHook')]
+    cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
+    add_hooks(cfg, 'FuseNormsHook')
 
 
 def enable_tta(cfg: Config) -> None:

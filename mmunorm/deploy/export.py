@@ -12,9 +12,8 @@ from torch import nn
 from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
-from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
-from .exportable import Exportable
+from .exportable import Exportable, norms_left
 from .features import features_of
 from .graphs import graph_of
 from .images import loading_of, steps_of
@@ -133,7 +132,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     expected = expected if isinstance(expected, tuple) else (expected, )
     expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
     _check_preprocessing(model, graph, meta, inputs, expected)
-    return Exportable(graph, stock, meta, inputs, open_shapes, expected, len(list(norm_layers(model))))
+    return Exportable(graph, stock, meta, inputs, open_shapes, expected, *map(len, norms_left(model)))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:

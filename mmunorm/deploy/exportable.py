@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..fusion import TokenScale
+from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
 
 
@@ -24,6 +26,7 @@ class Exportable:
     open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
     expected: dict[str, np.ndarray]  # torch's outputs for the sample, by name
     norms: int  # number of norms in the model
+    scales: int = 0  # number of LayerNorms and RMSNorms of which a scale of each token is left
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -31,6 +34,18 @@ class Exportable:
         with exporting():
             return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
                                        prefer_deferred_runtime_asserts_over_guards=True)
+
+
+def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the norms in a model, and of the folded LayerNorms and RMSNorms of which a scale of each token is left.
+
+    A folded LayerNorm that still subtracts the mean is a norm.
+    """
+    norms, scales = [name for name, _ in norm_layers(model)], []
+    for name, module in model.named_modules():
+        if isinstance(module, TokenScale):
+            (norms if module.statistic == 'variance' else scales).append(name)
+    return norms, scales
 
 
 @contextmanager

@@ -67,12 +67,14 @@ class ExportReport:
     path: Path
     size: int  # bytes on the disk
     norms: int  # number of norms in the model
+    scales: int  # number of LayerNorms and RMSNorms of which a scale of each token is left
     difference: Differences  # from torch
     images: str  # those of the comparison
     lines: list[str]  # the format's report on the file
 
     def __str__(self) -> str:
-        return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB', f'norms left: {self.norms}',
+        scales = f', scales of a token: {self.scales}' if self.scales else ''
+        return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB', f'norms left: {self.norms}{scales}',
                           f'compared with torch on {self.images}: {self.difference}', *self.lines])
 
 
@@ -126,7 +128,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {images}: '
                                  f'{found} (in floating point at least {LEAST_SNR:.0f} dB are expected). No file is '
                                  'written; choose another format.')
-    return ExportReport(path, chosen.size(path, model), model.norms, found, images, lines)
+    return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, images, lines)
 
 
 @torch.no_grad()

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..norms.layers import norm_layers
 from ..utils import PreflightError, check_module, error_text, eval_mode, written_file
-from .exportable import Exportable
+from .exportable import Exportable, norms_left
 from .exported import ExportedModel
 from .formats import format_of
 from .graphs import ModelGraph, Pixels, named_outputs
@@ -107,7 +106,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
                 outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
     expected = {key: out.numpy() for key, out in zip(outputs, graph(images), strict=True)}
-    return Exportable(graph, graph, meta, (images, ), None, expected, len(list(norm_layers(model))))
+    return Exportable(graph, graph, meta, (images, ), None, expected, *map(len, norms_left(model)))
 
 
 @dataclass

@@ -12,10 +12,18 @@ from .runner import unwrapped_model
 class FuseNormsHook(Hook):
     """Folds the model's norms before a test, after its checkpoint is loaded, and logs what went where.
 
+    Args:
+        layer_norms (str): how far LayerNorms and RMSNorms are folded: 'exact', 'affine' or 'keep', see
+            :func:`mmunorm.fuse_norms`. Defaults to 'exact'.
+        rotate (str, optional): the basis of the residual streams, 'hadamard' or 'random'. Defaults to None.
+
     Attributes:
         report (FusionReport): what went where, after folding.
         meta (dict): of the checkpoint.
     """
+
+    def __init__(self, layer_norms: str = 'exact', rotate: str | None = None):
+        self.how = dict(layer_norms=layer_norms, rotate=rotate)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         self.meta = checkpoint.get('meta', {})
@@ -23,5 +31,5 @@ class FuseNormsHook(Hook):
     def before_test(self, runner) -> None:
         model = unwrapped_model(runner)
         model.eval()
-        self.report = fuse_norms(model)
+        self.report = fuse_norms(model, **self.how)
         runner.logger.info(f'fuse_norms: {self.report}')

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -14,6 +15,8 @@ from mmunorm.benchmark.folding import Settings, run_benchmark
 from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.table import markdown
 from mmunorm.compat import OutOfMemoryError
+from mmunorm.deploy.exportable import norms_left
+from mmunorm.fusion import TokenScale
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 
@@ -101,11 +104,14 @@ def test_what_does_not_fit_in_memory_is_dropped_and_the_rest_goes_on(fail):
 def test_flops_and_norm_calls():
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4), UN(4)).eval()
     twice = nn.Sequential(model, nn.Linear(4, 8), model)
-    assert measure.count(model, lambda: model(torch.ones(3, 8))) == (2, 2 * 3 * (8 * 16 + 16 * 4))
+    assert measure.count(model, lambda: model(torch.ones(3, 8))) == (2, 0, 2 * 3 * (8 * 16 + 16 * 4))
     assert measure.count(twice, lambda: twice(torch.ones(1, 8)))[0] == 4
     assert not any(module._forward_hooks for module in model.modules())
     x = torch.ones(1, 2, 5, 4)
-    assert measure.count(model, lambda: F.scaled_dot_product_attention(x, x, x))[1] == 2 * 2 * 2 * 5 * 5 * 4
+    assert measure.count(model, lambda: F.scaled_dot_product_attention(x, x, x))[2] == 2 * 2 * 2 * 5 * 5 * 4
+    # What is left of a LayerNorm whose mean is folded is a scale; one that subtracts its mean is a norm.
+    left = nn.Sequential(TokenScale(4, 1e-5, 'mean_square'), TokenScale(4, 1e-5, 'variance'), nn.Identity())
+    assert measure.count(left, lambda: left(torch.ones(1, 4))) == (1, 1, 0)
 
 
 def test_largest_difference():
@@ -119,7 +125,8 @@ def test_largest_difference():
 def test_rows_share_their_weights(small):
     rows, fusion, _ = models.build_models(small)
     kinds = {name: {type(norm) for _, norm in norm_layers(model)} for name, model in rows.items()}
-    assert kinds == {'LN': {nn.LayerNorm}, 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
+    assert kinds == {'LN': {nn.LayerNorm}, 'exact': set(), 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
+    assert norms_left(rows['exact'])[1] == [name for name, _ in norm_layers(rows['LN'])]
     assert len(fusion.folded) == len(list(norm_layers(rows['UN']))) == 7 and not fusion.kept
     un = rows['UN'].state_dict()
     for name in ('LN', 'norm-free'):
@@ -128,6 +135,16 @@ def test_rows_share_their_weights(small):
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(rows['UN folded'](images), rows['UN'](images), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(rows['exact'](images), rows['LN'](images), rtol=1e-4, atol=1e-7)
+
+
+def test_a_config_with_layer_norm_has_three_rows(small):
+    cfg = copy.deepcopy(small)
+    cfg.model.backbone.norm_cfg = dict(type='LN')
+    result = run_benchmark(cfg, Settings(batch_size=1, repeat=1))
+    assert [row['name'] for row in result['rows']] == ['LN', 'exact', 'norm-free']
+    assert result['rows'][1]['output_difference']['relative'] < 1e-4 and result['fusion']['reduced'] == 7
+    assert '- Folded: 0 of 7 norms, 7 except a scale of each token.' in markdown(result)
 
 
 def test_the_name_of_the_norm():
@@ -165,14 +182,14 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
 
 def result_of(**changes):
     """A result with two rows; the changes are of the second."""
-    common = dict(error=None, parameters=1000, peak_memory=4_000_000, flops=2e9, norm_calls=2)
+    common = dict(error=None, parameters=1000, peak_memory=4_000_000, flops=2e9, norm_calls=2, scale_calls=0)
     ln = dict(common, name='LN', seconds=[1.0, 2.0, 4.0])
     un = dict(common, name='UN', seconds=[0.5, 2.0, 1.0], peak_memory=3_000_000, parameters=1100)
     rows = [dict(name='LN', error='out of memory', parameters=1000) if changes.pop('fails', False) else ln,
             {**un, **changes}]
     return dict(
         title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
-        environment=dict(device='a chip'), fusion=dict(folded=2, kept=1, report='what stays'),
+        environment=dict(device='a chip'), fusion=dict(folded=2, reduced=0, kept=1, report='what stays'),
         rows=table.summarize(rows, 8))
 
 
@@ -232,8 +249,11 @@ def test_a_whole_benchmark(small):
     assert 'autocast to bf16' in ' '.join(result['notes']) and 'random statistics' in result['notes'][0]
     assert result['environment']['versions']['torch'] == torch.__version__
     by_name = {row['name']: row for row in result['rows']}
-    assert [row['norm_calls'] for row in by_name.values()] == [7, 7, 0, 0]
-    assert len({row['flops'] for row in by_name.values()}) == 1
+    assert [row['norm_calls'] for row in by_name.values()] == [7, 0, 7, 0, 0]
+    assert [row['scale_calls'] for row in by_name.values()] == [0, 7, 0, 0, 0]
+    # The patch norm of a Swin writes the stream: folded exactly, it becomes a scale and a linear layer.
+    assert by_name['exact']['flops'] > by_name['LN']['flops']
+    assert len({row['flops'] for name, row in by_name.items() if name != 'exact'}) == 1
     for row in by_name.values():
         assert len(row['seconds']) == 3
         images = 2 * 3 * 32 * 32 * 4
@@ -241,7 +261,9 @@ def test_a_whole_benchmark(small):
         assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
     affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small).rows['UN']))
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
-    assert 0 < by_name['UN folded']['output_difference']['relative'] < 0.1
+    for name in ('exact', 'UN folded'):
+        assert 0 < by_name[name]['output_difference']['relative'] < 0.1
+    assert '| 0, 7 scales |' in markdown(result)
 
 
 def test_the_papers_settings(small, detector):
@@ -263,8 +285,8 @@ def test_compiled(small, monkeypatch):
 
     monkeypatch.setattr(nn.Module, 'compile', compile_without_compiler)
     result = run_benchmark(small, Settings(batch_size=2, repeat=2, compile=True))
-    assert compiled == ['ImageClassifier'] * 4
-    assert [(row['error'], row['norm_calls']) for row in result['rows']] == [(None, 7), (None, 7), (None, 0), (None, 0)]
+    assert compiled == ['ImageClassifier'] * 5
+    assert [(row['error'], row['norm_calls']) for row in result['rows']] == [(None, calls) for calls in (7, 0, 7, 0, 0)]
     assert any(note.startswith('Compiled with torch.compile: the whole model') for note in result['notes'])
 
 

@@ -11,6 +11,41 @@ from mmunorm.cli.ship_report import Outcome
     (1 / 1.28, 'no difference')])
 def test_a_speed_up_that_is_smaller_than_that_of_one_file_in_two_processes(control, said):
     result = dict(control=control and dict(ratio=dict(value=control)))
-    outcome = Outcome('UN', 4, 3, Path('model.tflite'), 'litert', '', {}, result, 21)
+    outcome = Outcome(4, 3, Path('model.tflite'), 'litert', '', {}, result, {})
     assert outcome.speed(dict(to_baseline=dict(value=1.23, low=1.05, high=1.48))).startswith(said)
     assert outcome.speed({}) == ''
+
+
+def row_of(model, ratio=None):
+    row = dict(model=model, format='onnx', label='ONNX Runtime', error=None, metrics={'accuracy/top1': 80.}, size=2e6,
+               throughput=dict(median=10.))
+    return row | (dict(to_baseline=dict(value=ratio, low=ratio - 0.1, high=ratio + 0.1)) if ratio else {})
+
+
+def outcome_of(models, metrics, left):
+    rows = [row_of(model, ratio) for model, ratio in models.items()]
+    result = dict(rows=rows, baseline='ln', control=None, threads=1, environment=dict(cpu='a chip'))
+    return Outcome(0, 0, Path('model.onnx'), 'onnx', 'use it', metrics, result, left)
+
+
+def test_a_chain_without_training_says_what_is_left():
+    names = [f'norm{number}' for number in range(32)]
+    outcome = outcome_of({'ln': None, 'ln (exact)': 1.5}, dict(exact={'accuracy/top1': 80.}), {
+        'LayerNorm': (names, []), 'exact': (names[29:], names[:29])})
+    assert outcome.conclusion() == [
+        'ONNX Runtime on a chip, threads: 1. exact: 1.50x faster than LayerNorm [1.40, 1.60]',
+        'top1: exact 80.0, LayerNorm, ONNX Runtime 80.0, the file 80.0',
+        '29 of 32 norms: a scale of each token; norms left: 3 (norm29, norm30, norm31), 2.0 MB', 'use it']
+    assert [(row[0], row[1], row[-1]) for row in outcome.table()[1:]] == [
+        ('exact', 'torch, folded', '3, 29 scales'), ('LayerNorm', 'ONNX Runtime', '32'),
+        ('exact', 'ONNX Runtime: model.onnx', '3, 29 scales')]
+
+
+def test_a_conversion_stands_beside_the_exact_fold():
+    top1 = {'accuracy/top1': 80.}
+    outcome = outcome_of({'ln': None, 'ln (exact)': 1.5, 'un': 1.6}, dict(LayerNorm=top1, converted=top1), {
+        'LayerNorm': (['a', 'b'], []), 'exact': ([], ['a', 'b']), 'UN': ([], [])})
+    assert outcome.conclusion()[0] == ('ONNX Runtime on a chip, threads: 1. exact: 1.50x faster than LayerNorm '
+                                       '[1.40, 1.60]; UN: 1.60x faster than LayerNorm [1.50, 1.70]')
+    assert outcome.norms_left == 'norms left: 0'
+    assert [row[0] for row in outcome.table()[1:]] == ['LayerNorm', 'UN', 'LayerNorm', 'exact', 'UN']

@@ -167,7 +167,7 @@ def test_int8(swin, exportable, tmp_path, kind, least):
 
 def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
     model = normalizing(models.swin_classifier(dict(type='LN')))
-    subject = Subject('ln', model, meta_of(model), 2, tmp_path / 'ln', 1, list(blurred()))
+    subject = Subject('ln', model, meta_of(model), 2, tmp_path / 'ln', 1, list(blurred()), layer_norms='keep')
     refused = pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE')
     with refused:
         export(subject.exportable, tmp_path / 'm.tflite', 'full16')

@@ -32,8 +32,8 @@ def test_steps(demo, capsys):
     assert f'pretrained={folder}/classifier/iter_1.pth' in detector
     assert ship[1:3] == (detector[1], f'{folder}/detector/iter_1.pth')
     assert 'work_dirs/demo/ship/report.html' in capsys.readouterr().out
-    assert ship[3:] == ('--format', 'litert', '--int8', 'full', '--beside', 'openvino', '--steps', '0',
-                        '--adapt-steps', '200', '--num-samples', '256', '--out', f'{demo.OUT}/ship')
+    assert ship[3:] == ('--format', 'litert', '--int8', 'full', '--to', 'UN', '--steps', '0', '--adapt-steps', '100',
+                        '--num-samples', '128', '--out', f'{demo.OUT}/ship')
 
 
 def test_a_failed_step_ends_the_demo():

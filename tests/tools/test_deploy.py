@@ -77,6 +77,17 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (544, 512, 3)
 
 
+@pytest.mark.parametrize(('options', 'left', 'said'), [
+    (('--rotate', 'hadamard'), (0, 7), ('6 norms are folded except a scale of each token\n', 'scales of a token: 7\n')),
+    (('--layer-norms', 'affine'), (7, 0), ('6 norms are folded except its mean and a scale of each token\n', )),
+    (('--layer-norms', 'keep'), (7, 0), ('norms left: 7\n', ))])
+def test_how_far_layer_norms_are_folded(ln_classifier, tmp_path, capsys, options, left, said):
+    made = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', *options)
+    printed = capsys.readouterr().out
+    assert (made.norms, made.scales) == left and all(text in printed for text in said)
+    assert max(made.difference.largest.values()) < 1e-4
+
+
 @pytest.mark.slow
 def test_int8(classifier, tmp_path, capsys):
     config, checkpoint, _ = classifier
@@ -103,6 +114,8 @@ def test_what_is_refused(classifier, tmp_path, capsys):
     for given, said in (('torch', 'must be one of --formats, onnx'), ('onnx', 'there is no exported model gone.onnx')):
         arguments = '--formats', 'onnx', '--file', given, 'gone.onnx'
         assert said in error_of(capsys, BENCHMARK, config, checkpoint, *arguments)
+    assert '--rotate cannot be combined with --layer-norms keep' in error_of(
+        capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--rotate', 'random', '--layer-norms', 'keep')
     (tmp_path / 'a.pth').touch()
     assert '.onnx or .xml' in error_of(capsys, TEST, config, tmp_path / 'a.pth')
     (tmp_path / 'cut.onnx').write_bytes(b'onnx')
@@ -129,7 +142,10 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
                                                         "norm_cfg=dict(type='LN')"))
     baseline = config, tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'ln.pth', ('dark', 'light'))
 
+    left = {}
+
     def lacks(subject, name, made=Subject.made):
+        left[subject.name] = subject.exportable.norms, subject.exportable.scales
         if name == 'openvino-bf16':
             raise PreflightError('no bfloat16 here')
         return made(subject, name)
@@ -143,7 +159,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
     assert json.loads((tmp_path / 'out/formats.json').read_text())['rows'][0]['seconds']
     assert [(row['model'], row['format']) for row in result['rows']] == [
-        (model, name) for model in ('with_ln', 'classifier') for name in MEASURED]
+        (model, name) for model in ('with_ln', 'with_ln (exact)', 'classifier') for name in MEASURED]
     for row in result['rows']:
         if row['format'] == 'openvino-bf16':
             assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
@@ -157,6 +173,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
         if row is not base:
             assert row['to_baseline']['value'] == pytest.approx(np.median(base['seconds']) / np.median(row['seconds']))
         assert ('to_float' in row) == (row['format'] == 'onnx-int8')
+    assert left == {'with_ln': (7, 0), 'with_ln (exact)': (0, 7), 'classifier': (0, 0)}
     control = result['control']  # the last row, and once more
     assert (control['model'], control['label']) == ('classifier', 'ONNX Runtime INT8') and control['ratio']['value'] > 0
     assert 'Control: classifier, ONNX Runtime INT8 in two rows' in text

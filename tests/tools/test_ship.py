@@ -38,6 +38,16 @@ def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
     unlabelled = ship(ln_classifier, '--dry-run', '--steps', '0', '--images', str(images / 'dark'), '--cfg-options',
                       'train_dataloader.dataset.data_root=gone')  # which nothing reads
     assert f'--images {images}/dark --adapt-steps 300' in str(unlabelled[0]) and len(unlabelled) == 3
+    exact = ship(ln_classifier, '--dry-run', '--to', 'exact', '--trust-checkpoint', '--cfg-options',
+                 'test_dataloader.batch_size=1')
+    assert [stage.command[0].rpartition('/')[2] for stage in exact] == ['test.py', 'export.py', 'benchmark.py']
+    for stage in exact:  # each reads the old checkpoint
+        assert stage.command[1:3] == tuple(map(str, ln_classifier))
+        assert stage.command[-3:] == ('--trust-checkpoint', '--cfg-options', 'test_dataloader.batch_size=1')
+    assert 'Nothing is trained.' in capsys.readouterr().out and not (tmp_path / 'out').exists()
+    assert ['--num-samples 512' in str(stage) for stage in untrained] == [True, False, False]
+    assert all('--num-samples 8' in str(stage) for stage in ship(
+        ln_classifier, '--dry-run', '--steps', '0', '--num-samples', '8'))
     assert "--formats onnx torch --metrics-of onnx --file onnx out/model.onnx" in str(ship(
         ln_classifier, '--dry-run', '--beside', 'torch', 'onnx')[-1])
 
@@ -57,6 +67,10 @@ def test_what_is_refused(ln_classifier, classifier, tmp_path, capsys):
     assert '--images gone: must be a folder of images' in error_of('--images', 'gone', '--dry-run')
     assert '--to LN: norm_cfg=' in error_of('--to', 'LN', '--dry-run')
     assert 'has no LayerNorm to convert' in error_of(ln=classifier[:2])
+    assert 'has no LayerNorm to fold' in error_of('--to', 'exact', ln=classifier[:2])
+    for option, value in (('steps', '0'), ('adapt-steps', '9'), ('images', 'folder')):
+        assert f'--{option} cannot be combined with --to exact' in error_of('--to', 'exact', f'--{option}', value)
+    assert 'nowhere.pth' in error_of('--to', 'exact', ln=(ln_classifier[0], 'nowhere.pth'))
     # What the fourth stage would find out.
     linear = ln_classifier[0].read_text().replace('LinearClsHead', 'MultiLabelLinearClsHead')
     (tmp_path / 'labels.py').write_text(linear.replace("Accuracy', topk=1", "MultiLabelMetric'"))
@@ -91,7 +105,9 @@ def test_backbone_and_neck_of_a_detector(tmp_path, capsys):
     checkpoint = tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'ln.pth', list(map(str, range(80))))
     outcome = ship((config, checkpoint), '--parts', 'backbone', '--num-samples', '2', '--adapt-steps', '0', '--steps',
                    '0', '--cfg-options', *options)
-    assert outcome.left == [] and outcome.measured(1, 'onnx')['metrics'] == outcome.metrics['converted']
+    assert outcome.left['UN'] == ([], []) and len(outcome.left['exact'][1]) == 16
+    assert outcome.measured('UN', 'onnx')['metrics'] == outcome.metrics['converted']
+    assert outcome.measured('exact', 'onnx')['metrics'] == outcome.metrics['LayerNorm']
     assert 'use it: python tools/deploy/test.py out/converted/detector_un.py out/model.onnx --checkpoint' in (
         capsys.readouterr().out)
 
@@ -101,9 +117,9 @@ def test_backbone_and_neck_of_a_detector(tmp_path, capsys):
 def test_the_whole_chain(ln_classifier, tmp_path, capsys):
     chain = ln_classifier, '--num-samples', '4', '--adapt-steps', '2', '--steps', '2'
     outcome = ship(*chain)
-    assert list(outcome.metrics) == ['LayerNorm', 'converted', 'trained and folded'] and outcome.left == []
-    before, after = (outcome.measured(model, 'onnx') for model in (0, 1))
-    assert before['metrics'] == outcome.metrics['LayerNorm']
+    assert list(outcome.metrics) == ['LayerNorm', 'converted', 'trained and folded'] and outcome.left['UN'] == ([], [])
+    before, exact, after = (outcome.measured(model, 'onnx') for model in ('LayerNorm', 'exact', 'UN'))
+    assert before['metrics'] == exact['metrics'] == outcome.metrics['LayerNorm']
     assert after['metrics'] == outcome.metrics['trained and folded'] and after['seconds']
     assert after['size'] == (tmp_path / 'out/model.onnx').stat().st_size
     printed = capsys.readouterr().out
@@ -125,6 +141,24 @@ def test_the_whole_chain(ln_classifier, tmp_path, capsys):
     assert ship(*chain).metrics == outcome.metrics
     assert capsys.readouterr().out.count('=== is done') == 4 and (tmp_path / 'out/model.onnx').exists()
     assert (tmp_path / 'out/trained/iter_2.pth').stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('forked')
+def test_the_exact_fold(ln_classifier, tmp_path, capsys):
+    outcome = ship(ln_classifier, '--to', 'exact')
+    norms, scales = outcome.left['exact']
+    assert list(outcome.left) == ['LayerNorm', 'exact'] and not norms and len(scales) == 7
+    before, after = (outcome.measured(model, 'onnx') for model in outcome.left)
+    assert before['metrics'] == after['metrics'] == outcome.metrics['exact'] and 'to_baseline' in after
+    assert after['size'] == (tmp_path / 'out/model.onnx').stat().st_size
+    printed = capsys.readouterr().out
+    assert '7 of 7 norms: a scale of each token; norms left: 0, ' in printed and 'NOT ALL' not in printed
+    report = (tmp_path / 'out/report.html').read_text()
+    assert 'What the conversion lost' not in report and 'norms folded except a scale of each token' in report
+    assert capsys.readouterr().out.count('=== is done') == 0
+    assert ship(ln_classifier, '--to', 'exact').metrics == outcome.metrics
+    assert capsys.readouterr().out.count('=== is done') == 3
 
 
 def test_a_failed_stage_is_named(tmp_path):

@@ -150,10 +150,29 @@ def test_other_mistakes_are_one_line(classifier, tmp_path, capsys):
             ("NormStatisticsHook: layers: no norm has a name with 'typo' in it; the ", 'train', hooks)):
         assert said in tiny_runs.error_of(capsys, *command)
     torch.save(build_model(load_config(config, norm='LN')).state_dict(), 'ln.pth')
+    hooks.write_text(f"_base_ = ['{config}']\ncustom_hooks = [dict(type='FuseNormsHook', layer_norms='keep')]\n")
     with pytest.raises(SystemExit):  # with the reason for each norm
-        tiny_runs.call('test', config, 'ln.pth', '--fuse', '--save', 'kept.pth', '--norm', 'LN')
+        tiny_runs.call('test', hooks, 'ln.pth', '--fuse', '--save', 'kept.pth', '--norm', 'LN')
     assert '--save kept.pth: no norm could be folded.' in capsys.readouterr().err
     assert not (tmp_path / 'kept.pth').exists()
+
+
+@pytest.mark.parametrize(('how', 'left'), [
+    ('', 'a scale of each token'), ("layer_norms='affine'", 'its mean and a scale of each token'),
+    ("rotate='hadamard'", 'a scale of each token')])
+def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, how, left):
+    config, *_ = classifier
+    model = build_model(load_config(config, norm='LN'))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    torch.save(model.state_dict(), 'ln.pth')
+    (tmp_path / 'how.py').write_text(f"_base_ = ['{config}']\ncustom_hooks = [dict(type='FuseNormsHook', {how})]\n")
+    expected = tiny_runs.call('test', config, 'ln.pth', '--norm', 'LN', '--work-dir', 'w')
+    assert tiny_runs.call('test', 'how.py', 'ln.pth', '--norm', 'LN', '--fuse', '--save', 'folded.pth', '--work-dir',
+                          'v') == expected
+    logged = next((tmp_path / 'v').glob('*/*.log')).read_text()
+    assert f'6 of 7 norms folded except {left}\n' in logged and logged.count('fuse_norms: ') == 1
+    assert tiny_runs.call('test', config, 'folded.pth', '--norm', 'LN', '--work-dir', 'w') == expected
 
 
 def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier, tmp_path, capsys):

@@ -1,5 +1,9 @@
-"""Measures metrics, speed and size of a model in torch and the runtimes, compared with a baseline such as LayerNorm."""
+"""Measures metrics, speed and size of a model in torch and the runtimes, compared with a baseline such as LayerNorm.
+
+The baseline, or the only model, is measured twice if it has LayerNorms: as it is, and with these folded exactly.
+"""
 import argparse
+import copy
 import tempfile
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from mmunorm.deploy.features import WithRest
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
+from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError
 
 
@@ -84,10 +89,14 @@ def main(argv=None):
             if name in own:
                 name += ' (model)'
             model, meta = loaded_model(cfg, checkpoint, args.shape, args.parts)
-            own[name] = cfg, model
             images = training_images(cfg, args.num_samples) if wants_int8 else ()
-            subjects.append(Subject(name, model, meta, args.batch, Path(folder, str(len(subjects))),
-                                    torch.get_num_threads(), images))
+            forms = {name: ('exact', model)}
+            if not subjects and layer_norms(model):
+                forms = {name: ('keep', model), f'{name} (exact)': ('exact', copy.deepcopy(model))}
+            for form, (how, each) in forms.items():
+                own[form] = cfg, each
+                subjects.append(Subject(form, each, meta, args.batch, Path(folder, str(len(subjects))),
+                                        torch.get_num_threads(), images, how))
         if args.file:
             subjects[-1].give(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)

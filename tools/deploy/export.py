@@ -1,5 +1,6 @@
-"""Exports a trained model with folded norms to a file for a runtime."""
+"""Exports a trained model with folded norms to a file for a runtime: offline norms whole, LayerNorms except a scale."""
 import argparse
+from collections import Counter
 from pathlib import Path
 
 import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
@@ -20,6 +21,7 @@ from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
 from mmunorm.engine.calibration import training_images
 from mmunorm.fusion import fuse_norms
+from mmunorm.fusion.basis import ROTATIONS
 from mmunorm.fusion.report import by_reason
 from mmunorm.utils import PreflightError, warn
 
@@ -44,6 +46,11 @@ def parse_args(argv=None):
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: those of the test pipeline; for a detector, a '
                         'square for landscape and portrait images)')
+    parser.add_argument('--layer-norms', choices=['exact', 'affine', 'keep'], default='exact',
+                        help='how far LayerNorms are folded: all that is exact, gamma and beta alone, or nothing '
+                        '(default: exact)')
+    parser.add_argument('--rotate', choices=ROTATIONS, help='rotate the residual streams, which spreads large channels '
+                        'over all and so helps INT8')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for each in FORMATS.values():
@@ -54,6 +61,8 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
         parser.error('--batch cannot be combined with --dynamic, which accepts any batch size')
+    if args.rotate and args.layer_norms != 'exact':
+        parser.error(f'--rotate cannot be combined with --layer-norms {args.layer_norms}')
     if args.int8 is not None and (args.half or args.dynamic):
         parser.error(f'--{"half" if args.half else "dynamic"} cannot be combined with --int8')
     return args
@@ -100,7 +109,10 @@ def main(argv=None):
     samples = ()
     if chosen.needs_images(int8):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
-    for names, kind, why in by_reason(fuse_norms(model).kept):
+    report = fuse_norms(model, layer_norms=args.layer_norms, rotate=args.rotate)
+    for (left, why), count in Counter((fold.left, fold.why_left) for fold in report.reduced).items():
+        print(f'{count} norms are folded except {left}{f" ({why})" if why else ""}')
+    for names, kind, why in by_reason(report.kept):
         warn(f'{names}: not folded ({kind}): {why}')
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
     made = export_file(exportable, chosen, out, args.half, int8, samples, **options)

@@ -48,7 +48,7 @@ def build(device):
     for norm in ('LN', 'UN'):
         models[norm] = IAT(dict(type=norm)).eval().to(device)
         models[f'{norm}, folded'] = copy.deepcopy(models[norm])
-        fuse_norms(models[f'{norm}, folded'], strict=norm == 'UN')
+        fuse_norms(models[f'{norm}, folded'], strict=norm == 'UN', layer_norms='keep')
     return models
 
 
