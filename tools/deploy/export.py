@@ -111,7 +111,7 @@ def main(argv=None):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
     report = fuse_norms(model, layer_norms=args.layer_norms, rotate=args.rotate)
     for (left, why), count in Counter((fold.left, fold.why_left) for fold in report.reduced).items():
-        print(f'{count} norms are folded except {left}{f" ({why})" if why else ""}')
+        print(f'{count} norm{"s are" if count > 1 else " is"} folded except {left}{f" ({why})" if why else ""}')
     for names, kind, why in by_reason(report.kept):
         warn(f'{names}: not folded ({kind}): {why}')
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
