@@ -3,11 +3,10 @@
     python benchmarks/inference.py --device cuda --amp fp16 bf16 --batches 2 8 16 --seconds 120
 
 The models take turns in each round, under autocast. A row is written as soon as it is measured, and no new measurement
-starts after `--seconds`; the eager ones come first. `exact` is `fuse_norms` on the model with LayerNorms: its row has
-the report, which says what was done with each of them. The rows are added to benchmarks/results/inference_DEVICE.jsonl.
+starts after `--seconds`; the eager ones come first. `exact` is `fuse_norms` on the model with LayerNorms. The rows are
+added to benchmarks/results/inference_DEVICE.jsonl.
 """
 import argparse
-import copy
 import itertools
 import json
 import statistics
@@ -21,17 +20,13 @@ import torch
 from fuse_models import CONFIGS
 from norm_layers import ROOT
 
-from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.folding import Settings, prepare
-from mmunorm.benchmark.models import LN, build_models, norm_name
+from mmunorm.benchmark.models import LN, NORM_FREE, build_models, norm_name
 from mmunorm.benchmark.tasks import task_of
 from mmunorm.cli.arguments import command, device, load_config
 from mmunorm.compat import allow_recompilations
-from mmunorm.fusion import NotExactError
-
-EXACT = 'LN, exact'
 
 
 def parse_args(argv=None):
@@ -48,22 +43,13 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def exact_norms(model):
-    """A copy of a model with LayerNorms after `fuse_norms`, and what the report says."""
-    model = copy.deepcopy(model)
-    try:
-        return model, str(fuse_norms(model))
-    except NotExactError as error:
-        return model, f'{type(error).__name__}: {error}'
-
-
 def measured(models, plain, cfg, amp, mode, batch, args):
     """Rows of one batch size, without names."""
     where, task = torch.device(args.device), task_of(cfg)
     settings = Settings(batch_size=batch, device=args.device, amp=None if amp == 'none' else amp,
                         shape=tuple(args.shape or task.default_shape(cfg, where.type)), repeat=args.rounds)
     with torch.no_grad():
-        race, difference = prepare(models, plain, task, settings, where, [])
+        race, _ = prepare(models, plain, task, settings, where, [])
         if mode == 'compiled':
             for model in models.values():
                 task.compile(model)
@@ -87,9 +73,8 @@ def main(argv=None):
     for config in args.configs:
         cfg = load_config(str(ROOT / config))
         plain = norm_name(cfg)
-        rows = build_models(cfg).rows
-        exact, report = exact_norms(rows[LN])
-        models = {LN: rows[LN], EXACT: exact, plain: rows[plain], f'{plain} folded': rows[f'{plain} folded']}
+        models = build_models(cfg).rows
+        del models[NORM_FREE]
         allow_recompilations(64)
         for mode, amp, batch in itertools.product(args.modes, args.amp, args.batches):
             if time.monotonic() - start > args.seconds:
@@ -98,8 +83,6 @@ def main(argv=None):
             for row in measured(models, plain, cfg, amp, mode, batch, args):
                 row = dict(model=Path(config).stem, mode=mode, amp=amp, batch=batch, **row,
                            environment=environment(torch.device(args.device)))
-                if row['norm'] == EXACT:
-                    row['report'] = report
                 with path.open('a') as file:
                     file.write(json.dumps(row) + '\n')
                 speed = row['error'] or f'{row["images_per_second"]:.4g} images/s'

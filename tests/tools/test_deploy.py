@@ -109,7 +109,7 @@ def test_what_is_refused(classifier, tmp_path, capsys):
                        tmp_path / 'a')
     assert 'does not run on images of 12 x 12' in message and not (tmp_path / 'a.onnx').exists()
     message = error_of(capsys, EXPORT, config, checkpoint, '--format', 'onnx', '--out', tmp_path)
-    assert f'--out {tmp_path}: must be a file' in message
+    assert f'--out {tmp_path}: must be a regular file' in message
     assert 'no exported model' in error_of(capsys, TEST, config, tmp_path / 'none.onnx')
     for given, said in (('torch', 'must be one of --formats, onnx'), ('onnx', 'there is no exported model gone.onnx')):
         arguments = '--formats', 'onnx', '--file', given, 'gone.onnx'
