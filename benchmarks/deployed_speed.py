@@ -1,10 +1,11 @@
-"""Compares networks with LN and with UN, folded, in torch and in the runtimes, in float and in INT8; random weights.
+"""Compares networks with LN, LN folded exactly and UN folded, in torch and in the runtimes, in float and in INT8.
 
     python benchmarks/deployed_speed.py
 
     python benchmarks/deployed_speed.py --draw     # measures nothing: docs/images/deployed_speed.png from the results
 
-The rows are those of tools/deploy/benchmark.py, without metrics. Earlier rows of the same network and number of threads
+Weights are random. The rows are those of tools/deploy/benchmark.py, without metrics. Earlier
+rows of the same network and number of threads
 are replaced. UN's statistics are measured on the inputs of its norms.
 """
 import argparse
@@ -22,6 +23,7 @@ from mmunorm.analysis.curves import NORM_COLOURS
 from mmunorm.analysis.figures import small_labels
 from mmunorm.analysis.layout import finish, new_panels, save
 from mmunorm.benchmark.files import measure_formats
+from mmunorm.benchmark.models import EXACT, LN
 from mmunorm.benchmark.output import markdown_table, quartiles, speed_beside
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, threads
@@ -38,6 +40,8 @@ from mmunorm.utils import write_text
 ROOT = Path(__file__).parent.parent
 NETWORKS = {'Swin-T': 'configs/swin_t_un_imagenet.py', 'DeiT-S': 'projects/deep/configs/deit_s_un_imagenet.py',
             'T2T-ViT-14': 'configs/t2t_vit_14_un_imagenet.py', 'Mask R-CNN': 'configs/swin_t_un_maskrcnn_3x.py'}
+NORMS = (LN, EXACT, 'UN')
+COLOURS = {LN: NORM_COLOURS[LN], EXACT: '0.4', 'UN': NORM_COLOURS['UN']}
 DETECTOR_SHAPE = (512, 512)
 # In the order of the tables and of the figure.
 FORMATS = ('torch', 'onnx', 'openvino', 'litert', 'executorch', 'onnx-int8', 'openvino-int8', 'executorch-int8',
@@ -88,12 +92,13 @@ def model_of(network, norm):
 
 
 def subject_of(network, norm, folder, batch=1, threads=1):
-    """A network with one norm, and its images."""
-    model, cfg = model_of(network, norm)
+    """A network with one of `NORMS`, and its images."""
+    model, cfg = model_of(network, LN if norm == EXACT else norm)
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = noise(meta['shape'][2:], 20)
     take_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
-    return Subject(norm, model, meta, batch, folder / norm, threads, images, layer_norms='keep')
+    return Subject(norm, model, meta, batch, folder / norm, threads, images,
+                   layer_norms='exact' if norm == EXACT else 'keep')
 
 
 def table(rows):
@@ -104,14 +109,15 @@ def table(rows):
     lines = []
     for label, pair in by_form.items():
         cells = [label]
-        for norm in ('LN', 'UN'):
+        for norm in NORMS:
             row = pair[norm]
             cells.append(row['error'] or f'{row["latency_ms"]["median"]:.4g} '
                          f'[{row["latency_ms"]["low"]:.4g}, {row["latency_ms"]["high"]:.4g}]')
-        cells.append(speed_beside(pair['UN']['to_baseline']) if 'to_baseline' in pair['UN'] else '')
+        cells += [speed_beside(pair[norm]['to_baseline']) if 'to_baseline' in pair[norm] else ''
+                  for norm in NORMS[1:]]
         cells.append(f'{pair["UN"]["size"] / 1e6:.3g}' if 'size' in pair['UN'] else '')
         lines.append(cells)
-    return markdown_table(['form', 'LN, ms', 'UN folded, ms', 'speedup over LN', 'UN, MB'], lines)
+    return markdown_table(['form', 'LN, ms', 'exact, ms', 'UN folded, ms', 'exact over LN', 'UN over LN', 'UN, MB'], lines)
 
 
 def chart(rows):
@@ -137,10 +143,10 @@ def chart(rows):
                 axes.text(0.01, place, 'not measured', color='0.5', fontsize='small', va='center',
                           transform=axes.get_yaxis_transform())
                 continue
-            for model in ('LN', 'UN'):
+            for model in filter(lambda model: (name, model) in found, COLOURS):
                 time = found[name, model]['latency_ms']
-                axes.plot([time['low'], time['high']], [place] * 2, color=NORM_COLOURS[model], alpha=0.5)
-                axes.plot(time['median'], place, 'o', color=NORM_COLOURS[model], markersize=5, label=model)
+                axes.plot([time['low'], time['high']], [place] * 2, color=COLOURS[model], alpha=0.5)
+                axes.plot(time['median'], place, 'o', color=COLOURS[model], markersize=5, label=model)
             speed, control = found[name, 'UN']['to_baseline'], found[name, 'UN']['control']['ratio']
             if not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
                 end = max(found[name, model]['latency_ms']['high'] for model in ('LN', 'UN'))
@@ -150,7 +156,7 @@ def chart(rows):
         axes.set(xlim=(0, 1.2 * axes.get_xlim()[1]), ylim=(len(formats) - 0.4, -0.6))
         small_labels(axes, 'ms per image', '')
         axes.set_title(f'{network}, {re.sub("[(].*?[)]| Processor", "", cpu)}, 1 thread', fontsize='small')
-    finish(figure, 0.175 * len(formats), 'LN and folded UN: time, and speed-up of UN')
+    finish(figure, 0.175 * len(formats), 'LN, LN folded exactly, and folded UN: time, and speed-up of UN')
     return figure
 
 
@@ -164,7 +170,7 @@ def main(argv=None):
     rows = []
     for network in args.networks:
         with tempfile.TemporaryDirectory() as folder:
-            subjects = [subject_of(network, norm, Path(folder), args.batch) for norm in ('LN', 'UN')]
+            subjects = [subject_of(network, norm, Path(folder), args.batch) for norm in NORMS]
             arrays = batch_of(subjects[0].images[:args.batch], subjects[0].exportable.meta)
             for threads in args.threads:
                 torch.set_num_threads(threads)
