@@ -199,7 +199,6 @@ def test_other_classifiers(tmp_path, make):
 def test_what_is_refused(exportable, tmp_path):
     _, dynamic = folded(models.deit_classifier, dynamic=True)
     for each, chosen, how, message in (
-            (exportable, LITERT, dict(int8='full', heads='float'), '--heads requires --int8 and a detector'),
             (dynamic, LITERT, {}, '--dynamic is not supported by --format litert'),
             (exportable, EXECUTORCH, dict(half=True), '--half is not supported by --format executorch'),
             (dynamic, EXECUTORCH, {}, '--dynamic is not supported by --format executorch'),
