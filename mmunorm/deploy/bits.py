@@ -156,7 +156,8 @@ def _kind_of(node: fx.Node) -> str | None:
     owner = _module_of(node)[1].lower()
     if 'attention' in owner or 'msa' in owner:
         return 'attention'
-    if 'norm' in owner or any(each.target in _STATISTICS for each in (node, *node.all_input_nodes)):
+    if 'norm' in owner or owner == 'tokenscale' or any(
+            each.target in _STATISTICS for each in (node, *node.all_input_nodes)):
         return 'norms'
     return 'residual stream' if node.target in (aten.add.Tensor, aten.cat.default) else 'others'
 

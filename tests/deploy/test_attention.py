@@ -47,7 +47,8 @@ def graph_of(attend, x, chips=False):
 @pytest.mark.parametrize('chips', [False, True])
 @pytest.mark.parametrize('attend', [
     lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v),
-    lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3), written_out, in_windows, twice_read])
+    lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3),
+    written_out, in_windows, twice_read])
 def test_the_same_function(attend, chips):
     torch.manual_seed(0)
     x = torch.randn(3, 5, 8, dtype=torch.float64) * 3
