@@ -38,6 +38,7 @@ def parse_args(argv=None):
     parser.add_argument('--ranges', type=int, default=64, help='training crops for the ranges')
     parser.add_argument('--limit', type=int, default=96, help='test crops')
     parser.add_argument('--rounds', type=int, default=40, help='of the times; 0: no times')
+    parser.add_argument('--files', type=Path, help='folder to keep the files in; those in it are not exported again')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
 
@@ -80,17 +81,18 @@ def main(argv=None):
     pixels = (255 * (test * STD + MEAN)).numpy()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        paths = {}
-        for form in args.forms:
-            paths[form] = Path(folder) / f'{len(paths)}.tflite'
-            report = export(model_of(ln, form, ranges[:1]), ranges[:1], paths[form], int8='full', calibration=ranges,
-                            mean=MEAN.flatten().tolist(), std=STD.flatten().tolist())
-            print(report, flush=True)
-            run = ExportedModel(paths[form], 1)
+        files = args.files or Path(folder)
+        files.mkdir(parents=True, exist_ok=True)
+        paths = {form: files / f'{form.replace(", ", "_")}.tflite' for form in args.forms}
+        for form, path in paths.items():
+            if not path.exists():
+                print(export(model_of(ln, form, ranges[:1]), ranges[:1], path, int8='full', calibration=ranges,
+                             mean=MEAN.flatten().tolist(), std=STD.flatten().tolist()), flush=True)
+            run = ExportedModel(path, 1)
             got = torch.cat([torch.from_numpy(next(iter(run(each[None]).values()))) for each in pixels])
             rows.append(dict(form=form, **against(got, exact), crops=len(test), ranges=len(ranges),
-                             report=report.lines))
-            print({key: value for key, value in rows[-1].items() if key != 'report'}, flush=True)
+                             simulated=run.meta.get('bits')))
+            print(rows[-1], flush=True)
         for threads in (1, 2) if args.rounds else ():
             race = Race({form: partial(ExportedModel(path, threads), pixels[:1]) for form, path in paths.items()},
                         torch.device('cpu'))
