@@ -6,6 +6,7 @@ A softmax does not see what is added to all scores of a row, and its rows sum to
 
 In integers, a softmax has a step of 1/256, which some hundred tokens share, and the rounded rows do not sum to 1. What
 they lack now takes the mean of the values in place of 0. The scores, which have one range for all heads, get smaller.
+With few tokens, as in the windows of a Swin, a probability has several steps, and attention stays as it is.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch import fx
 from .layouts import Editor
 
 aten = torch.ops.aten
+MANY = 100  # tokens
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 _COPIES = (aten.dropout.default, aten.clone.default)
@@ -22,8 +24,12 @@ _VIEWS = (aten.reshape.default, aten.view.default, aten.unflatten.int, aten.flat
 
 
 @torch.no_grad()
-def center_attention(module: fx.GraphModule) -> int:
-    """Centers the keys and values of all attentions in a graph of torch.export, in place; returns their number."""
+def center_attention(module: fx.GraphModule, least: int = MANY) -> int:
+    """Centers the keys and values of attentions over at least so many tokens in a graph of torch.export, in place.
+
+    Returns:
+        int: the number of these attentions.
+    """
     editor, number = Editor(module), 0
     for node in list(module.graph.nodes):
         if node.target is aten.scaled_dot_product_attention.default:
@@ -33,8 +39,11 @@ def center_attention(module: fx.GraphModule) -> int:
             keys = (product, 1, -1)
         else:
             continue
+        values = 2 if out is node else 1
+        if out.args[values].meta['val'].shape[-2] < least:
+            continue
         _center(editor, *keys)
-        mean = _center(editor, out, keys[0] is node and 2 or 1, -2)
+        mean = _center(editor, out, values, -2)
         with module.graph.inserting_after(out):
             added = module.graph.call_function(aten.add.Tensor, (out, mean))
         added.meta.update(val=out.meta['val'], nn_module_stack=out.meta.get('nn_module_stack', {}))

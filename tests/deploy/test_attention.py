@@ -1,11 +1,14 @@
 """Attention whose keys and values have a mean of 0 over the tokens is the same function, and keeps more in 8 bits."""
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from mmunorm.deploy.attention import center_attention
+from mmunorm.deploy.formats.litert import programs_of
 from mmunorm.deploy.layouts import for_chips
+from mmunorm.deploy.torch_models import as_exportable
 
 pytestmark = pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9), reason='no torch.export')
 
@@ -54,7 +57,8 @@ def test_the_same_function(attend, chips):
     x = torch.randn(3, 5, 8, dtype=torch.float64) * 3
     graph = graph_of(attend, x, chips)
     before = graph(x)
-    assert center_attention(graph) == 1
+    assert center_attention(graph) == 0 and torch.equal(graph(x), before)  # few tokens
+    assert center_attention(graph, 5) == 1
     torch.testing.assert_close(graph(x), before, rtol=1e-12, atol=1e-12)
     means = [node for node in graph.graph.nodes if node.target is torch.ops.aten.mean.dim]
     assert len(means) == 2 and all(node.meta['val'].shape[2] == 1 or node.meta['val'].shape[3] == 1 for node in means)
@@ -71,7 +75,7 @@ def test_what_stays(attend):
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     graph = graph_of(attend, x)
     before = graph(x)
-    assert center_attention(graph) == 0
+    assert center_attention(graph, 5) == 0
     assert torch.equal(graph(x), before)
 
 
@@ -85,3 +89,14 @@ def test_rounded_probabilities_of_many_tokens():
     noise = (rounded @ v - exact @ v).square().mean()
     mean = v.mean(-2, keepdim=True)
     assert (rounded @ (v - mean) + mean - exact @ v).square().mean() < noise / 30
+
+
+@pytest.mark.parametrize('side, number', [(20, 1), (18, 0)])  # 101 and 82 tokens
+def test_full_integer_files_have_it(side, number):
+    model = timm.create_model('vit_tiny_patch16_224', img_size=side, patch_size=2, embed_dim=8, depth=1, num_heads=2)
+    exportable = as_exportable(model.eval(), torch.randn(1, 3, side, side))
+    for for_integers in (False, True):
+        (program, sample), = programs_of(exportable, for_integers).values()
+        means = [node for node in program.graph.nodes if node.target is torch.ops.aten.mean.dim]
+        assert len(means) == (2 * number if for_integers else 0)
+        torch.testing.assert_close(program(**sample)['output'], torch.from_numpy(exportable.expected['output']))
