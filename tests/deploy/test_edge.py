@@ -11,7 +11,6 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
-from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
@@ -167,15 +166,19 @@ def test_int8(swin, exportable, tmp_path, kind, least):
 
 
 def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
+    """A scale of each token has, see test_exact_folds_have_files_of_16_bits."""
     model = normalizing(models.swin_classifier(dict(type='LN')))
-    subject = Subject('ln', model, meta_of(model), 2, tmp_path / 'ln', 1, list(blurred()))
-    refused = pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE')
-    with refused:
-        export(subject.exportable, tmp_path / 'm.tflite', 'full16')
-    for _ in range(2):  # a benchmark asks once for each number of threads
-        with refused:
-            subject.made('litert-full16')
-    assert list(tmp_path.rglob('*')) == [tmp_path / 'ln']
+    with pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE'):
+        export(prepare_export(model, meta_of(model), 2), tmp_path / 'm.tflite', 'full16')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_exact_folds_have_files_of_16_bits(tmp_path):
+    model = normalizing(models.swin_classifier(dict(type='LN')))
+    fuse_norms(model)
+    made = export(prepare_export(model, meta_of(model), 2), tmp_path / 'm.tflite', 'full16')
+    assert signal_to_noise(model, made.path) > 18 and not operators_of(made.path, in_float=True)
 
 
 @pytest.mark.slow
