@@ -99,7 +99,7 @@ def test_a_grouped_convolution_reads_the_stream(tmp_path):
     model, x = Grouped().eval(), torch.randn(2, 3, 16, 16)
     exportable, path = as_exportable(model, x), tmp_path / 'm.tflite'
     with silent():
-        write_float(exportable, path, exportable.meta)
+        write_float(programs_of(exportable), path, exportable.meta)
         data = {NAME: [dict(images=x.permute(0, 2, 3, 1).numpy())]}
         before = LiteRtSession(path, meta=exportable.meta).run([x.numpy()])[0]
         assert equalize(path, data) == 1
