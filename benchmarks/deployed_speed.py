@@ -4,9 +4,8 @@
 
     python benchmarks/deployed_speed.py --draw     # measures nothing: docs/images/deployed_speed.png from the results
 
-Weights are random. The rows are those of tools/deploy/benchmark.py, without metrics. Earlier
-rows of the same network and number of threads
-are replaced. UN's statistics are measured on the inputs of its norms.
+Weights are random. The rows are those of tools/deploy/benchmark.py, without metrics. Earlier rows of the same network
+and number of threads are replaced. UN's statistics are measured on the inputs of its norms.
 """
 import argparse
 import json
@@ -117,7 +116,8 @@ def table(rows):
                   for norm in NORMS[1:]]
         cells.append(f'{pair["UN"]["size"] / 1e6:.3g}' if 'size' in pair['UN'] else '')
         lines.append(cells)
-    return markdown_table(['form', 'LN, ms', 'exact, ms', 'UN folded, ms', 'exact over LN', 'UN over LN', 'UN, MB'], lines)
+    return markdown_table(
+        ['form', 'LN, ms', 'exact, ms', 'UN folded, ms', 'exact over LN', 'UN over LN', 'UN, MB'], lines)
 
 
 def chart(rows):

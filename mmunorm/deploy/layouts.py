@@ -43,8 +43,8 @@ def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
     return module
 
 
-class _Rewriter:
-    """Each method returns the replacement of a node, or None."""
+class Editor:
+    """Adds nodes to a graph of torch.export, each with its output as `meta['val']`."""
 
     def __init__(self, module: fx.GraphModule):
         self.module, self.graph = module, module.graph
@@ -53,6 +53,7 @@ class _Rewriter:
         with self.graph.inserting_before(at):
             node = self.graph.call_function(target, args)
         node.meta['val'] = target(*fx.node.map_arg(args, lambda each: each.meta['val']))
+        node.meta['nn_module_stack'] = at.meta.get('nn_module_stack', {})
         return node
 
     def constant(self, at: fx.Node, value: Tensor) -> fx.Node:
@@ -71,6 +72,10 @@ class _Rewriter:
         for part in node.target.split('.'):
             value = getattr(value, part)
         return value
+
+
+class _Rewriter(Editor):
+    """Each method returns the replacement of a node, or None."""
 
     def fold_constant(self, node: fx.Node) -> fx.Node | None:
         inputs = node.all_input_nodes

@@ -11,7 +11,6 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
-from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
@@ -139,7 +138,8 @@ def test_integers_only(swin, full):
     assert signal_to_noise(swin, full.path) > 18 and not operators_of(full.path, in_float=True)
     _, detail = ExportedModel(full.path)._session.input_of('classify')
     assert detail['quantization'] == (1.0, -128)
-    assert [line.split(':')[0] for line in full.lines] == ['operators', 'XNNPACK partitions on this CPU']
+    assert [line.split(':')[0] for line in full.lines] == [
+        'SNR in 8 bits by simulation', 'of one block alone', 'operators', 'XNNPACK partitions on this CPU']
     assert 'BATCH_MATMUL' not in full.lines[1]  # XNNPACK takes those whose second factor is symmetric
     # -1000 between windows would leave the scores a step of 4.
     assert len(steps_of_scores(full.path)) == 3 and max(steps_of_scores(full.path)) < 0.1
@@ -166,6 +166,7 @@ def test_int8(swin, exportable, tmp_path, kind, least):
 
 
 def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
+    """A scale of each token has, see test_exact_folds_have_files_of_16_bits."""
     model = normalizing(models.swin_classifier(dict(type='LN')))
     subject = Subject('ln', model, meta_of(model), 2, tmp_path / 'ln', 1, list(blurred()), layer_norms='keep')
     refused = pytest.raises(PreflightError, match='no integer kernel: .*SQUARED_DIFFERENCE')
@@ -175,6 +176,14 @@ def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
         with refused:
             subject.made('litert-full16')
     assert list(tmp_path.rglob('*')) == [tmp_path / 'ln']
+
+
+@pytest.mark.slow
+def test_exact_folds_have_files_of_16_bits(tmp_path):
+    model = normalizing(models.swin_classifier(dict(type='LN')))
+    fuse_norms(model)
+    made = export(prepare_export(model, meta_of(model), 2), tmp_path / 'm.tflite', 'full16')
+    assert signal_to_noise(model, made.path) > 18 and not operators_of(made.path, in_float=True)
 
 
 @pytest.mark.slow
@@ -199,7 +208,6 @@ def test_other_classifiers(tmp_path, make):
 def test_what_is_refused(exportable, tmp_path):
     _, dynamic = folded(models.deit_classifier, dynamic=True)
     for each, chosen, how, message in (
-            (exportable, LITERT, dict(int8='full', heads='float'), '--heads requires --int8 and a detector'),
             (dynamic, LITERT, {}, '--dynamic is not supported by --format litert'),
             (exportable, EXECUTORCH, dict(half=True), '--half is not supported by --format executorch'),
             (dynamic, EXECUTORCH, {}, '--dynamic is not supported by --format executorch'),

@@ -12,7 +12,7 @@ from mmunorm import compare, export
 from mmunorm.deploy import prepare_export
 from mmunorm.deploy.equalize import POWER, _Graph, _largest, equalize
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.formats.litert import NAME, LiteRtSession, write_float
+from mmunorm.deploy.formats.litert import NAME, LiteRtSession, programs_of, write_float
 from mmunorm.deploy.tflite import changed
 from mmunorm.deploy.torch_models import as_exportable
 
@@ -28,7 +28,7 @@ def images():
 
 def written(exportable, path):
     with silent():
-        write_float(exportable, path, exportable.meta)
+        write_float(programs_of(exportable), path, exportable.meta)
     return path
 
 
@@ -99,7 +99,7 @@ def test_a_grouped_convolution_reads_the_stream(tmp_path):
     model, x = Grouped().eval(), torch.randn(2, 3, 16, 16)
     exportable, path = as_exportable(model, x), tmp_path / 'm.tflite'
     with silent():
-        write_float(exportable, path, exportable.meta)
+        write_float(programs_of(exportable), path, exportable.meta)
         data = {NAME: [dict(images=x.permute(0, 2, 3, 1).numpy())]}
         before = LiteRtSession(path, meta=exportable.meta).run([x.numpy()])[0]
         assert equalize(path, data) == 1

@@ -26,6 +26,7 @@ class EthosU(LiteRt):
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
     int8_kinds, uncalibrated, variants = ('full', 'full16'), (), {}
+    shows_bits = False
     options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-import re
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...utils import PreflightError
+from ..attention import center_attention
+from ..bits import Bits, where_bits_go
 from ..edge import fold_pixels, with_edge_layers
 from ..equalize import equalize
 from ..exportable import Exportable, exporting
@@ -19,13 +21,12 @@ from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
 from ..layouts import for_chips
 from ..progress import stage
 from ..quantizer_exp import exp_renamed
+from ..ranges import CHOICES, HELD_OUT, Extremes, mean_snr
 from ..rcnn.host import Host, filled, softmax
 from ..tflite import changed, kind_of
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
-# Input tensors of the signatures for a detector's regions.
-IN_HEADS = r'^(refine\d+|heads|masks)_|rcnn\.parts\.(Heads|Masks)'
 # Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
@@ -74,13 +75,12 @@ class LiteRt(Format):
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
     int8_packages = ('ai_edge_quantizer', )
+    shows_bits = True  # where a full-integer file loses accuracy
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full'),
                 'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
-    options = dict(heads=dict(choices=('int8', 'float'), help='the precision of the class, box and mask heads in an '
-                                                              'INT8 file of a detector (default: int8)'))
 
     def check_model(self, model: Exportable) -> None:
         super().check_model(model)
@@ -89,31 +89,32 @@ class LiteRt(Format):
             check_parts(model.graph)
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), heads: str | None = None) -> None:
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if model.open_shapes:
             raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
-        is_detector = isinstance(model.graph, DetectorGraph)
-        if heads and not (is_detector and int8 and hasattr(model.graph.detector, 'roi_head')):
-            raise PreflightError('--heads requires --int8 and a detector with RoI heads, such as Mask R-CNN.')
         meta = model.meta
-        if is_detector:
+        if isinstance(model.graph, DetectorGraph):
             from ..rcnn.parts import settings_of
             meta = meta | dict(rcnn=settings_of(model.graph))
             if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['rcnn']['pad']):
                 raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
                                      f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
         with silent():
-            write_float(model, path, meta)
+            programs = programs_of(model, bool(int8) and int8.startswith('full'))
+            if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
+                stage('simulating 8 bits')
+                meta = meta | dict(bits=bits_of(*programs[NAME], samples).lines())
+            write_float(programs, path, meta)
             if half or int8:
-                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), heads == 'float',
-                         meta.get('mean', ()) is not None)
+                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), meta.get('mean', ()) is not None)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
         return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
-        return [f'operators: {operators.total()}, most often {listed(operators)}',
+        return [*(read_meta(path) or {}).get('bits', ()),
+                f'operators: {operators.total()}, most often {listed(operators)}',
                 f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
 
 
@@ -132,17 +133,15 @@ class _Classify(nn.Module):
         return dict(zip(self.whole.outputs, self.whole(images), strict=True))
 
 
-def write_float(model: Exportable, path: Path, meta: dict) -> None:
-    """Writes a model in floating point, with its metadata.
+def programs_of(model: Exportable, for_integers: bool = False) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+    """The signatures of a file as graphs, each with a sample of its inputs; `for_integers` in a form that suits 8 bits.
 
     A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
     :func:`mmunorm.deploy.rcnn.parts.parts_of`.
 
     Raises:
-        PreflightError: torch or LiteRT's converter cannot export it.
+        PreflightError: torch cannot export it.
     """
-    import litert_torch
-    from ai_edge_litert import schema_py_generated as schema
     images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
     graph = with_edge_layers(model.graph, model.inputs)
     if not isinstance(graph, DetectorGraph):
@@ -150,12 +149,39 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
     else:
         from ..rcnn.parts import parts_of
         parts = parts_of(graph, images)
-    made = litert_torch
+    programs = {}
     with exporting():
         for name, (part, sample) in parts.items():
             program = torch.export.export(part.eval(), (), sample, strict=False)
             program = for_chips(program) if isinstance(graph, ModelGraph) else program.module()
-            made = made.signature(name, program, sample_kwargs=sample)
+            if for_integers:
+                center_attention(program)
+            programs[name] = program, sample
+    return programs
+
+
+def bits_of(program: nn.Module, sample: dict[str, Tensor], samples: Sequence[tuple[np.ndarray, ...]]) -> Bits:
+    """Where a full-integer file of a graph will lose accuracy, on a few calibration images."""
+    chosen = [torch.from_numpy(samples[index][0]).permute(0, 2, 3, 1).contiguous()
+              for index in range(min(len(samples), 16 + 16 // HELD_OUT))]
+    images = [each for index, each in enumerate(chosen) if index % HELD_OUT]
+    with exporting():
+        whole = for_chips(torch.export.export(program, (), sample, strict=False))
+    return where_bits_go(whole, images, chosen[::HELD_OUT])
+
+
+def write_float(programs: dict[str, tuple[nn.Module, dict[str, Tensor]]], path: Path, meta: dict) -> None:
+    """Writes the result of :func:`programs_of` in floating point, with metadata.
+
+    Raises:
+        PreflightError: LiteRT's converter cannot export it.
+    """
+    import litert_torch
+    from ai_edge_litert import schema_py_generated as schema
+    made = litert_torch
+    for name, (program, sample) in programs.items():
+        made = made.signature(name, program, sample_kwargs=sample)
+    with exporting():
         path.write_bytes(made.convert().model_content())  # `export` ends the process if the disk is full
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
@@ -171,50 +197,76 @@ def write_float(model: Exportable, path: Path, meta: dict) -> None:
 
 
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
-             heads_in_float: bool = False, takes_pixels: bool = True) -> None:
+             takes_pixels: bool = True) -> None:
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
 
     Args:
         path (Path): path of the floating-point file.
         kind (str): 'half', or one of `LiteRt.int8_kinds`.
-        samples: batches of the model's inputs for calibration. Ranges are moving averages over the batches, with 0.95.
+        samples: batches of the model's inputs for calibration. Some of them are held out to choose the statistic of
+            `ranges.CHOICES` that makes the file with the highest SNR; then the ranges are of all of them.
         rcnn (dict, optional): for a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
-        heads_in_float (bool): keep the heads of a detector in floating point.
         takes_pixels (bool): whether its input is an image's bytes.
 
     Raises:
         PreflightError: a full-integer file still has a floating-point tensor.
     """
-    from ai_edge_quantizer import quantizer
-    recipe, ranges = recipe_of(kind, heads_in_float), None
-    made = quantizer.Quantizer(str(path), recipe)
-    if made.need_calibration:
-        stage('calibrating')
-        data = calibration_data(path, samples, rcnn, not heads_in_float)
-        if kind.startswith('full'):
-            equalize(path, data)
-            made = quantizer.Quantizer(str(path), recipe)  # reads the changed file
-        ranges = made.calibrate(data)
-        for own in ranges.values():
+    recipe = recipe_of(kind)
+    if kind in ('half', *LiteRt.uncalibrated):
+        written(path, recipe, None, path)
+        return
+    stage('calibrating')
+    data = calibration_data(path, samples, rcnn)
+    if kind.startswith('full'):
+        equalize(path, data)
+    extremes = Extremes(path, data)
+
+    def ranges(*how) -> dict[str, dict[str, np.ndarray]]:
+        found = extremes.ranges(*how)
+        for name, own in found.items():
             # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
-            own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max']).astype(np.float32)
-        # Scale 1 and zero point -128: the integers are the image's bytes minus 128. With 'products', an input that a
-        # layer does not read has no range.
-        for own in (own for name, own in ranges.items() if takes_pixels and name.endswith('_images')):
-            own.update(min=np.zeros_like(own['min']), max=np.full_like(own['max'], 255))
+            own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max'])
+            # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
+            if takes_pixels and name.endswith('_images'):
+                own.update(min=np.zeros_like(own['min']), max=np.full_like(own['max'], 255))
+        return found
+
+    held_out = {part: runs[::HELD_OUT][:16] for part, runs in data.items()}
+    exact, snr = outputs_of(path, held_out), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for choice in CHOICES:
+            made = Path(folder, 'm.tflite')
+            written(path, recipe, ranges(choice, HELD_OUT), made)
+            snr[choice] = mean_snr(outputs_of(made, held_out), exact)
+    written(path, recipe, ranges(max(snr, key=snr.get)), path)
+    if kind.startswith('full') and (left := operators_of(path, in_float=True)):
+        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+
+
+def written(source: Path, recipe: list[dict], ranges: dict[str, dict[str, np.ndarray]] | None, path: Path) -> None:
+    """Quantizes the floating-point file `source` with the calibrated ranges of its tensors, to `path`."""
+    from ai_edge_quantizer import quantizer
+    if path != source:
+        path.write_bytes(source.read_bytes())
+    if ranges is not None:
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
     stage('quantizing')
     with exp_renamed(path):
         quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
-    if kind.startswith('full') and (left := operators_of(path, True, IN_HEADS if heads_in_float else None)):
-        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+
+
+def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
+    """The outputs of a file for some inputs of its signatures, one after another, as float32."""
+    session = LiteRtSession(path)
+    return [out for part, runs in data.items()
+            for out in session.call(part, np.concatenate([array for run in runs for array in run.values()])).values()]
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     rcnn: dict | None, regions: bool) -> dict[str, list[dict[str, np.ndarray]]]:
-    """The inputs of each signature of a floating-point file for some images; RoI heads if `regions` is set.
+                     rcnn: dict | None) -> dict[str, list[dict[str, np.ndarray]]]:
+    """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """
@@ -230,7 +282,7 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
         data.setdefault(part, []).append({name: filled(array[:number], number)})
 
     for index, (images, sizes) in enumerate(samples):
-        if regions and index < 100:
+        if index < 100:
             host(images, sizes)
         else:
             read('features', host.pad(images, sizes))
@@ -308,7 +360,7 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
                     each.update(min=np.full_like(each['min'], low + floor))
 
 
-def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
+def recipe_of(kind: str) -> list[dict]:
     """The quantizer's settings for a kind of file."""
     from ai_edge_quantizer import recipe
     from ai_edge_quantizer.recipe_manager import RecipeManager
@@ -325,8 +377,6 @@ def recipe_of(kind: str, heads_in_float: bool = False) -> list[dict]:
         for operator in PRODUCTS:
             manager.add_static_config('.*', operator, 8, 8)
         manager.add_quantization_config('EdgePerformer', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
-    if heads_in_float:
-        manager.add_quantization_config(IN_HEADS, '*', algorithm_key='no_quantize')
     return manager.get_quantization_recipe()
 
 
@@ -355,19 +405,14 @@ def read_meta(path: Path) -> dict | None:
     return None
 
 
-def operators_of(path: Path, in_float: bool = False, but: str | None = None) -> Counter[str]:
-    """The number of each operator in a file, with `in_float` only of those with a floating-point input or output.
-
-    Operators with an output whose name matches the pattern `but` are ignored.
-    """
+def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
+    """The number of each operator in a file, with `in_float` only of those with a floating-point input or output."""
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools import flatbuffer_utils
     model = flatbuffer_utils.read_model(path)
     floats = {getattr(schema.TensorType, name) for name in ('FLOAT16', 'FLOAT32', 'FLOAT64')}
 
     def counts(graph, operator) -> bool:
-        if but and re.search(but, graph.tensors[operator.outputs[0]].name.decode()):
-            return False
         return not in_float or any(index >= 0 and graph.tensors[index].type in floats
                                    for index in (*operator.inputs, *operator.outputs))
 

@@ -1,0 +1,69 @@
+"""Ranges of the tensors of a LiteRT file in INT8: from the extremes of each tensor in some runs, by a chosen statistic.
+
+LiteRT's own calibrator takes moving averages over the runs, so that their order matters. Here each candidate is a
+statistic of the runs' extremes, and the file on held-out images decides.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from .tflite import changed
+
+CHOICES: dict[str, tuple[Callable, Callable]] = {
+    'least to greatest value': (np.min, np.max),
+    'mean over images': (np.mean, np.mean),
+}
+HELD_OUT = 8  # one run in so many, from the first
+_FLOAT = 0  # of the schema's TensorType
+
+
+class Extremes:
+    """The least and the greatest value of each computed tensor in each run of a floating-point file.
+
+    Args:
+        path (Path): path of the file.
+        data: for each signature, the inputs of some runs, by name.
+    """
+
+    def __init__(self, path: Path, data: dict[str, list[dict[str, np.ndarray]]]):
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        # The intermediate tensors of XNNPACK's partitions would not be accessible.
+        interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True,
+                                  experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+        interpreter.allocate_tensors()
+        self._found: dict[str, np.ndarray] = {}  # (runs, 2, 1, ...) of each tensor, by name, of its rank
+        with changed(path) as file:
+            graphs = {each.signatureKey.decode(): each.subgraphIndex for each in file.signatureDefs}
+            for signature, runs in data.items():
+                index = graphs[signature]
+                graph, run = file.subgraphs[index], interpreter.get_signature_runner(signature)
+                made = {each for operator in graph.operators for each in operator.outputs}
+                rows = {each: [] for each in {*made, *graph.inputs} if graph.tensors[each].type == _FLOAT}
+                for inputs in runs:
+                    run(**inputs)
+                    for tensor, own in rows.items():
+                        values = interpreter.get_tensor(tensor, index)
+                        own.append([each(keepdims=True) for each in (values.min, values.max)])
+                self._found |= {graph.tensors[each].name.decode(): np.array(own) for each, own in rows.items()}
+
+    def ranges(self, choice: str, without: int | None = None) -> dict[str, dict[str, np.ndarray]]:
+        """`min` and `max` of each tensor, float32 of one element, by a statistic of `CHOICES` over the runs.
+
+        Of several runs, one in `without` is left out.
+        """
+        least, greatest = CHOICES[choice]
+        found = {}
+        for name, rows in self._found.items():
+            kept = np.delete(rows, slice(None, None, without), 0) if without and len(rows) > 1 else rows
+            found[name] = dict(min=least(kept[:, 0], axis=0), max=greatest(kept[:, 1], axis=0))
+        return found
+
+
+def mean_snr(got: list[np.ndarray], exact: list[np.ndarray]) -> float:
+    """The mean SNR in dB of some arrays."""
+    return float(np.mean([10 * np.log10((np.square(b, dtype=np.float64).sum() + 1e-30) / (
+        np.square(a.astype(np.float64) - b).sum() + 1e-30)) for a, b in zip(got, exact, strict=True)]))
