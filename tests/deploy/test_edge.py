@@ -11,6 +11,7 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
+from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.edge import EdgeUnfold, fold_pixels, with_edge_layers
 from mmunorm.deploy.formats.executorch import quantize_graph
