@@ -33,7 +33,7 @@ help:
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
 	@echo "                the same without the slow ones, 5 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
-	@echo "make gpu        what never ran on a GPU, in 25 minutes of one: docs/results/training_speed.md"
+	@echo "make gpu        what never ran on a GPU, in 12 minutes of one: docs/results/training_speed.md"
 	@echo "make chips      what compilers of chips tell without the chip, 12 GB and Python 3.10: docs/chips.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
@@ -46,7 +46,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else \
 	  "mmunorm needs Python 3.10 to 3.12, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
-	@echo 'Installing into $(VENV), 6 GB: a few minutes.'
+	@echo 'Installing into $(VENV), 7.5 GB: a few minutes.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(addprefix -r ,$(REQUIREMENTS))
 	$(BIN)/python -m pip uninstall --quiet --yes opencv-python opencv-python-headless
