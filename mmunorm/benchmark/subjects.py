@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..deploy.export import prepare_export
+from ..deploy.export import prepare_export, rotation_for
 from ..deploy.formats import VARIANTS, Session
 from ..deploy.images import Samples
 from ..deploy.saving import whole_files
@@ -35,7 +35,9 @@ class Subject:
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
                  images: Sequence[torch.Tensor] = (), layer_norms: str = 'exact'):
         self.name, self.folder, self.threads, self.images, self.batch = name, folder, threads, images, batch
-        fuse_norms(model, layer_norms=layer_norms)
+        # One model for all forms: a rotation helps those in INT8, and is exact in the others.
+        rotate = rotation_for(model, '') if layer_norms == 'exact' else None
+        fuse_norms(model, layer_norms=layer_norms, rotate=rotate)
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
 

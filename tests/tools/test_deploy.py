@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from torch import nn
 
 from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import load_config
 from mmunorm.deploy import FORMATS
+from mmunorm.deploy.export import rotation_for
 from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
@@ -86,6 +88,12 @@ def test_how_far_layer_norms_are_folded(ln_classifier, tmp_path, capsys, options
     printed = capsys.readouterr().out
     assert (made.norms, made.scales) == left and all(text in printed for text in said)
     assert max(made.difference.largest.values()) < 1e-4
+
+
+def test_layer_norms_in_int8_are_rotated_by_default():
+    norm_free, layer_norm = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.LayerNorm(4))
+    assert rotation_for(layer_norm, 'full') == rotation_for(layer_norm, '') == 'hadamard'
+    assert rotation_for(layer_norm, None) is rotation_for(norm_free, 'full') is None
 
 
 @pytest.mark.slow

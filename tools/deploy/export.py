@@ -15,7 +15,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.preflight import check_data
-from mmunorm.deploy.export import PARTS, loaded_model, prepare_export
+from mmunorm.deploy.export import PARTS, loaded_model, prepare_export, rotation_for
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
@@ -49,8 +49,8 @@ def parse_args(argv=None):
     parser.add_argument('--layer-norms', choices=['exact', 'affine', 'keep'], default='exact',
                         help='how far LayerNorms are folded: all that is exact, gamma and beta alone, or nothing '
                         '(default: exact)')
-    parser.add_argument('--rotate', choices=ROTATIONS, help='rotate the residual streams, which spreads large channels '
-                        'over all and so helps INT8')
+    parser.add_argument('--rotate', choices=(*ROTATIONS, 'none'), help='rotate the residual streams, which spreads '
+                        'large channels over all (default: hadamard for LayerNorms in INT8, else none)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for each in FORMATS.values():
@@ -61,7 +61,7 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
         parser.error('--batch cannot be combined with --dynamic, which accepts any batch size')
-    if args.rotate and args.layer_norms != 'exact':
+    if args.rotate not in (None, 'none') and args.layer_norms != 'exact':
         parser.error(f'--rotate cannot be combined with --layer-norms {args.layer_norms}')
     if args.int8 is not None and (args.half or args.dynamic):
         parser.error(f'--{"half" if args.half else "dynamic"} cannot be combined with --int8')
@@ -109,7 +109,8 @@ def main(argv=None):
     samples = ()
     if chosen.needs_images(int8):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
-    report = fuse_norms(model, layer_norms=args.layer_norms, rotate=args.rotate)
+    rotate = args.rotate or (args.layer_norms == 'exact' and rotation_for(model, int8) or 'none')
+    report = fuse_norms(model, layer_norms=args.layer_norms, rotate=None if rotate == 'none' else rotate)
     for (left, why), count in Counter((fold.left, fold.why_left) for fold in report.reduced).items():
         print(f'{count} norm{"s are" if count > 1 else " is"} folded except {left}{f" ({why})" if why else ""}')
     for names, kind, why in by_reason(report.kept):
