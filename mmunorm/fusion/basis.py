@@ -116,7 +116,7 @@ def mean_basis(width: int, kind: str | None, seed: int) -> Tensor:
 
 
 def _hadamard(width: int) -> Tensor:
-    """A Hadamard matrix for the power of 2 in `width`, times a cosine transform for the rest; the first row is even."""
+    """Hadamard for the power of 2 in `width`, times a cosine transform for the rest; the first row is constant."""
     matrix, rest = torch.ones(1, 1, dtype=torch.float64), width
     while rest % 2 == 0:
         matrix, rest = torch.kron(torch.tensor([[1., 1.], [1., -1.]], dtype=torch.float64), matrix), rest // 2
@@ -236,7 +236,8 @@ def new_norms(plan: FoldPlan, changes: list[BasisChange]) -> dict[str, NewNorm]:
     news: dict[str, NewNorm] = {}
     for fold in plan.folds:
         if fold.norm in plan.affines:
-            news[fold.norm] = NewNorm(plan.affines[fold.norm])
+            scale, shift = plan.affines[fold.norm]
+            news[fold.norm] = NewNorm((scale.cpu(), shift.cpu()))  # as the bases
             if statistic_of(plan.norms[fold.norm]) and not fold.obstacle:
                 news[fold.norm].arguments = _arguments(plan, fold)
     for change in changes:
@@ -246,7 +247,7 @@ def new_norms(plan: FoldPlan, changes: list[BasisChange]) -> dict[str, NewNorm]:
                 _read(plan, change, reader, news[reader.name])
         for name, fold in covered.items() if change.basis is not None else ():
             reader = next(reader for reader in change.stream.readers if reader.name == fold.sites[0].layer)
-            scale, shift = plan.affines[name]
+            scale, shift = news[name].affine
             news[name].affine = scale[:, None] * change.reading(reader), shift
             if fold.pads:
                 fill = zero_token(scale, shift)
@@ -276,7 +277,7 @@ def fold_of(plan: FoldPlan, norm: str) -> Fold:
 
 def _read(plan: FoldPlan, change: BasisChange, reader: Reader, new: NewNorm) -> None:
     """Sets how an online norm that reads a stream is folded in its new basis."""
-    fold, (scale, shift) = fold_of(plan, reader.name), plan.affines[reader.name]
+    fold, (scale, shift) = fold_of(plan, reader.name), new.affine
     is_variance, width = statistic_of(plan.norms[reader.name]) == 'variance', len(shift)
     new.arguments = {**_arguments(plan, fold), 'statistic': 'mean_square'}
     if is_variance and not change.is_centered:

@@ -74,7 +74,7 @@ class _Probe(TorchFunctionMode):
         super().__init__()
         self.layers: dict[int, str] = {}  # by the id of the weight
         self.reads: list[tuple[Reader, Tensor, int]] = []  # reader, its input, and the dimension of the channels
-        self._ends: dict[tuple[str, str], Tensor] = {}
+        self.ends: dict[tuple[str, str], Tensor] = {}  # the vectors that are added to outputs
         self.tensors: dict[str, Tensor] = {}  # the parameters and buffers that may be tokens or scales
         for name, module in model.named_modules():
             weight = getattr(module, 'weight', None)
@@ -92,13 +92,9 @@ class _Probe(TorchFunctionMode):
     def end(self, kind: str, name: str, width: int, like: Tensor) -> Tensor:
         """The vector that is added to the output of a writer."""
         key = kind, name
-        if key not in self._ends:
-            self._ends[key] = like.new_zeros(width).requires_grad_()
-        return self._ends[key]
-
-    @property
-    def ends(self) -> dict[tuple[str, str], Tensor]:
-        return self._ends
+        if key not in self.ends:
+            self.ends[key] = like.new_zeros(width).requires_grad_()
+        return self.ends[key]
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
         def wrapped(*args, **kwargs):
