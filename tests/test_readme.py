@@ -42,7 +42,6 @@ import timm, torch
 from mmunorm import replace_norms
 images = torch.randn(1, 3, 32, 32)
 model = replace_norms(timm.create_model('convnext_atto', num_classes=10), dict(type='UN'))
-another_model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
 class MyDetector(torch.nn.Module):
     def __init__(self):
         super().__init__()
