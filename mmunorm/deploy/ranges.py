@@ -6,6 +6,7 @@ statistic of the runs' extremes, and the file on held-out images decides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from .tflite import changed
 
 CHOICES: dict[str, tuple[Callable, Callable]] = {
     'least to greatest value': (np.min, np.max),
+    'all but the extremes of 3 % of images': (partial(np.quantile, q=0.03), partial(np.quantile, q=0.97)),
     'mean over images': (np.mean, np.mean),
 }
 HELD_OUT = 8  # one run in so many, from the first
@@ -59,7 +61,8 @@ class Extremes:
         found = {}
         for name, rows in self._found.items():
             kept = np.delete(rows, slice(None, None, without), 0) if without and len(rows) > 1 else rows
-            found[name] = dict(min=least(kept[:, 0], axis=0), max=greatest(kept[:, 1], axis=0))
+            found[name] = dict(min=least(kept[:, 0], axis=0).astype(np.float32),
+                               max=greatest(kept[:, 1], axis=0).astype(np.float32))
         return found
 
 

@@ -35,7 +35,8 @@ def test_extremes(model, tmp_path):
         found, same = extremes.ranges(choice), backwards.ranges(choice)
         for name, own in found.items():
             np.testing.assert_allclose([own['min'], own['max']], [same[name]['min'], same[name]['max']], rtol=1e-6)
-    whole, mean = (extremes.ranges(choice)[f'{NAME}_images'] for choice in CHOICES)
+    whole, most, mean = (extremes.ranges(choice)[f'{NAME}_images'] for choice in CHOICES)
+    assert mean['max'] < most['max'] < whole['max'] and whole['min'] < most['min'] < mean['min']
     assert whole['max'].shape == (1, 1, 1, 1) and whole['max'].item() == x.max() and whole['min'].item() == x.min()
     assert mean['max'].item() == pytest.approx(x.amax((1, 2, 3)).mean().item(), rel=1e-5)
     left = extremes.ranges('least to greatest value', 8)[f'{NAME}_images']
