@@ -26,7 +26,7 @@ def progress(title: str) -> Iterator[None]:
 
     # A copy, because `silent` redirects the standard error.
     with open(os.dup(sys.stderr.fileno()), 'w') as terminal, tqdm(
-            desc=title, bar_format='{desc}, {elapsed}', file=terminal, leave=False) as bar:
+            desc=title, bar_format='{desc}, {elapsed}', file=terminal, leave=False, disable=None) as bar:
         clock = Thread(target=refresh, daemon=True)
         clock.start()
         _bars.append((title, bar))

@@ -186,7 +186,7 @@ def test_a_checkpoint_of_another_model_is_neither_tested_nor_resumed(classifier,
             ('own.pth does not fit the config: .*head.fc.weight', *other)):
         for tool, *arguments in (('test', 'own.pth'), ('train', '--work-dir', 'w', '--resume', 'own.pth')):
             assert re.search(said, tiny_runs.error_of(capsys, tool, config, *arguments, *command))
-    for said, path in (('would overwrite', './own.pth'), ('must be a file', '.')):
+    for said, path in (('would overwrite', './own.pth'), ('must be a regular file', '.')):
         assert said in tiny_runs.error_of(capsys, 'test', config, 'own.pth', '--fuse', '--save', path)
     assert (tmp_path / 'own.pth').read_bytes() == before and not list(tmp_path.glob('w/*.pth'))
 

@@ -174,7 +174,7 @@ def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
     expected = found()
     assert all(len(each) > 3 for each in expected)
     fuse_norms(model, strict=True)
-    images = torch.stack([nn.functional.pad(image.float(), (0, 128 - w, 0, 96 - h), value=77.)
+    images = torch.stack([nn.functional.pad(image.float(), (0, 100 - w, 0, 72 - h), value=77.)
                           for image, (h, w) in zip(data['inputs'], sizes, strict=True)])
     dets, labels, _ = graph_of(model)(images, torch.tensor(sizes).float())
     for i, (before, folded) in enumerate(zip(expected, found(), strict=True)):
