@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import nn
@@ -174,8 +175,8 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
     Args:
         path: path of a file written by :func:`save_folded`.
         model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
-            LayerNorms. It is changed in place. Defaults to None: the model is built from the config in the file, with
-            registered types only.
+            LayerNorms. It is changed in place, unless the file does not fit. Defaults to None: the model is built from
+            the config in the file, with registered types only.
 
     Raises:
         TypeError: `path` is no path, or `model` is no module.
@@ -184,9 +185,16 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
     path = _path(path, 'load_folded(path, model)')
     if model is not None:
         check_module(model)
-        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        try:
+            checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        except (KeyError, EOFError, UnpicklingError) as error:
+            raise ValueError(f'{path}: not a checkpoint ({type(error).__name__}: {error})') from error
         _check_folded(checkpoint, path)
         inner = unwrapped(model)
+        if any(isinstance(module, Folded) for module in inner.modules()):
+            raise ValueError('model: it is folded already; give one of the same architecture that is not')
+        if any(parameter.is_meta for parameter in inner.parameters()):
+            raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
         own = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
 
         def with_own_names(named: Mapping) -> dict:
@@ -195,9 +203,15 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
 
         names, streams = folded_norms(checkpoint), folded_streams(checkpoint)
         reduced = {own.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
-        without_norms(inner, [own.get(name, name) for name in names], with_own_names(folded_made(checkpoint)), reduced,
-                      **streams)
+        arguments = [own.get(name, name) for name in names], with_own_names(folded_made(checkpoint)), reduced
         checkpoint['state_dict'] = with_own_names(checkpoint['state_dict'])
+        # A copy is tried first: the model stays as it is where the file does not fit.
+        for each in (copy.deepcopy(inner), inner):
+            try:
+                without_norms(each, *arguments, **streams)
+                _load(each, checkpoint['state_dict'])
+            except (RuntimeError, AttributeError, ValueError) as error:
+                raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     else:
         if lacks('mmengine'):
             raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
@@ -207,14 +221,18 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             _check_folded(checkpoint, path)
             inner, own = _build(checkpoint['meta'], path), {}
             model = inner
-    try:
-        with computed_tables(inner):
-            inner.load_state_dict(checkpoint['state_dict'])
-    except RuntimeError as error:
-        raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
+        try:
+            _load(model, checkpoint['state_dict'])
+        except RuntimeError as error:
+            raise ValueError(f'{path}: its config and its weights differ: {error}') from error
     layers, known = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
     note_norms(inner, {name: norms for layer, norms in layers.items() if (name := own.get(layer, layer)) in known})
     return model.eval()
+
+
+def _load(model: nn.Module, state_dict: Mapping) -> None:
+    with computed_tables(model):
+        model.load_state_dict(state_dict)
 
 
 def _path(path: str | os.PathLike, call: str) -> Path:

@@ -149,7 +149,8 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
         twin = copy_of(plan.model, dtype)
         apply(plan, twin)
         try:
-            streams, why = find_streams(twin, plan, runs[0], dtype), 'its input is not a sum of outputs of layers'
+            with torch.inference_mode(False):
+                streams, why = find_streams(copy_of(twin), plan, runs[0], dtype), 'its input is no sum of outputs'
         except Exception as error:  # a model that takes no gradients, or writes to its parameters
             why = f'no residual stream was found ({type(error).__name__}: {error})'
     reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm) == 'variance'), why)

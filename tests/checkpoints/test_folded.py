@@ -78,3 +78,27 @@ def test_swapped_arguments(folded):
         load_folded('folded.pth', 'folded.pth')
     with pytest.raises(TypeError, match=r'path: must be a path, got VisionTransformer; .* save_folded\(model, path\)'):
         save_folded(folded, folded)
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda model: setattr(model, 'head', nn.Linear(16, 4)), 'size mismatch for head'),
+    (lambda model: delattr(model, 'norm'), 'has no norm norm'),
+    (lambda model: model.to('meta'), 'it is on the meta device'),
+    (lambda model: fuse_norms(model, example=torch.randn(1, 3, 16, 16)), 'it is folded already')])
+def test_a_model_that_the_file_does_not_fit_stays_as_it_is(folded, change, message):
+    save_folded(folded, 'folded.pth')
+    model = make()
+    change(model)
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=message):
+        load_folded('folded.pth', model)
+    assert [type(part) for part in model.modules()] == [type(part) for part in before.modules()]
+    assert all(value.is_meta or torch.equal(value, before.state_dict()[name])
+               for name, value in model.state_dict().items())
+
+
+def test_a_file_that_is_no_checkpoint():
+    with open('text.pth', 'w') as file:
+        file.write('hi')
+    with pytest.raises(ValueError, match='text.pth: not a checkpoint'):
+        load_folded('text.pth', make())

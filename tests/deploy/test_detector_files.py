@@ -62,7 +62,7 @@ def whole(request, config):
     model = KINDS[request.param]()
     expected = model.test_step(batch(SIZES))
     fuse_norms(model, strict=True)
-    return prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (96, 128)), 2), expected
+    return prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2), expected
 
 
 @pytest.mark.parametrize('name', ['onnx', 'openvino', 'litert'])

@@ -231,6 +231,14 @@ def test_wrong_choices(kwargs):
         fuse_norms(ViT().eval(), example=IMAGES, **kwargs)
 
 
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_without_gradients_as_much_is_folded(mode):
+    model = randomized(ViT())
+    with mode():
+        report = fuse_norms(model, example=IMAGES)
+    assert set(lefts(report).values()) == {SCALE}
+
+
 def test_folding_twice_changes_nothing():
     model = randomized(ViT())
     fuse_norms(model, example=IMAGES)
