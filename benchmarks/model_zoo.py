@@ -194,7 +194,7 @@ def short(reason):
                            (r'has no affine', 'has no scale and shift'),
                            (r'is an output of the model', 'it is an output'),
                            (r'computes? .*at inference', 'computes its statistics at inference'),
-                           (r'consumed by the norm', 'another norm consumes it'),
+                           (r'(?:consumed|read) by the norm', 'another norm consumes it'),
                            (r'did not run', 'did not run'),
                            (r'goes through its activation', 'its activation comes after it'),
                            (r'bias that is not made of parameters', 'its consumer has a computed bias'),
@@ -243,10 +243,11 @@ def read(path):
 def cells(row):
     if 'error' in row:
         return row['model'], '', '', '', '', '', '', row['error'].replace('|', '/')[:160], ''
-    exact = row['exact']
-    scales = sum(left == SCALE for left in exact['left'].values())
-    return (row['model'], exact['layer_norms'], scales, listed(exact['why']), f'{exact["difference"]:.0e}',
-            row['norms'], row['folded'], listed(row['kept']), f'{row["difference"]:.0e}')
+    first = 'not run', '', '', ''
+    if exact := row.get('exact'):
+        scales = sum(left == SCALE for left in exact['left'].values())
+        first = exact['layer_norms'], scales, listed(exact['why']), f'{exact["difference"]:.0e}'
+    return (row['model'], *first, row['norms'], row['folded'], listed(row['kept']), f'{row["difference"]:.0e}')
 
 
 def listed(reasons):
@@ -258,10 +259,12 @@ def page(rows):
     """The text of docs/models.md."""
     good = [row for row in rows if 'error' not in row]
     norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
-    wrong = [row['model'] for row in good if not max(row['difference'], row['exact']['difference']) <= EXACT]
-    exact = [row['exact'] for row in good if row['exact']['layer_norms']]
+    exact = [row['exact'] for row in good if row.get('exact', {}).get('layer_norms')]
+    wrong = [row['model'] for row in good
+             if not max(row['difference'], row.get('exact', row)['difference']) <= EXACT]
     scales = sum(left == SCALE for part in exact for left in part['left'].values())
     whole = sum(not part['why'] for part in exact)
+    missing = sum('exact' not in row for row in good)
     padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
@@ -274,7 +277,7 @@ This page shows which norms `fuse_norms` folds in {len(rows)} architectures. To 
 each token is left. Where more is left, the table has the reason.
 
 - {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms become a scale of each token, all of
-  them in {whole} of {len(exact)} models.
+  them in {whole} of {len(exact)} models. {missing} models were not run with their LayerNorms.
 
 **With UN.** Every LayerNorm and RMSNorm is replaced by UN with random statistics. Then `fuse_norms` folds these and the
 BatchNorms. GroupNorm is kept.
