@@ -10,6 +10,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.optim.optimizer import amp_optimizer_wrapper
 from torch import nn
 from torch.distributed import fsdp
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from mmunorm.compat import GradScaler
@@ -25,6 +26,21 @@ class _Calls(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return ctx.function(dy), None
+
+
+@cache
+def sees_slices():
+    """Whether a TorchFunctionMode sees that a parameter is sliced; that of torch 2.1 does not."""
+    class Mode(TorchFunctionMode):
+        seen = False
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen |= getattr(func, '__name__', '') == '__getitem__'
+            return func(*args, **(kwargs or {}))
+
+    with Mode() as mode:
+        nn.Parameter(torch.ones(4))[:2]
+    return mode.seen
 
 
 @cache
