@@ -93,7 +93,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         channels = torch.tensor(site.channels, device=weight.device)
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
-    if not shift.any():  # needs no bias
+    if site.after and not shift.any():  # needs no bias
         vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
     made = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()

@@ -69,6 +69,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert tiny_runs.call(TEST, config, made.path, '--work-dir', tmp_path / 'tested') == expected
     cfg = Config.fromfile(config)
     cfg.test_dataloader.dataset.update(metainfo=dict(classes=('a', 'b', 'c')), with_label=False)
+    cfg.model.head.num_classes = 3
     cfg.dump(tmp_path / 'three.py')
     assert 'the file has 2 classes, and the data set has 3' in error_of(
         capsys, TEST, tmp_path / 'three.py', made.path)
