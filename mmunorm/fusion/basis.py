@@ -137,11 +137,12 @@ def obstacle_of(plan: FoldPlan, change: BasisChange) -> str:
     if len(scales) > len(set(scales)):
         return f'several layers are multiplied by one of {", ".join(sorted(set(scales)))}'
     for writer in stream.writers:
-        if why := _writer_obstacle(plan, writer, stream.width):
+        if why := _writer_obstacle(plan, writer):
             return why
     mapped = _mapped(plan, change)
-    return '' if len(mapped) * _NORMS_PER_LINEAR <= len(covered) + len(stream.norms) else (
-        f'{mapped[0]} would need a linear layer of its own' if mapped else '')
+    if len(mapped) * _NORMS_PER_LINEAR > len(covered) + len(stream.norms):
+        return f'{mapped[0]} would need a linear layer of its own'
+    return ''
 
 
 def _covered(plan: FoldPlan, stream: ResidualStream) -> dict[str, Fold]:
@@ -180,12 +181,12 @@ def _reader_obstacle(plan: FoldPlan, change: BasisChange, reader: Reader, covere
     layer = plan.modules.get(name) if name else None
     if layer is None or not is_layer(layer):
         return f'it is read by {name or "a layer with a computed weight"} without a norm'
-    if layer.groups > 1 if hasattr(layer, 'groups') else False:
+    if getattr(layer, 'groups', 1) > 1:
         return f'it is read by {name}, a convolution with groups'
     return _layer_obstacle(plan, name)
 
 
-def _writer_obstacle(plan: FoldPlan, writer: Writer, width: int) -> str:
+def _writer_obstacle(plan: FoldPlan, writer: Writer) -> str:
     if writer.kind == 'token':
         return ''
     if writer.kind == 'norm':
@@ -250,8 +251,7 @@ def new_norms(plan: FoldPlan, changes: list[BasisChange]) -> dict[str, NewNorm]:
             scale, shift = news[name].affine
             news[name].affine = scale[:, None] * change.reading(reader), shift
             if fold.pads:
-                fill = zero_token(scale, shift)
-                news[name].fill = fill._replace(value=change.basis @ fill.value)
+                news[name].fill = _rotated_fill(change, scale, shift)
     for change in changes:
         for writer in change.stream.writers:
             if writer.kind == 'norm':
@@ -262,6 +262,12 @@ def new_norms(plan: FoldPlan, changes: list[BasisChange]) -> dict[str, NewNorm]:
                 new.arguments = {**(new.arguments or _arguments(plan, fold_of(plan, writer.name))), 'linear': True,
                                  'affine': False}
     return news
+
+
+def _rotated_fill(change: BasisChange, scale: Tensor, shift: Tensor) -> Fill:
+    """The token that the norm maps to zero, in the new basis."""
+    fill = zero_token(scale, shift)
+    return fill._replace(value=change.basis @ fill.value)
 
 
 def _arguments(plan: FoldPlan, fold: Fold) -> dict:
@@ -301,8 +307,7 @@ def _read(plan: FoldPlan, change: BasisChange, reader: Reader, new: NewNorm) -> 
             value[0] = 1
             new.fill = Fill(value, -1 if change.is_centered else 0)
         else:
-            fill = zero_token(scale, shift)
-            new.fill = fill._replace(value=change.basis @ fill.value)
+            new.fill = _rotated_fill(change, scale, shift)
     new.affine = matrix, shift
 
 

@@ -146,11 +146,12 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
     """Finds the residual streams of a plan and the changes of their bases, or why there are none."""
     why, streams = 'the model does not run in float64', []
     if runs and dtype is not None:
-        twin = copy_of(plan.model, dtype)
-        apply(plan, twin)
+        with torch.inference_mode(False):  # gradients need tensors that are made outside of it
+            twin = copy_of(plan.model, dtype)
+            apply(plan, twin)
         try:
             with torch.inference_mode(False):
-                streams, why = find_streams(copy_of(twin), plan, runs[0], dtype), 'its input is no sum of outputs'
+                streams, why = find_streams(twin, plan, runs[0], dtype), 'its input is no sum of outputs'
         except Exception as error:  # a model that takes no gradients, or writes to its parameters
             why = f'no residual stream was found ({type(error).__name__}: {error})'
     reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm) == 'variance'), why)

@@ -3,7 +3,6 @@ import copy
 import os
 
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -15,16 +14,12 @@ from ..fusion import models
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
 
-def make():
-    return timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2,
-                                         num_classes=3).eval()
+make = models.tiny_vit
 
 
 @pytest.fixture(scope='module')
 def folded():
-    model = models.randomize(replace_norms(make(), dict(type='UN')), gamma='none').eval()
-    fuse_norms(model, strict=True, example=torch.randn(1, 3, 16, 16))
-    return model
+    return models.folded_tiny_vit()
 
 
 def with_a_compiled_block(model):

@@ -136,6 +136,19 @@ def timm_swin(**kwargs):
     return timm_model('swin_tiny_patch4_window7_224', **kwargs)
 
 
+def tiny_vit():
+    """timm's ViT with one block, for images of 16 x 16: 3 LayerNorms."""
+    return timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2,
+                                         num_classes=3).eval()
+
+
+def folded_tiny_vit():
+    """The same with UN, folded."""
+    model = randomize(replace_norms(tiny_vit(), UN), gamma='none')
+    fuse_norms(model, strict=True, example=torch.randn(1, 3, 16, 16))
+    return model
+
+
 def timm_vit(**kwargs):
     return timm_model('vit_tiny_patch16_224', **kwargs)
 

@@ -3,26 +3,19 @@ import copy
 import warnings
 
 import pytest
-import timm
-import torch
 from torch import nn
 
-from mmunorm import fuse_norms, load_folded, replace_norms, save_folded
-from mmunorm.fusion.replaced import note_folds, noted_norms
+from mmunorm import load_folded, replace_norms, save_folded
+from mmunorm.fusion.replaced import noted_norms
 
 from . import models
 
-
-def make():
-    return timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2,
-                                         num_classes=3).eval()
+make = models.tiny_vit
 
 
 @pytest.fixture(scope='module')
 def folded():
-    model = models.randomize(replace_norms(make(), dict(type='UN')), gamma='none').eval()
-    note_folds(model, fuse_norms(model, strict=True, example=torch.randn(1, 3, 16, 16)).folded)
-    return model
+    return models.folded_tiny_vit()
 
 
 def loaded(model, folder):
