@@ -29,7 +29,6 @@ from PIL import Image
 from torch import nn
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.analysis.curves import COLOURS
 from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
@@ -38,6 +37,7 @@ from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError, whole_file, write_text
+from projects.paper.paper.curves import COLOURS
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 TIMM = {'DeiT-S, timm': 'deit_small_patch16_224', 'Swin-T, timm': 'swin_tiny_patch4_window7_224'}

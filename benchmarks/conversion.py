@@ -1,6 +1,6 @@
 """Compares methods to convert a trained LayerNorm model to UN: metrics before, during and after fine-tuning, folded.
 
-    python tools/analysis/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
+    python projects/paper/tools/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
     python benchmarks/conversion.py classifier COMPARED --out OUT
 
 COMPARED has the LayerNorm checkpoints of all seeds; its UN from scratch is a row if it exists. Each method starts from
@@ -25,12 +25,7 @@ from mmengine.config import Config, DictAction
 from torch import nn
 
 from mmunorm import convert_norms, fuse_norms
-from mmunorm.analysis.curves import curves_figure, read_scalars
-from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import write_csv
 from mmunorm.benchmark.files import main_metrics
-from mmunorm.benchmark.runs import ComparedRun
-from mmunorm.benchmark.training import train_all
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
 from mmunorm.config.models import build_model
@@ -41,6 +36,11 @@ from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, RunError, write_text
+from projects.paper.paper.curves import curves_figure, read_scalars
+from projects.paper.paper.layout import save
+from projects.paper.paper.measures import write_csv
+from projects.paper.paper.runs import ComparedRun
+from projects.paper.paper.training import train_all
 
 ROOT = Path(__file__).parent.parent
 TASKS = dict(classifier='classifier', detector='maskrcnn')

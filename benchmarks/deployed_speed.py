@@ -18,9 +18,6 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import torch
 
-from mmunorm.analysis.curves import NORM_COLOURS
-from mmunorm.analysis.figures import small_labels
-from mmunorm.analysis.layout import finish, new_panels, save
 from mmunorm.benchmark.files import measure_formats
 from mmunorm.benchmark.models import EXACT, LN
 from mmunorm.benchmark.output import markdown_table, quartiles, speed_beside
@@ -35,6 +32,9 @@ from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import batch_of
 from mmunorm.norms import OfflineNorm
 from mmunorm.utils import write_text
+from projects.paper.paper.curves import NORM_COLOURS
+from projects.paper.paper.figures import small_labels
+from projects.paper.paper.layout import finish, new_panels, save
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = {'Swin-T': 'configs/swin_t_un_imagenet.py', 'DeiT-S': 'projects/deep/configs/deit_s_un_imagenet.py',

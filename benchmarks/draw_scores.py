@@ -12,9 +12,9 @@ from pathlib import Path
 
 from matplotlib.lines import Line2D
 
-from mmunorm.analysis.curves import NORM_COLOURS, metric_label
-from mmunorm.analysis.layout import finish, new_panels, save, wrapped
 from projects.deep.deep.figures import Quality, quality_figure
+from projects.paper.paper.curves import NORM_COLOURS, metric_label
+from projects.paper.paper.layout import finish, new_panels, save, wrapped
 
 sys.path.insert(0, str(Path(__file__).parent))
 

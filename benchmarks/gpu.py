@@ -33,12 +33,12 @@ from fuse_models import CONFIGS
 from fuse_models import result_file as fusion_file
 from norm_layers import ROOT
 
-from mmunorm.analysis.curves import read_scalars
 from mmunorm.benchmark.environment import device_name, environment, result_file
 from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError, write_text
+from projects.paper.paper.curves import read_scalars
 
 MINUTES = 12
 NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
@@ -123,7 +123,7 @@ def digits(device, out):
             '--cfg-options', *options, *more), variables)
     logged = [runs / name for name in trainings if list((runs / name).glob('*/vis_data/scalars.json'))]
     if logged:
-        yield Run('digits curves', 60, python('tools/analysis/curves.py', *logged, '--out', out / 'report'))
+        yield Run('digits curves', 60, python('projects/paper/tools/curves.py', *logged, '--out', out / 'report'))
 
 
 def trtexec(device, out):

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmunorm.analysis.curves import COLOURS
-from mmunorm.analysis.figures import small_labels
-from mmunorm.analysis.layout import finish, new_panels, save, wrapped
 from mmunorm.cli.arguments import command, positive
 from mmunorm.init import ScaledActivation, keep_second_moment_, sample_
+from projects.paper.paper.curves import COLOURS
+from projects.paper.paper.figures import small_labels
+from projects.paper.paper.layout import finish, new_panels, save, wrapped
 
 ACTIVATIONS = ('ReLU', 'GELU', 'SiLU')
 INITIALIZATIONS = {

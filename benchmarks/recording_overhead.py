@@ -22,8 +22,8 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from tqdm import tqdm
 
-from mmunorm.analysis import NormStatisticsHook
 from mmunorm.cli.arguments import device
+from projects.paper.paper import NormStatisticsHook
 
 DIGITS = dict(arch=dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16]), img_size=32,
               patch_size=4, window_size=4, pad_small_map=True)

@@ -4,7 +4,7 @@
     python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
 
 score_tables.py defines the tables. In a page, a table is between `<!-- scores: NAME -->` and `<!-- /scores -->`.
-`--add` adds the finished runs of tools/analysis/compare_norms.py or of conversion.py, and replaces rows of the same
+`--add` adds the finished runs of compare_norms.py or of conversion.py, and replaces rows of the same
 training. Run it on the machine of the trainings, because the rows name its CPU.
 """
 import argparse
@@ -22,10 +22,10 @@ import torch
 from mmengine.config import Config
 
 from mmunorm.benchmark.environment import device_name
-from mmunorm.benchmark.runs import FAIL, STRESSED
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.utils import write_text
+from projects.paper.paper.runs import FAIL, STRESSED
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -147,7 +147,7 @@ def rounded(metrics):
 
 
 def compared(out):
-    """The rows of the finished runs of tools/analysis/compare_norms.py."""
+    """The rows of the finished runs of projects/paper/tools/compare_norms.py."""
     names = {slug(name): name for name in NORMS}
     for file in sorted(out.glob('**/seed_*/result.json')):
         run, result = file.parent, json.loads(file.read_text())

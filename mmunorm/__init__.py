@@ -43,7 +43,7 @@ if not lacks('mmengine'):
 
 if not registry.MISSING:
     with quiet_imports():
-        from . import analysis, backbones, datasets, engine, init  # noqa: F401
+        from . import backbones, datasets, engine, init  # noqa: F401
 elif not lacks('mmengine'):
     from . import engine  # noqa: F401
 
@@ -75,7 +75,7 @@ __all__ = [
     'convert_sync', 'export', 'fuse_norms', 'load_folded', 'replace_norms', 'revert_sync', 'save_folded',
     'update_norms'
 ]
-__getattr__ = explain_missing(__name__, ('analysis', 'backbones', 'datasets', 'engine'))
+__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine'))
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ TOOLS = Path(__file__).parent / '.mim/tools'
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the tool named by the first argument, such as `train` or `analysis/report`; without one, lists the tools."""
+    """Runs the tool named by the first argument, such as `train` or `deploy/export`; without one, lists the tools."""
     argv = sys.argv[1:] if argv is None else argv
     tools = {str(path.relative_to(TOOLS).with_suffix('')): path
              for path in sorted(TOOLS.rglob('*')) if path.suffix in ('.py', '.sh')}

@@ -13,12 +13,12 @@ from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import export
-from mmunorm.analysis.norm_record import NormRecordWriter
 from mmunorm.cli.arguments import load_config
 from mmunorm.deploy.graphs import Pixels
 from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks
+from projects.paper.paper.norm_record import NormRecordWriter
 
 from . import tiny_runs
 from .versions import needs_fused_adamw

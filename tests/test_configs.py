@@ -20,8 +20,6 @@ from . import tiny_runs
 FOLDER = tiny_runs.ROOT / 'configs'
 CONFIGS = tiny_runs.configs_in(FOLDER)
 
-# Configs that record the norms' statistics, and are their base in all else.
-RECORDED = [name for name in CONFIGS if name.endswith('_recorded')]
 
 
 def norm_of(name):
@@ -33,7 +31,7 @@ def load(name):
     return get_config(name) if '::' in name else Config.fromfile(FOLDER / f'{name}.py')
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS if name not in RECORDED])
+@pytest.mark.parametrize('name', CONFIGS)
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     tiny_runs.check_norms_and_decay(load(name), norm_of(name))
 
@@ -57,13 +55,6 @@ def test_twins_differ_in_the_norm_alone(name):
         if config.get('pretrained'):
             assert f'_{norm}_' in config.pretrained
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
-
-
-@pytest.mark.parametrize('name', RECORDED)
-def test_a_recorded_config_changes_nothing_else(name):
-    cfg = load(name).to_dict()
-    assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
-    assert cfg == load(name.removesuffix('_recorded')).to_dict()
 
 
 FOLDERS = ['', 'convert', 'digits']

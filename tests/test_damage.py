@@ -14,7 +14,6 @@ import torch
 from mmengine.config import Config
 from mmengine.fileio.backends import LocalBackend
 
-from mmunorm.analysis import NormRecord
 from mmunorm.backbones import UNT2TViT
 from mmunorm.cli.arguments import out_folder
 from mmunorm.cli.preflight import check_data
@@ -23,12 +22,8 @@ from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError, whole_file, write_text
 
 from . import data_makers, processes, tiny_runs
-from .analysis.records import write_record
-from .logs import train as log_entry
-from .logs import write_log
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
-ANALYSES = ('report', 'pnac', 'outliers', 'channels', 'curves')  # of a work directory
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
@@ -96,14 +91,6 @@ def images(classifier, tmp_path):
     return config, ['--cfg-options', *options], weights, tmp_path / 'data'
 
 
-@pytest.fixture
-def recorded(images, tmp_path):
-    """A config of the classifier that also records its norms, and the options."""
-    config = tmp_path / 'recorded.py'
-    config.write_text(f"_base_ = ['{images[0]}']\ncustom_hooks = [dict(type='NormStatisticsHook')]\n")
-    return config, images[1]
-
-
 # Full disks
 
 
@@ -139,11 +126,8 @@ def test_what_is_no_regular_file_is_not_replaced(make, kind, tmp_path):
 @pytest.mark.slow
 def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
     config, options, weights, _ = images
-    write_record(tmp_path / 'w')
-    write_log(tmp_path / 'w', '1', [log_entry(step, 1.0) for step in range(1, 60)])
     out = disk / 'out'
     commands = (
-        ('analysis/report', 'w', '--out', out), ('analysis/curves', 'w', '--out', out),
         ('analysis/fuse_and_benchmark', config, weights, '--out', 'o', '--save', out / 'folded.pth', '--repeat', '1',
          '--warmup', '1', '--batch-size', '1', '--device', 'cpu'),
         ('test', config, weights, '--work-dir', 'tested', '--out', out / 'a.pkl', *options),
@@ -151,8 +135,7 @@ def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
     for command in commands:
         run(*command)
     before = {path.name: path.read_bytes() for path in out.rglob('*.*')}
-    assert set(before) == {'report.html', 'report.json', 'curves.csv', 'curves.png', 'folded.pth', 'a.pkl', '0.png',
-                           '1.png', '0.json', '1.json'}
+    assert set(before) == {'folded.pth', 'a.pkl', '0.png', '1.png', '0.json', '1.json'}
     remount(disk, f'size={sum(map(len, before.values())) + 40960}')
     with pytest.raises(OSError), (disk / 'rest').open('ab') as rest:
         rest.write(b'0' * 10**6)
@@ -163,8 +146,8 @@ def test_results_on_a_full_disk(disk, images, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeypatch, capsys):
-    config, options = recorded
+def test_a_checkpoint_that_the_disk_is_too_small_for(images, tmp_path, monkeypatch, capsys):
+    config, options, *_ = images
     train = ('train', config, '--work-dir', 'w', '--resume', *options)
     run(*train)
     before = Path('w/epoch_1.pth').read_bytes()
@@ -176,19 +159,17 @@ def test_a_checkpoint_that_the_disk_is_too_small_for(recorded, tmp_path, monkeyp
     assert not is_whole('w/epoch_2.pth') and Path('w/epoch_1.pth').read_bytes() == before
     assert Path('w/last_checkpoint').read_text().endswith('epoch_1.pth')
     assert find_resumable('w') == ('w/epoch_1.pth', ['w/epoch_2.pth'])
-    assert NormRecord('w/norm_statistics').steps.tolist() == [1, 2, 3, 4]
 
     run(*train, 'train_cfg.max_epochs=3')
     assert 'epoch_2.pth was not written to its end: resuming from w/epoch_1.pth' in capsys.readouterr().err
     assert torch.load('w/epoch_3.pth', weights_only=False)['meta']['iter'] == 6 and is_whole('w/epoch_2.pth')
-    assert NormRecord('w/norm_statistics').steps.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('room', [pytest.param(0, marks=pytest.mark.grid), 150_000])
-def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
+def test_a_disk_that_fills_up_during_training(room, disk, images, capsys):
     """With no room the log does not fit; with more room, a checkpoint."""
-    config, options = recorded
+    config, options, *_ = images
     train = ('train', config, '--work-dir', disk / 'w', '--resume', *options)
     run(*train)
     used = sum(path.stat().st_blocks * 512 for path in disk.rglob('*'))
@@ -198,11 +179,10 @@ def test_a_disk_that_fills_up_during_training(room, disk, recorded, capsys):
     assert Path(disk / 'w/last_checkpoint').read_text().endswith('.pth')
     source, _ = find_resumable(str(disk / 'w'))
     torch.load(source, weights_only=False)
-    assert len(NormRecord(disk / 'w/norm_statistics').steps) >= 2
 
     remount(disk, 'size=64m')
     run(*train, 'train_cfg.max_epochs=5')
-    assert NormRecord(disk / 'w/norm_statistics').steps.tolist() == list(range(1, 11))
+    assert torch.load(disk / 'w/epoch_5.pth', weights_only=False)['meta']['iter'] == 10
 
 
 # Folders that cannot be written
@@ -223,22 +203,16 @@ def test_a_folder_for_results_that_cannot_be_written(folder, request, tmp_path):
 def test_tools_say_so_before_they_run_a_model(images, tmp_path, capsys, monkeypatch):
     config, options, weights, data = images
     monkeypatch.setattr('torch.nn.Module.__call__', lambda *_, **__: pytest.fail('a model runs'))
-    write_record(tmp_path / 'w')
-    write_log(tmp_path / 'w', '1', [log_entry(1, 1.0)])
     (tmp_path / 'file').touch()
     folder = 'file/inside'
     fold = 'analysis/fuse_and_benchmark', config, weights
-    analyses = ((f'analysis/{name}', 'w', '--out', folder) for name in ANALYSES)
     for *command, option, path in (
-            *analyses,
             ('test', config, weights, *options, '--out', f'{folder}/a.pkl'),
             ('infer', config, weights, data, '--out-dir', folder), (*fold, '--out', folder),
-            (*fold, '--out', 'o', '--save', f'{folder}/a.pth'),
-            ('analysis/cka', config, weights, config, weights, '--images', '4', *options, '--out', folder)):
+            (*fold, '--out', 'o', '--save', f'{folder}/a.pth')):
         assert f'{option} {folder}' in error_of(capsys, 2, *command, option, path)
     for *command, option in (
-            ('train', config, *options, '--work-dir'), ('test', config, weights, *options, '--work-dir'),
-            ('analysis/compare_norms', config, '--norms', 'LN', '--seeds', '1', *options, '--out')):
+            ('train', config, *options, '--work-dir'), ('test', config, weights, *options, '--work-dir')):
         assert folder in error_of(capsys, 3, *command, option, folder)
 
 
@@ -253,8 +227,6 @@ def test_links_that_lead_to_themselves_as_inputs(images, tmp_path, capsys):
     assert 'no folder loop' in error_of(capsys, 2, 'train', config, '--cfg-options',
                                         'train_dataloader.dataset.data_root=loop')
     assert 'no image at loop' in error_of(capsys, 2, 'infer', config, weights, 'loop', '--out-dir', 'out')
-    for name in ANALYSES:
-        assert 'loop' in error_of(capsys, 2, f'analysis/{name}', 'loop', '--out', 'out')
 
 
 # Images that cannot be read

@@ -15,6 +15,12 @@ TOOLS = sorted(path for pattern in ('tools/*.py', 'tools/*/*.py', 'projects/*/to
                for path in tiny_runs.ROOT.glob(pattern))
 
 
+def test_no_tool_hides_a_module_of_python():
+    """A script's folder comes first on sys.path."""
+    names = {path.stem for path in TOOLS}
+    assert len(names) > 10 and not names & sys.stdlib_module_names
+
+
 def interrupt(tmp_path, script):
     """The exit status and stderr of a script that is interrupted while it imports torch, which takes long here."""
     (tmp_path / 'torch.py').write_text('import time\nprint("importing", flush=True)\ntime.sleep(60)\n')

@@ -85,7 +85,7 @@ def write_run(out, folder, seed, result, cfg=''):
 
 def test_runs_are_added_once(scores, tmp_path):
     """What compare_norms.py leaves of a run that has finished, of one that has diverged, and of a stressed one."""
-    command = 'tools/analysis/compare_norms.py configs/x.py --norms UN+ m=UN,window=2'
+    command = 'projects/paper/tools/compare_norms.py configs/x.py --norms UN+ m=UN,window=2'
     (tmp_path / 'comparison.md').write_text(f'# Norms compared: configs/x.py\n\n`python {command}`\n')
     command += ' --stress --cfg-options optim_wrapper.type=OptimWrapper train_cfg.max_epochs=8 --jobs 2'
     (tmp_path / 'stress.md').write_text(f'# Norms compared: configs/x.py\n\n`python {command}`\n')

@@ -16,7 +16,6 @@ import mmunorm  # noqa: F401  before torch: Ctrl+C during the imports
 # isort: split
 import torch
 
-from mmunorm.analysis.curves import METRICS, read_scalars
 from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command
@@ -28,6 +27,7 @@ OUT = 'work_dirs/zoo'
 DIGITS = 'tools/dataset/make_digits.py'
 PHOTOGRAPHS = 'projects/photographs/tools/make_photographs.py'
 CPU = torch.device('cpu')
+SCORES = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,13 @@ def train(recipe: Recipe) -> dict:
     weights = folder / 'weights.pth'
     with whole_file(weights) as part:
         torch.save(dict(meta=meta, state_dict=checkpoint['state_dict']), part)
-    last = {name: values[-1, 1] for name, values in read_scalars(folder).items()}
+    logs = (log.read_text().splitlines() for log in sorted(folder.glob('*/vis_data/scalars.json')))
+    last = {name: value for lines in logs for line in lines for name, value in json.loads(line).items()}
     return dict(
         name=recipe.name,
         config=recipe.config,
         command=f'python {shlex.join(recipe.command())}',
-        score={label: round(float(last[name]), 4) for name, label in METRICS.items() if name in last},
+        score={label: round(float(last[name]), 4) for name, label in SCORES.items() if name in last},
         log=str(max(folder.glob('*/*.log')).relative_to(ROOT)),
         weights=str(weights.relative_to(ROOT)),
         sha256=checksum(weights),

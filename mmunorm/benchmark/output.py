@@ -8,8 +8,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..analysis.curves import COLOURS
 from ..utils import whole_file, write_text
+
+# Okabe and Ito's colour-blind safe palette, without yellow, which is hard to see on white.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 
 
 def quartiles(ratio: dict[str, float]) -> str:

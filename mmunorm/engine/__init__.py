@@ -12,11 +12,10 @@ if not MISSING:
     from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
     from .repeatable import RepeatableHook
     from .residuals import ResidualHook
-    from .stress import InputStressHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'InputStressHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook',
+    'DivergenceHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook',
     'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]
 __getattr__ = explain_missing(__name__, __all__)

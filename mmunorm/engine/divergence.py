@@ -1,134 +1,95 @@
 """Stops a run that has diverged, before it saves broken weights."""
 from __future__ import annotations
 
-import json
 import math
-import statistics
-from functools import partial
-from pathlib import Path
 
 import torch
-from mmengine.dist import all_reduce, broadcast_object_list, is_main_process
+from mmengine.dist import all_reduce, broadcast_object_list
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..compat import in_backward_pass, is_compiling
 from ..norms.base import check_count
-from ..norms.layers import is_norm
-from ..utils import RunError, write_text
-from .runner import saves_after_this_step, unwrapped_model
+from ..utils import RunError
+from .runner import saves_after_this_step
 
-RECORD = 'divergence.json'
 ADVICE = ('Things to change, one at a time: lower the learning rate or lengthen its warm-up; clip gradients; train '
           'without --amp, or in bfloat16; give UN its outlier filter, or a longer warmup_iters.')
 
 
 class DivergenceError(RunError):
-    """The run has diverged; the message says when, in which layer, and what to change."""
+    """The run has diverged; the message says when, and what to change."""
 
 
 @HOOKS.register_module()
 class DivergenceHook(Hook):
     """Stops a run whose loss is no longer finite; `tools/train.py` adds it.
 
-    A step is bad if its loss is not finite or, with `factor`, exceeds `factor` times the median of the first `patience`
-    losses. The run ends with a :class:`DivergenceError` after `patience` bad steps in a row, and before a checkpoint
-    with weights or statistics that are not finite is saved.
-
-    `divergence.json` in the work directory then has `step` (the first bad one, counted from 1), its `loss`,
-    `start_loss`, `layer` (the first norm layer, in the order of execution, whose output was not finite at that step),
-    `checkpoint` (the last one saved) and `message` (all of this in words). Unknown or non-finite values are None.
-
-    In a distributed run, the mean loss over the processes decides. If `train_step` returns no `loss`, only the weights
-    are checked. In a compiled model no layer is named.
+    The run ends with a :class:`DivergenceError` after `patience` steps in a row with a loss that is not finite, and
+    before a checkpoint with weights or statistics that are not finite is saved. In a distributed run, the mean loss
+    over the processes decides.
 
     Args:
         patience (int): number of bad steps in a row that ends the run. Defaults to 10.
-        factor (float, optional): ratio to the starting loss above which a step is bad. Defaults to None: any finite
-            loss is accepted.
         interval (int): steps between two checks, each of which synchronizes with the device once. Defaults to 10.
     """
 
-    def __init__(self, patience: int = 10, factor: float | None = None, interval: int = 10):
-        if factor is not None and not 1 < factor < math.inf:
-            raise ValueError(f'factor must be a finite number above 1, got {factor!r}')
+    def __init__(self, patience: int = 10, interval: int = 10):
         self.patience = check_count('patience', patience, least=1)
         self.interval = check_count('interval', interval, least=1)
-        self.factor = factor
-        self._handles = None  # not training
+        self.is_training = False
 
     def before_train(self, runner) -> None:
-        if is_main_process():
-            Path(runner.work_dir, RECORD).unlink(missing_ok=True)
-        self._first_losses = list(runner.message_hub.get_info('divergence_first_losses', ()))
-        self._norms = {name: module for name, module in unwrapped_model(runner).named_modules() if is_norm(module)}
-        self._finite: dict[str, Tensor] = {}  # whether each norm's output is finite in the current step
-        self._order: dict[str, None] = {}  # names of the norms in the order of execution
-        self._rows: list[Tensor] = []  # loss, and whether each norm was finite, of the steps since the last check
+        self.is_training = True
+        self._rows: list[Tensor] = []  # of the steps since the last check
         self._first_bad: dict = {}
         self._bad_steps = 0
-        self._handles = [module.register_forward_hook(partial(self._watch, name))
-                         for name, module in self._norms.items()]
-
-    def _watch(self, name: str, module: nn.Module, args, output) -> None:
-        if module.training and isinstance(output, Tensor) and not (is_compiling() or in_backward_pass()):
-            self._order.setdefault(name)
-            # A sum reads the output once; overflow counts as not finite. A norm may be called several times.
-            finite = output.detach().sum(dtype=torch.float32).isfinite().float()
-            self._finite[name] = finite * self._finite.get(name, 1)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        finite, self._finite = self._finite, {}
         if isinstance(outputs, dict) and 'loss' in outputs:
-            loss = outputs['loss'].detach().float()
-            yes = loss.new_ones(())
-            self._rows.append(torch.stack([loss, *(finite.get(name, yes) for name in self._norms)]))
+            self._rows.append(self.row(outputs['loss'].detach().float()))
         saves = saves_after_this_step(runner)
         if saves or len(self._rows) >= self.interval:
-            self._look(runner, runner.iter + 1)
+            self._check_losses(runner, runner.iter + 1)
         if saves:
             self._check_weights(runner, runner.iter + 1)
 
     def after_train_epoch(self, runner) -> None:
         # `runner.iter` already includes the epoch's last step.
-        self._look(runner, runner.iter)
+        self._check_losses(runner, runner.iter)
         self._check_weights(runner, runner.iter)
 
     def before_val_epoch(self, runner) -> None:
-        if self._handles is not None:  # the best checkpoint is saved after it
+        if self.is_training:  # the best checkpoint is saved after it
             self._check_weights(runner, runner.iter)
 
     def after_train(self, runner) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = None
+        self.is_training = False
 
-    def _look(self, runner, last_step: int) -> None:
+    def row(self, loss: Tensor) -> Tensor:
+        """The values of a step that decide whether it is bad: their mean over the processes is used."""
+        return loss[None]
+
+    def problem(self, runner, row: list[float]) -> dict | None:
+        """None for a good step, else `reasons` (a list of texts), and whatever a subclass records."""
+        return None if math.isfinite(row[0]) else dict(reasons=[f'the loss is {row[0]:.4g}'])
+
+    def _check_losses(self, runner, last_step: int) -> None:
         if not self._rows:
             return
         rows = torch.stack(self._rows)
         self._rows = []
         all_reduce(rows, op='mean')
-        for step, (loss, *finite) in enumerate(rows.tolist(), start=last_step - len(rows) + 1):
-            start = self._start_loss()
-            exploded = self.factor is not None and start is not None and loss > self.factor * start
-            if math.isfinite(loss) and not exploded:
+        for step, row in enumerate(rows.tolist(), start=last_step - len(rows) + 1):
+            problem = self.problem(runner, row)
+            if problem is None:
                 self._bad_steps = 0
-                if len(self._first_losses) < self.patience:
-                    self._first_losses.append(loss)
-                    runner.message_hub.update_info('divergence_first_losses', self._first_losses)
                 continue
             if self._bad_steps == 0:
-                broken = [name for name, value in zip(self._norms, finite, strict=True) if value < 1]
-                layer = next((name for name in self._order if name in broken), None)
-                self._first_bad = dict(step=step, loss=loss, layer=layer)
+                self._first_bad = dict(step=step, **problem)
             self._bad_steps += 1
             if self._bad_steps == self.patience:
-                self._stop(runner, f'{self.patience} steps in a row were like that')
-
-    def _start_loss(self) -> float | None:
-        return statistics.median(self._first_losses) if self._first_losses else None
+                self.stop(runner, self._first_bad, f'{self.patience} steps in a row were like that')
 
     def _check_weights(self, runner, step: int) -> None:
         """Stops a run if weights or statistics that are about to be saved are not finite in any process."""
@@ -136,26 +97,15 @@ class DivergenceHook(Hook):
         broken = torch.tensor(sum(not tensor.detach().isfinite().all() for tensor in saved))
         all_reduce(broken)
         if broken:
-            if self._bad_steps == 0:
-                self._first_bad = dict(step=step, loss=None, layer=None)
-            self._stop(runner, 'weights or statistics are not finite')
+            self.stop(runner, self._first_bad if self._bad_steps else dict(step=step, reasons=[]),
+                      'weights or statistics are not finite')
 
-    def _stop(self, runner, why: str) -> None:
-        """Writes RECORD, and raises the same error in all processes."""
-        start, checkpoint = self._start_loss(), runner.message_hub.get_info('last_ckpt')
-        step, loss, layer = (self._first_bad[key] for key in ('step', 'loss', 'layer'))
-        is_finite = loss is not None and math.isfinite(loss)
-        what = [] if loss is None else [f'the loss is {loss:.4g}']
-        if is_finite:
-            what[0] += f', more than {self.factor:g} times the {start:.4g} of the start'
-        if layer is not None:
-            what.append(f'the first norm layer with an output that is not finite is {layer}')
+    def stop(self, runner, first_bad: dict, why: str) -> None:
+        """Raises the same DivergenceError in all processes; `first_bad` is the first bad step of those in a row."""
+        checkpoint = runner.message_hub.get_info('last_ckpt')
         saved = f'The last checkpoint is {checkpoint}.' if checkpoint else 'No checkpoint was saved.'
-        message = [f'the run diverged at step {step}: {"; ".join([*what, why])}. {saved} {ADVICE}']
+        message = [f'the run diverged at step {first_bad["step"]}: {"; ".join([*first_bad["reasons"], why])}. '
+                   f'{saved} {ADVICE}']
         broadcast_object_list(message)  # only the first process knows the newest checkpoint
-        if is_main_process():
-            record = dict(step=step, loss=loss if is_finite else None, layer=layer, start_loss=start,
-                          checkpoint=checkpoint, message=message[0])  # JSON has no NaN
-            write_text(Path(runner.work_dir, RECORD), json.dumps(record, indent=1))
         runner.logger.error(message[0])
         raise DivergenceError(message[0])

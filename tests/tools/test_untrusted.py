@@ -25,7 +25,7 @@ CALLS = {
     'test': lambda c, p, out: ('test', c, p, '--work-dir', out),
     'infer': lambda c, p, out: ('infer', c, p, c.parent / 'data', '--out-dir', out, '--device', 'cpu'),
     'fuse': lambda c, p, out: ('analysis/fuse_and_benchmark', c, p, '--out', out),
-    'cka': lambda c, p, out: ('analysis/cka', c, p, c, p, '--out', out),
+    'cka': lambda c, p, out: ('paper:cka', c, p, c, p, '--out', out),
 }
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.curves import COLOURS, LINES, Scalars, line_styles, metric_label
-from mmunorm.analysis.figures import small_labels
-from mmunorm.analysis.layout import finish, new_panels
+from projects.paper.paper.curves import COLOURS, LINES, Scalars, line_styles, metric_label
+from projects.paper.paper.figures import small_labels
+from projects.paper.paper.layout import finish, new_panels
 
 from .layer_statistics import LayerRecord
 

@@ -14,13 +14,13 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
-from mmunorm.analysis.norm_record import RecordError
 from mmunorm.compat import in_backward_pass
 from mmunorm.engine.runner import loss_scale, unwrapped_model
 from mmunorm.norms.base import check_count
 from mmunorm.residuals import ResidualLayer
 from mmunorm.residuals.sublayer import describe
 from mmunorm.utils import PreflightError, write_text
+from projects.paper.paper.norm_record import RecordError
 
 FILE = 'layers.csv'
 MEASURES = ('gradient', 'cosine', 'active')

@@ -1,1 +1,1 @@
-from tests.tools.conftest import fake  # noqa: F401  fixtures
+from projects.paper.tests.conftest import fake  # noqa: F401  fixtures

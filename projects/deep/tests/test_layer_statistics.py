@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmunorm.analysis import RecordError
 from mmunorm.utils import PreflightError
 from projects.deep.deep.layer_statistics import LayerStatisticsHook, read_layers
+from projects.paper.paper import RecordError
 from tests.runs import backbone_runner
 
 HOOK = dict(type='LayerStatisticsHook', first=2, interval=3, threshold=0.05)

@@ -14,10 +14,14 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from mmengine.config import Config
 
-from mmunorm.benchmark.results import metrics_of, remarks, results_of, summary, write_files
-from mmunorm.benchmark.runs import FAIL, FINISHED, ComparedRun
 from mmunorm.cli.arguments import command, load_config, positive
-from mmunorm.cli.comparing import (
+from mmunorm.cli.preflight import check_data
+from mmunorm.config.models import build_model
+from mmunorm.config.presets import HELP, count_steps, parse_presets
+from mmunorm.residuals import RESIDUALS
+from mmunorm.utils import PreflightError
+from projects.deep.deep.figures import Quality, quality_figure
+from projects.paper.paper.comparing import (
     add_comparison_arguments,
     check_settings,
     refuse_other_weights,
@@ -25,12 +29,8 @@ from mmunorm.cli.comparing import (
     train_and_write,
     with_norm,
 )
-from mmunorm.cli.preflight import check_data
-from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_presets
-from mmunorm.residuals import RESIDUALS
-from mmunorm.utils import PreflightError
-from projects.deep.deep.figures import Quality, quality_figure
+from projects.paper.paper.results import metrics_of, remarks, results_of, summary, write_files
+from projects.paper.paper.runs import FAIL, FINISHED, ComparedRun
 
 
 def parse_args(argv=None):

@@ -11,15 +11,15 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 import numpy as np
 
-from mmunorm.analysis.curves import METRICS
-from mmunorm.analysis.layout import save
-from mmunorm.analysis.measures import write_csv
-from mmunorm.analysis.work_dirs import read_work_dirs
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.utils import write_text
 from projects.deep.deep.figures import depth_figure
 from projects.deep.deep.layer_statistics import MEASURES, read_layers
+from projects.paper.paper.curves import METRICS
+from projects.paper.paper.layout import save
+from projects.paper.paper.measures import write_csv
+from projects.paper.paper.work_dirs import read_work_dirs
 
 
 def parse_args(argv=None):

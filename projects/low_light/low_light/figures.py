@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from mmunorm.analysis.layout import WIDTH, finish, new_panels, wrapped
+from projects.paper.paper.layout import WIDTH, finish, new_panels, wrapped
 
 
 class Light(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
 
-from mmunorm.analysis.curves import METRICS as SCALARS
 from mmunorm.utils import LocalError, check_installed
+from projects.paper.paper.curves import METRICS as SCALARS
 
 SCALARS['enhancement/PSNR'] = 'PSNR (dB)'
 LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border

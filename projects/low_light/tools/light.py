@@ -8,13 +8,13 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import numpy as np
 import torch
 
-from mmunorm.analysis.layout import save
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder, positive
 from mmunorm.cli.images import find_images, read_image
 from mmunorm.config.models import load_model
 from mmunorm.utils import PreflightError
 from projects.low_light.low_light import IAT
 from projects.low_light.low_light.figures import Light, light_figure
+from projects.paper.paper.layout import save
 
 
 def parse_args(argv=None):

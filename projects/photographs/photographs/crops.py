@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.apt import fetch_packages
 from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
+from projects.photographs.photographs.apt import fetch_packages
 
 SPLITS = ('train', 'test')
 TEST_SHARE = 8  # one image in so many

@@ -15,12 +15,12 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.apt import fetch_packages
 from mmunorm.datasets.contact_sheet import draw_contact_sheet
 from mmunorm.datasets.digits import check_settings
 from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.datasets.scenes import save_image, write_scenes
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
+from projects.photographs.photographs.apt import fetch_packages
 
 from .cutouts import Stamp, draw_scene, draw_single, read_background, read_stamp
 from .stamps import BACKGROUNDS, STAMPS

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mmunorm.datasets import apt
+from projects.photographs.photographs import apt
 from projects.photographs.photographs.photographs import LICENCES, STAMP_PACKAGE
 
 from .makers import make_stamps

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmunorm.datasets import apt
+from projects.photographs.photographs import apt
 from projects.translation.translation.text import Subwords
 from projects.translation.translation.text.lines import read_lines
 

@@ -28,7 +28,7 @@ class TranslationModel(BaseModel):
         ValueError: an argument is out of range.
     """
 
-    not_stressed = 'token ids'  # for tools/analysis/compare_norms.py --stress
+    not_stressed = 'token ids'  # for projects/paper/tools/compare_norms.py --stress
 
     def __init__(self, backbone: dict, label_smoothing: float = 0.1, beam: int = 4, length_penalty: float = 1.,
                  **kwargs):

@@ -4,9 +4,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mmunorm.datasets.apt import fetched_lists
 from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.utils import PreflightError, check_installed
+from projects.photographs.photographs.apt import fetched_lists
 
 from .debian import SplitText, descriptions, parallel_text, source_packages, split_text
 from .subwords import train_subwords

@@ -11,8 +11,8 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
-from mmunorm.analysis.curves import METRICS as SCALARS
 from mmunorm.utils import RunError, check_installed, write_text
+from projects.paper.paper.curves import METRICS as SCALARS
 
 from .lines import check_equally_many, how_to_get, language_token, read_lines, spread
 from .subwords import Subwords

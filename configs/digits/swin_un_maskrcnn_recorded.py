@@ -1,4 +1,0 @@
-# Records the norms' statistics of every step, for docs/how_to/analysis.md.
-_base_ = ['./swin_un_maskrcnn.py']
-
-custom_hooks = [dict(type='NormStatisticsHook')]
