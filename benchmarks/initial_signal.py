@@ -21,7 +21,7 @@ from mmunorm.analysis.curves import COLOURS
 from mmunorm.analysis.figures import small_labels
 from mmunorm.analysis.layout import finish, new_panels, save, wrapped
 from mmunorm.cli.arguments import command, positive
-from mmunorm.init import ScaledActivation, keep_second_moment_, sample_
+from projects.deep.deep.init import ScaledActivation, keep_second_moment_, sample_
 
 ACTIVATIONS = ('ReLU', 'GELU', 'SiLU')
 INITIALIZATIONS = {

@@ -28,9 +28,9 @@ from mmunorm.cli.comparing import (
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
-from mmunorm.residuals import RESIDUALS
 from mmunorm.utils import PreflightError
 from projects.deep.deep.figures import Quality, quality_figure
+from projects.deep.deep.residuals import RESIDUALS
 
 
 def parse_args(argv=None):
