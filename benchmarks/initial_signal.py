@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.init import ScaledActivation, keep_second_moment_, sample_
+from projects.deep.deep.init import ScaledActivation, keep_second_moment_, sample_
 from projects.paper.paper.curves import COLOURS
 from projects.paper.paper.figures import small_labels
 from projects.paper.paper.layout import finish, new_panels, save, wrapped

@@ -13,10 +13,10 @@ import time
 import torch
 
 import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-from mmunorm.backbones import UNVisionTransformer
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.residuals import count_updates
+from projects.deep.deep import UNVisionTransformer
+from projects.deep.deep.residuals import count_updates
 
 # isort: split
 from train_step import add_step_arguments, warm_step

@@ -43,7 +43,7 @@ if not lacks('mmengine'):
 
 if not registry.MISSING:
     with quiet_imports():
-        from . import backbones, datasets, engine, init  # noqa: F401
+        from . import backbones, datasets, engine  # noqa: F401
 elif not lacks('mmengine'):
     from . import engine  # noqa: F401
 

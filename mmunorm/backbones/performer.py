@@ -11,7 +11,7 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from ..residuals import DEFAULT_NORM_CFG
+from ..norms.base import DEFAULT_NORM_CFG
 
 
 def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float = 1e-8) -> Tensor:

@@ -1,4 +1,4 @@
-"""Swin Transformer (arXiv 2103.14030) with one `norm_cfg` for all its norms, and one `residual_cfg`.
+"""Swin Transformer (arXiv 2103.14030) with one `norm_cfg` for all its norms.
 
 One class serves classification and detection.
 """
@@ -9,31 +9,14 @@ from collections.abc import Sequence
 from math import isqrt
 
 import torch.nn.functional as F
-import torch.utils.checkpoint as cp
 from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from mmpretrain.models import SwinTransformer
-from mmpretrain.models.backbones.swin_transformer import SwinBlock
-from torch import Tensor, nn
 
-from ..residuals import DEFAULT_NORM_CFG, DEFAULT_RESIDUAL_CFG, ResidualLayer, connect, initialize, norm_of
+from ..norms.base import DEFAULT_NORM_CFG, check_norm_cfg
 
 # As in mmpretrain's Swin configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)
-
-
-class ResidualSwinBlock(ResidualLayer, SwinBlock):
-    """mmpretrain's Swin block with the connections of a residual scheme."""
-    norm_names = ('norm1', 'norm2')
-
-    def forward(self, x: Tensor, hw_shape: tuple[int, int]) -> Tensor:
-        """`(B, H * W, C)` to the same shape; `hw_shape` is `(H, W)`."""
-
-        def run(x: Tensor) -> Tensor:
-            x = self.residual1(x, lambda y: self.attn(y, hw_shape), self.norm1)
-            return self.residual2(x, self.ffn, self.norm2)
-
-        return cp.checkpoint(run, x) if self.with_cp and x.requires_grad else run(x)
 
 
 @MODELS.register_module()
@@ -55,9 +38,7 @@ class UNSwinTransformer(SwinTransformer):
     Args:
         arch (str | dict): 'tiny', 'small', 'base', 'large' or a dict of `embed_dims`, `depths` and
             `num_heads`. Defaults to 'tiny'.
-        norm_cfg (dict): config of every norm. Defaults as that of :class:`UNVisionTransformer`.
-        residual_cfg (dict): as there, of the blocks, except DLCL. The depth that a scheme goes by is the number of
-            all blocks. The output norms stay with every scheme.
+        norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`.
         stage_cfgs (dict | Sequence[dict], optional): extra arguments of all stages, or of each stage. A
             `norm_cfg` in its `block_cfgs` or `downsample_cfg` wins over the argument above.
         patch_cfg (dict, optional): extra arguments of the patch embedding; its `norm_cfg` wins as well.
@@ -72,13 +53,12 @@ class UNSwinTransformer(SwinTransformer):
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
-        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self, arch: str | dict = 'tiny', *, norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG, stage_cfgs: dict | Sequence[dict] | None = None,
-                 patch_cfg: dict | None = None, init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
-        norm_cfg = norm_of(residual_cfg, norm_cfg)
+                 stage_cfgs: dict | Sequence[dict] | None = None, patch_cfg: dict | None = None,
+                 init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
+        check_norm_cfg(norm_cfg)
         super().__init__(
             arch,
             norm_cfg=norm_cfg,
@@ -86,18 +66,8 @@ class UNSwinTransformer(SwinTransformer):
             patch_cfg={'norm_cfg': norm_cfg, **(patch_cfg or {})},
             init_cfg=init_cfg,
             **kwargs)
-        connect(self, self._blocks(), ResidualSwinBlock, residual_cfg, norm_cfg)
-        initialize(self, self._blocks(), self.patch_embed.projection)
         # Must be done before DDP wraps the model: DDP waits for the gradients of what requires one at that time.
         self._freeze_stages()
-
-    def init_weights(self) -> None:
-        """Like the stock method, then the initial weights of the residual scheme, unless a checkpoint is loaded."""
-        super().init_weights()
-        initialize(self, self._blocks(), self.patch_embed.projection)
-
-    def _blocks(self) -> list[nn.Module]:
-        return [block for stage in self.stages for block in stage.blocks]
 
     def train(self, mode: bool = True) -> UNSwinTransformer:
         """Like the stock method, but `norm_eval` reaches norms of every type, and the module is returned."""

@@ -12,10 +12,8 @@ from mmpretrain.models.backbones.t2t_vit import T2TTransformerLayer, get_sinusoi
 from mmpretrain.models.utils import to_2tuple
 from torch.nn import functional as F
 
-from ..norms.base import check_norm_cfg
-from ..residuals import DEFAULT_NORM_CFG, DEFAULT_RESIDUAL_CFG, connect, initialize, norm_of, scheme_of
+from ..norms.base import DEFAULT_NORM_CFG, check_norm_cfg
 from .performer import PerformerLayer
-from .vit import ResidualPreLayer
 
 # As in mmpretrain's T2T-ViT configs.
 DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02)
@@ -66,10 +64,6 @@ class T2TModule(StockT2TModule):
             raise ValueError(f'img_size={img_size!r}: each side must be at least 16, the stride of the tokens')
 
 
-class ResidualT2TLayer(ResidualPreLayer, T2TTransformerLayer):
-    """The encoder layer of T2T-ViT."""
-
-
 @MODELS.register_module()
 class UNT2TViT(T2T_ViT):
     """T2T-ViT, based on mmpretrain's class, with `norm_cfg` used in EVERY norm, and with Performer tokens.
@@ -89,9 +83,8 @@ class UNT2TViT(T2T_ViT):
         img_size (int | tuple[int, int]): expected image size. Defaults to 224.
         in_channels (int): image channels. Defaults to 3.
         embed_dims (int): channels of the encoder. Defaults to 384.
-        out_indices, norm_cfg, final_norm: as of :class:`UNVisionTransformer`.
-        residual_cfg (dict): as there, of the encoder. The tokens-to-token module changes the width of its tokens and
-            keeps its own residuals.
+        out_indices (int | Sequence[int]): layers whose output is returned. Defaults to -1, the last.
+        norm_cfg (dict): config of every norm; one in `layer_cfgs` wins. Defaults to `dict(type='UN')`.
         t2t_cfg (dict, optional): extra arguments of :class:`T2TModule`, such as
             `dict(token_dims=64, use_performer=True)`; its `norm_cfg` wins over the argument above.
         init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
@@ -101,14 +94,12 @@ class UNT2TViT(T2T_ViT):
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
         ValueError: `img_size` is smaller than 16, or `out_type` is unknown or needs a class token.
-        ResidualError: `residual_cfg` names no scheme or a wrong argument, or does not go with the model or its norms.
     """
 
     def __init__(self, img_size: int | tuple[int, int] = 224, in_channels: int = 3, embed_dims: int = 384, *,
                  out_indices: int | Sequence[int] = -1, norm_cfg: dict = DEFAULT_NORM_CFG,
-                 residual_cfg: dict = DEFAULT_RESIDUAL_CFG, final_norm: bool | None = None,
                  t2t_cfg: dict | None = None, init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
-        norm_cfg = norm_of(residual_cfg, norm_cfg)
+        check_norm_cfg(norm_cfg)
         super().__init__(
             # The stock tokens-to-token module takes no tuple, no norm and no Performer. So the stock class builds
             # a tiny one with a tiny position table, and ours replace them below.
@@ -117,7 +108,6 @@ class UNT2TViT(T2T_ViT):
             # The stock class writes into this list.
             out_indices=[out_indices] if isinstance(out_indices, int) else list(out_indices),
             norm_cfg=norm_cfg,
-            final_norm=scheme_of(residual_cfg).final_norm if final_norm is None else final_norm,
             init_cfg=init_cfg,
             **kwargs)
         defaults = dict(img_size=img_size, in_channels=in_channels, embed_dims=embed_dims, norm_cfg=norm_cfg)
@@ -126,18 +116,15 @@ class UNT2TViT(T2T_ViT):
         cfgs = kwargs.get('layer_cfgs', {})
         for i, layer in enumerate(self.encoder):
             _scale_attention(layer, (cfgs if isinstance(cfgs, dict) else cfgs[i]).get('qk_scale'))
-        connect(self, self.encoder, ResidualT2TLayer, residual_cfg, norm_cfg)
-        initialize(self, self.encoder, self.tokens_to_token.project)
         num_positions = self.tokens_to_token.num_patches + self.num_extra_tokens
         self.pos_embed = get_sinusoid_encoding(num_positions, embed_dims)
 
     def init_weights(self) -> None:
-        """Like the stock method, which needs a class token; then the initial weights of the residual scheme."""
+        """Like the stock method, which needs a class token."""
         if self.cls_token is None:
             BaseModule.init_weights(self)
         else:
             super().init_weights()
-        initialize(self, self.encoder, self.tokens_to_token.project)
 
     def train(self, mode: bool = True) -> UNT2TViT:
         """Like the stock method, but returns the module."""

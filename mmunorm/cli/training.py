@@ -11,7 +11,7 @@ from urllib.error import URLError
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import RUNNERS
+from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoints.loading import load_weights
@@ -57,10 +57,11 @@ def enable_auto_scale_lr(cfg: Config) -> None:
 
 
 def add_hooks(cfg: Config, *names: str) -> None:
-    """Adds hooks, except those that the config's `custom_hooks` already name."""
+    """Adds hooks that are registered, except those that the config's `custom_hooks` already name."""
     hooks = list(cfg.get('custom_hooks') or [])
     named = {class_name(hook) for hook in hooks}
-    cfg.custom_hooks = [*hooks, *(dict(type=name) for name in names if name not in named)]
+    cfg.custom_hooks = [*hooks, *(dict(type=name) for name in names
+                                  if name not in named and name in HOOKS.module_dict)]
 
 
 def keep_two_checkpoints(cfg: Config) -> None:

@@ -7,15 +7,13 @@ if not MISSING:
     from .distillation import DistillationHook
     from .divergence import DivergenceError, DivergenceHook
     from .ema import BufferedEMA
-    from .ntk import NTKHook
     from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
     from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
     from .repeatable import RepeatableHook
-    from .residuals import ResidualHook
 
 __all__ = [
     'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor', 'NTKHook',
-    'OfflineNormHook', 'RepeatableHook', 'ResidualHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'DivergenceHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor', 'OfflineNormHook', 'RepeatableHook',
+    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]
 __getattr__ = explain_missing(__name__, __all__)

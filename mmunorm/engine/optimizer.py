@@ -1,4 +1,4 @@
-"""Optimizer constructors that treat the norms and residual connections of this package like LayerNorm."""
+"""Optimizer constructors that treat the norms of this package like LayerNorm."""
 from __future__ import annotations
 
 from mmengine.optim import DefaultOptimWrapperConstructor as _StockConstructor
@@ -8,11 +8,10 @@ from mmpretrain.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMPRETRAIN_CONSTRU
 from torch import nn
 
 from ..norms import Norm
-from ..residuals import HeadScale, Residual
 
 
 class _KnowsOurNorms:
-    """Applies `norm_decay_mult` to mmunorm's norms and to the learned factors of residual connections.
+    """Applies `norm_decay_mult` to mmunorm's norms, and to modules with `decays_like_norm`.
 
     The stock constructors recognize norms by their classes (BatchNorm, GroupNorm, LayerNorm, ...) and miss others.
     """
@@ -23,7 +22,7 @@ class _KnowsOurNorms:
         self.optimizer_cfg = dict(self.optimizer_cfg)
 
     def add_params(self, params, module, *args, **kwargs):
-        if isinstance(module, (Norm, Residual, HeadScale)):
+        if isinstance(module, Norm) or getattr(module, 'decays_like_norm', False):
             module = _as_layer_norm(module)
         super().add_params(params, module, *args, **kwargs)
 

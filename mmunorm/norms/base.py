@@ -101,6 +101,9 @@ def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) ->
     return value
 
 
+DEFAULT_NORM_CFG = dict(type='UN')
+
+
 def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
     """Returns `norm_cfg` if it is a dict with the `type` of a registered norm, and no argument is misspelt.
 

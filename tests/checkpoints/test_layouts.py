@@ -31,7 +31,7 @@ LAYERS = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
 OURS = {
     'swin': dict(type='UNSwinTransformer', arch=dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4]), img_size=32,
                  window_size=4, out_indices=(1, )),
-    'vit': dict(type='UNVisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
+    'vit': dict(type='VisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
     'deit': dict(type='DistilledVisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
     't2t': dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
                 layer_cfgs=dict(num_heads=2, feedforward_channels=24), norm_cfg=dict(type='LN')),

@@ -9,8 +9,6 @@ from torch import nn
 import mmunorm  # noqa: F401
 from mmunorm.norms import MABN, UN, DyT, NoNorm, PRepBN
 
-from ..residuals.models import vit
-
 
 class Block(nn.Module):
     """Norms under names that a `custom_keys={'norm': ...}` finds and does not find."""
@@ -91,14 +89,6 @@ def test_layer_decay_of_mmpretrain():
 
     assert settings(UN) == settings(nn.LayerNorm)
     assert settings(UN)['ln2.weight'] == (0.1, 0.) and settings(UN)['norm1.bias'] == (0.05, 0.)
-
-
-@pytest.mark.parametrize('scheme', ['LayerScale', 'NormFormer', 'DLCL'])
-def test_no_factor_of_a_residual_connection_decays(scheme):
-    settings = settings_by_name(vit(scheme, norm='UN'), dict(norm_decay_mult=0.))
-    factors = [name for name in settings if 'residual' in name or '.scale.' in name]
-    assert factors and {settings[name] for name in factors} == {(0.1, 0.)}
-    assert settings['layers.0.attn.qkv.weight'] == (0.1, 0.05)
 
 
 def test_from_every_scope():

@@ -5,6 +5,7 @@
 #       model.backbone.residual_cfg.warmup_iters=4000
 # LayerNorm with DeiT's eps: --norm 'LN=LN,eps=1e-6'
 _base_ = ['mmpretrain::deit/deit-small_4xb256_in1k.py', '../../../configs/_base_/mmunorm.py']
+custom_imports = dict(imports=['mmunorm', 'projects.deep.deep'], allow_failed_imports=False)
 
 model = dict(
     backbone=dict(

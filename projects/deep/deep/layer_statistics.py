@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from mmunorm.compat import in_backward_pass
 from mmunorm.engine.runner import loss_scale, unwrapped_model
 from mmunorm.norms.base import check_count
-from mmunorm.residuals import ResidualLayer
-from mmunorm.residuals.sublayer import describe
 from mmunorm.utils import PreflightError, write_text
 from projects.paper.paper.norm_record import RecordError
+
+from .residuals import ResidualLayer
+from .residuals.sublayer import describe
 
 FILE = 'layers.csv'
 MEASURES = ('gradient', 'cosine', 'active')
@@ -65,7 +66,8 @@ class LayerStatisticsHook(Hook):
                   if isinstance(module, ResidualLayer)}
         if not layers:
             raise PreflightError('LayerStatisticsHook: no layer of the model has a residual scheme; use '
-                                 'UNVisionTransformer, UNSwinTransformer or UNT2TViT as its backbone.')
+                                 'UNVisionTransformer, ResidualSwinTransformer or ResidualT2TViT as its '
+                                 'backbone.')
         self._path = Path(runner.work_dir, FILE)
         lines = self._path.read_text().splitlines()[1:] if runner.iter > 0 and self._path.exists() else []
         kept = [line for line in lines if line.count(',') == _HEADER.count(',')  # without truncated lines

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from mmunorm.utils import PreflightError
 from projects.deep.deep.layer_statistics import LayerStatisticsHook, read_layers
 from projects.paper.paper import RecordError
-from tests.runs import backbone_runner
+
+from .runs import backbone_runner
 
 HOOK = dict(type='LayerStatisticsHook', first=2, interval=3, threshold=0.05)
 

@@ -18,9 +18,9 @@ from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
-from mmunorm.residuals import RESIDUALS
 from mmunorm.utils import PreflightError
 from projects.deep.deep.figures import Quality, quality_figure
+from projects.deep.deep.residuals import RESIDUALS
 from projects.paper.paper.comparing import (
     add_comparison_arguments,
     check_settings,

@@ -1,7 +1,7 @@
 """Small Transformers in float64, and batches of sentences for them."""
 import torch
 
-from mmunorm.residuals import RESIDUALS
+from projects.deep.deep.residuals import RESIDUALS
 from projects.translation.translation import TranslationModel, UNTransformer
 from projects.translation.translation.text.ids import EOS, PAD
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmunorm.norms import Norm
-from mmunorm.residuals import count_updates, profile_admin
-from mmunorm.residuals.sublayer import describe
 from mmunorm.utils import PreflightError
+from projects.deep.deep.residuals import count_updates, profile_admin
+from projects.deep.deep.residuals.sublayer import describe
 from projects.translation.translation.model import shifted
 from projects.translation.translation.text.ids import PAD
 

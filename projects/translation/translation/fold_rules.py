@@ -2,7 +2,7 @@
 import torch
 
 from mmunorm.fusion.rules import Example, Stream, Unties, fold_rule
-from mmunorm.residuals.fold_rules import residual_layer, stations_of
+from projects.deep.deep.residuals.fold_rules import residual_layer, stations_of
 
 from .model import TranslationModel
 from .transformer import DecoderLayer, EncoderLayer, UNTransformer

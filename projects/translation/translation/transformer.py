@@ -11,10 +11,10 @@ from mmengine.registry import MODELS
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from mmunorm import residuals
 from mmunorm.norms.base import call_norm, check_count
-from mmunorm.residuals.sublayer import Entrance, Sublayer, describe
 from mmunorm.utils import PreflightError
+from projects.deep.deep import residuals
+from projects.deep.deep.residuals.sublayer import Entrance, Sublayer, describe
 
 from .text.ids import PAD
 
@@ -170,7 +170,7 @@ class UNTransformer(BaseModule):
             `embed_dims`, `feedforward_channels` and `num_heads`. Defaults to 'base'.
         norm_cfg (dict): config of every norm. Defaults to `dict(type='UN')`, and to `dict(type='NoNorm')` for the
             schemes without norms.
-        residual_cfg (dict): config of every residual, as in :class:`mmunorm.backbones.UNVisionTransformer`. Linear
+        residual_cfg (dict): config of every residual, as in :class:`projects.deep.deep.UNVisionTransformer`. Linear
             layers start as Xavier's, unless the scheme has initial weights. Defaults to `dict(type='PreNorm')`.
         act_cfg (dict): config of the activation. Defaults to `dict(type='ReLU')`.
         dropout (float): dropout of the embedding and of each sublayer's output. Defaults to 0.1.

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmunorm.engine import ResidualHook
+from projects.deep.deep import ResidualHook
+from tests.versions import amp_on_a_cpu
 
-from ..runs import BackboneModel, backbone_runner
-from ..versions import amp_on_a_cpu
+from .runs import BackboneModel, backbone_runner
 
 BRANCH = dict(type='BranchNorm', warmup_iters=8)
 

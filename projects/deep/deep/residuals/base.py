@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from ..norms.base import call_norm
-from ..registry import Registry
-from ..utils import PreflightError
+from mmunorm.norms.base import call_norm
+from mmunorm.registry import Registry
+from mmunorm.utils import PreflightError
+
 from .clock import UpdateClock
 from .sublayer import Sublayer
 
-RESIDUALS = Registry('residual', locations=['mmunorm.residuals'])
+RESIDUALS = Registry('residual', locations=['projects.deep.deep.residuals'])
 Scale = float | Tensor | None
 
 
@@ -39,7 +41,6 @@ class StackPosition:
 
     def build_norm(self, channels: int | None = None) -> nn.Module:
         """An additional norm of the scheme; `channels` defaults to those of the stream."""
-        from mmpretrain.models.utils import build_norm_layer  # here: fuse_norms runs without it
         return build_norm_layer(self.norm_cfg, self.channels if channels is None else channels)
 
 
@@ -55,6 +56,7 @@ class Residual(nn.Module):
     Args:
         position (StackPosition): the position of the connection, made by :func:`connect`; the same for every scheme.
     """
+    decays_like_norm = True  # mmunorm's optimizer constructors apply `norm_decay_mult` to its parameters
     norm_at: ClassVar[str] = 'pre'
     without_norm: ClassVar[bool] = False  # whether the scheme makes norms unnecessary
     final_norm: ClassVar[bool] = True  # whether the stream has to be normalized after the last layer

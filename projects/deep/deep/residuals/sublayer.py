@@ -4,9 +4,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from mmcv.cnn.bricks.drop import DropPath
+from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
 from torch import Tensor, nn
 
-from ..norms.base import call_norm
+from mmunorm.norms.base import call_norm
 
 OUTER_ROLES = ('v', 'out', 'fc1', 'fc2')
 ROLES = ('q', 'k', *OUTER_ROLES)
@@ -88,7 +91,6 @@ class Sublayer:
 
     def take_drop(self) -> nn.Module:
         """Removes the stochastic depth from F, and returns it."""
-        from mmcv.cnn.bricks.drop import DropPath  # here: fuse_norms runs without it
         drop = getattr(self.drop_owner, self.drop_name)
         left = nn.Identity()
         if isinstance(drop, DropPath):
@@ -105,9 +107,6 @@ def describe(module: nn.Module) -> Sublayer:
     """
     if callable(getattr(module, 'describe', None)):
         return module.describe()
-    # Here: fuse_norms runs without them.
-    from mmcv.cnn.bricks.transformer import FFN
-    from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
     if isinstance(module, (MultiheadAttention, ShiftWindowMSA)):
         is_window = isinstance(module, ShiftWindowMSA)
         inner = module.w_msa if is_window else module

@@ -9,8 +9,8 @@ from mmpretrain.models import VisionTransformer
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import Tensor, nn
 
-from ..init import remove_biases
-from ..residuals import (
+from .init import remove_biases
+from .residuals import (
     DEFAULT_NORM_CFG,
     DEFAULT_RESIDUAL_CFG,
     ResidualLayer,

@@ -4,15 +4,16 @@ from __future__ import annotations
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from ..init import ntk_parametrize, undo_ntk
-from ..init.ntk import ntk_layers
-from ..utils import PreflightError
-from .runner import unwrapped_model
+from mmunorm.engine.runner import unwrapped_model
+from mmunorm.utils import PreflightError
+
+from .init import ntk_parametrize, undo_ntk
+from .init.ntk import ntk_layers
 
 
 @HOOKS.register_module()
 class NTKHook(Hook):
-    """Applies :func:`mmunorm.init.ntk_parametrize` during training: `custom_hooks=[dict(type='NTKHook')]`.
+    """Applies :func:`.init.ntk_parametrize` during training: `custom_hooks=[dict(type='NTKHook')]`.
 
     It is a hook, not an `init_cfg`, because the weights must be initialized or loaded before. Checkpoints contain the
     plain weights `W / sqrt(fan_in)`, so testing, folding and all other tools are unaffected. A resumed run computes W

@@ -2,11 +2,10 @@ import pytest
 import torch
 from mmpretrain.models import VisionTransformer
 
-from mmunorm.backbones import UNVisionTransformer
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms import UN
-
-from .models import assert_equals_stock, count, randomize
+from projects.deep.deep import UNVisionTransformer
+from tests.backbones.models import assert_equals_stock, count, randomize
 
 ARCH = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=24)
 SMALL = dict(arch=ARCH, img_size=32, patch_size=8)

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
+from mmengine.model import PretrainedInit
 from torch import nn
 
-from ..norms import NoNorm
-from ..norms.base import check_norm_cfg
+from mmunorm.norms import NoNorm
+from mmunorm.norms.base import DEFAULT_NORM_CFG, check_norm_cfg
+
 from .base import RESIDUALS, Residual, ResidualError, StackPosition
 from .clock import UpdateClock
 from .sublayer import describe
 
 DEFAULT_RESIDUAL_CFG = dict(type='PreNorm')
-DEFAULT_NORM_CFG = dict(type='UN')
 
 
 class ResidualLayer(nn.Module):
@@ -113,7 +114,6 @@ def initialize(model: nn.Module, layers: Sequence[ResidualLayer], embedding: nn.
     `layers` are all its layers, after :func:`connect`, and `embedding` is the linear layer, convolution or embedding
     before the first one, or None if another stack has initialized it.
     """
-    from mmengine.model import PretrainedInit  # here: fuse_norms runs without it
     cfgs = [model.init_cfg] if isinstance(model.init_cfg, dict) else model.init_cfg or []
     if any(cfg['type'] in ('Pretrained', PretrainedInit) for cfg in cfgs):
         return

@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from mmunorm.backbones import UNVisionTransformer
-from mmunorm.residuals import RESIDUALS
+from projects.deep.deep import UNVisionTransformer
+from projects.deep.deep.residuals import RESIDUALS
 
 SCHEMES = sorted(RESIDUALS.module_dict)
 WITHOUT_NORM = ('RFixup', 'ReZero', 'ScaledResidual', 'TFixup')

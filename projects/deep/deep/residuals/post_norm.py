@@ -5,7 +5,8 @@ import warnings
 
 import torch
 
-from ..norms.base import check_choice, check_count
+from mmunorm.norms.base import check_choice, check_count
+
 from .base import RESIDUALS, Residual, Scale, StackPosition
 from .clock import SCHEDULES, growth
 from .sublayer import OUTER_ROLES, ROLES
@@ -62,15 +63,14 @@ class BranchNorm(DeepNorm):
 
     t is the number of optimizer updates so far, the one buffer `update_clock.updates` of the model. At t = 0 the
     gradient of F's parameters is exactly 0; from t = T on the scheme equals PostNorm bit by bit. Evaluation uses the
-    same `a_t`. :class:`mmunorm.engine.ResidualHook` counts in mmengine's Runner,
-    :func:`mmunorm.residuals.count_updates` elsewhere. Fine-tuning continues from the checkpoint's t. Weights start as
-    DeepNorm's.
+    same `a_t`. `ResidualHook` counts in mmengine's Runner, :func:`count_updates` elsewhere. Fine-tuning continues from
+    the checkpoint's t. Weights start as DeepNorm's.
 
     Args:
         warmup_iters (int): T, the updates until the branch has its full weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
         schedule (str): 'linear', or a formula of ours for another shape of the paper's Fig. 7, 'exponential' or
-            'sigmoid'; see :func:`mmunorm.residuals.growth`. Defaults to 'linear'.
+            'sigmoid'; see :func:`growth`. Defaults to 'linear'.
     """
     needs_clock = True
 
@@ -87,7 +87,8 @@ class BranchNorm(DeepNorm):
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
             warnings.warn(
                 'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
-                "dict(type='ResidualHook') to custom_hooks, or call mmunorm.residuals.count_updates(model, optimizer).",
+                "dict(type='ResidualHook') to custom_hooks, or call projects.deep.deep.count_updates(model, "
+                'optimizer).',
                 stacklevel=2)
         return None, growth(clock.updates, self.warmup_iters, self.schedule)
 

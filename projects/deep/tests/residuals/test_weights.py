@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
-from mmunorm.residuals import profile_admin
+from projects.deep.deep import ResidualSwinTransformer, ResidualT2TViT, UNVisionTransformer
+from projects.deep.deep.residuals import profile_admin
 
 from .models import IMAGES, embed, vit
 
@@ -61,7 +61,8 @@ def test_weights_by_role_vit(scheme):
 @pytest.mark.parametrize('scheme', ['PreNorm', 'SkipInit', 'ReZero', 'LayerScale', 'ResPostNorm', 'PeriNorm',
                                     'NormFormer', 'ScaledResidual', 'DLCL'])
 def test_other_schemes_start_as_init_cfg_says(scheme):
-    model = UNT2TViT(32, embed_dims=96, num_layers=2, layer_cfgs=dict(num_heads=2), residual_cfg=dict(type=scheme))
+    model = ResidualT2TViT(
+        32, embed_dims=96, num_layers=2, layer_cfgs=dict(num_heads=2), residual_cfg=dict(type=scheme))
     model.init_weights()
     for layer in model.encoder:
         for weight in by_role(layer).values():
@@ -69,10 +70,11 @@ def test_other_schemes_start_as_init_cfg_says(scheme):
 
 
 def test_weights_by_role_swin_and_t2t_go_by_the_depth_of_the_whole_model():
-    swin = UNSwinTransformer(
+    swin = ResidualSwinTransformer(
         dict(embed_dims=48, depths=[1, 2], num_heads=[2, 4]), img_size=32, window_size=4, out_indices=(1, ),
         residual_cfg=dict(type='DeepNorm'))
-    t2t = UNT2TViT(32, embed_dims=96, num_layers=3, layer_cfgs=dict(num_heads=2), residual_cfg=dict(type='DeepNorm'))
+    t2t = ResidualT2TViT(
+        32, embed_dims=96, num_layers=3, layer_cfgs=dict(num_heads=2), residual_cfg=dict(type='DeepNorm'))
     for model in (swin, t2t):
         model.init_weights()
     blocks = [block for stage in swin.stages for block in stage.blocks]

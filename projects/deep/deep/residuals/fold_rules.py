@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from ..fusion.rules import Factor, Station
+from mmunorm.fusion.rules import Factor, Station
+
 from .connect import ResidualLayer
 from .sublayer import describe
 

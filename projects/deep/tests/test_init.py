@@ -11,9 +11,15 @@ from torch import nn
 
 import mmunorm
 from mmunorm import init
-from mmunorm.init import ScaledActivation, activation_gain, keep_second_moment_, ntk_parametrize, remove_biases, sample_
-
-from ..fusion.models import assert_folds, vit_classifier
+from projects.deep.deep.init import (
+    ScaledActivation,
+    activation_gain,
+    keep_second_moment_,
+    ntk_parametrize,
+    remove_biases,
+    sample_,
+)
+from tests.fusion.models import assert_folds, vit_classifier
 
 ACTIVATIONS = ['ReLU', 'GELU', 'SiLU', 'SELU', 'Tanh']
 

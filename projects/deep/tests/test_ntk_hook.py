@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from mmunorm.init import ntk_parametrize
 from mmunorm.utils import PreflightError
+from projects.deep.deep.init import ntk_parametrize
 
-from ..runs import BackboneModel, backbone_runner
+from .runs import BackboneModel, backbone_runner
 
 
 def test_trains_as_a_parametrized_model_does(tmp_path):

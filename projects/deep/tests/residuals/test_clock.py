@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmunorm.backbones import UNSwinTransformer
-from mmunorm.residuals import count_updates, growth
+from projects.deep.deep import ResidualSwinTransformer
+from projects.deep.deep.residuals import count_updates, growth
+from tests.versions import CPUGradScaler
 
-from ..versions import CPUGradScaler
 from .models import IMAGES, vit
 
 LINEAR = dict(type='BranchNorm', warmup_iters=8)
@@ -37,7 +37,7 @@ def test_growth_by_its_formula(t, warmup_iters):
 
 @pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
 def test_counts_optimizer_steps_and_no_forward_passes():
-    model = UNSwinTransformer(
+    model = ResidualSwinTransformer(
         dict(embed_dims=8, depths=[2], num_heads=[2]), img_size=32, window_size=4, out_indices=(0, ), with_cp=True,
         residual_cfg=LINEAR).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmunorm.residuals import count_updates, profile_admin
+from projects.deep.deep.residuals import count_updates, profile_admin
+from tests import processes
+from tests.versions import is_one_graph
 
-from .. import processes
-from ..versions import is_one_graph
 from .models import IMAGES, vit
 
 

@@ -1,20 +1,20 @@
 """Combinations that cannot be meant, and what the errors say."""
 import pytest
 
-from mmunorm.backbones import UNSwinTransformer, UNT2TViT, UNVisionTransformer
 from mmunorm.norms import NoNorm
-from mmunorm.residuals import ResidualError
-from mmunorm.residuals.sublayer import describe
 from mmunorm.utils import PreflightError
+from projects.deep.deep import ResidualSwinTransformer, ResidualT2TViT, UNVisionTransformer
+from projects.deep.deep.residuals import ResidualError
+from projects.deep.deep.residuals.sublayer import describe
 
 from .models import WITHOUT_NORM, vit
 
 ARCH = dict(embed_dims=8, num_layers=2, num_heads=2, feedforward_channels=12)
 BUILDERS = {
     'vit': lambda **cfg: UNVisionTransformer(ARCH, img_size=16, patch_size=8, **cfg),
-    'swin': lambda **cfg: UNSwinTransformer(
+    'swin': lambda **cfg: ResidualSwinTransformer(
         dict(embed_dims=8, depths=[1, 1], num_heads=[2, 2]), img_size=32, window_size=4, out_indices=(1, ), **cfg),
-    't2t': lambda **cfg: UNT2TViT(32, embed_dims=12, num_layers=2, layer_cfgs=dict(num_heads=2), **cfg),
+    't2t': lambda **cfg: ResidualT2TViT(32, embed_dims=12, num_layers=2, layer_cfgs=dict(num_heads=2), **cfg),
 }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
-from ..norms import OfflineNorm
+from mmunorm.norms import OfflineNorm
+
 from .base import RESIDUALS, Scale, StackPosition
 from .post_norm import PostNorm
 
@@ -44,7 +46,6 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
     Raises:
         ValueError: `model` has no Admin connection or is in eval mode, or `run` does not run each of them once.
     """
-    from mmengine.dist import all_reduce  # here: fuse_norms runs without it
     connections = admins(model)
     if not connections:
         raise ValueError(f'model: {type(model).__name__} has no Admin connection')

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..norms.base import call_norm
+from mmunorm.norms.base import call_norm
+
 from .base import RESIDUALS, Residual, ResidualError, Scale, StackPosition
 from .sublayer import OUTER_ROLES, Sublayer
 
@@ -100,6 +101,7 @@ class SubLN(PreNorm):
 
 class HeadScale(nn.Module):
     """Scales the output of each attention head by a learned number: `weight` `(heads,)`, which starts at 1."""
+    decays_like_norm = True
 
     def __init__(self, num_heads: int):
         super().__init__()

@@ -13,11 +13,10 @@ from torch.nn.utils import parametrizations
 from mmunorm import fuse_norms
 from mmunorm.checkpoints.folded import folded_config, folded_made, folded_norms
 from mmunorm.fusion import NotFoldedError
-from mmunorm.residuals import RESIDUALS
-from mmunorm.residuals.base import FoldedResidual
-
-from . import models
-from .models import UN, assert_equal, assert_folds, norms, outputs, randomize
+from projects.deep.deep.residuals import RESIDUALS
+from projects.deep.deep.residuals.base import FoldedResidual
+from tests.fusion import models
+from tests.fusion.models import UN, assert_equal, assert_folds, norms, outputs, randomize
 
 POST = ('PostNorm', 'DeepNorm', 'BranchNorm', 'Admin', 'DSInit')
 WITHOUT_NORM = ('RFixup', 'ReZero', 'ScaledResidual', 'TFixup')
@@ -36,7 +35,8 @@ def vit(*args, **kwargs):
 
 
 def swin_cfg(scheme, **kwargs):
-    return models.classifier_cfg(models.swin_backbone(residual_cfg=dict(type=scheme), **kwargs), 16)
+    backbone = models.swin_backbone(type='ResidualSwinTransformer', residual_cfg=dict(type=scheme), **kwargs)
+    return models.classifier_cfg(backbone, 16)
 
 
 def swin(scheme, **kwargs):
@@ -70,11 +70,12 @@ def test_what_reads_the_stream(kwargs, number):
 @pytest.mark.parametrize('scheme', ['PostNorm', 'BranchNorm'])
 def test_other_post_norm_backbones_lose_every_norm_with_padded_windows_and_merging(scheme):
     assert_folds(prepared(swin(scheme, pad_small_map=True)), (32, 32), (37, 51), (60, 20), count=11, gamma='none')
-    residual = dict(residual_cfg=dict(type=scheme))
-    backbone = models.swin_backbone(out_indices=(0, 1), pad_small_map=True, **residual)
+    residual_cfg = dict(type=scheme)
+    backbone = models.swin_backbone(type='ResidualSwinTransformer', out_indices=(0, 1), pad_small_map=True,
+                                    residual_cfg=residual_cfg)
     assert_folds(prepared(models.detector(backbone=backbone)), (64, 64), (37, 51), count=12, gamma='none')
     for final_norm in (False, True):
-        model = models.t2t_classifier(final_norm=final_norm, **residual)
+        model = models.t2t_classifier(type='ResidualT2TViT', final_norm=final_norm, residual_cfg=residual_cfg)
         assert_folds(prepared(model), (32, 32), count=8 + final_norm, gamma='none')
 
 
@@ -292,3 +293,12 @@ def test_a_norm_that_stays_keeps_its_branch_weight():
     state = copy.deepcopy(model.state_dict())
     assert not fuse_norms(model, layer_norms='keep').folded
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize('keep', [lambda y: y * 2, lambda y: y + y, copy.deepcopy])
+def test_a_hook_that_reads_a_residual_stream_keeps_its_norms(keep):
+    model, features = vit('PostNorm'), []
+    model.backbone.layers[0].register_forward_hook(lambda module, args, y: features.append(keep(y)))
+    report = models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64), gamma='none')
+    assert 'backbone.layers.0.ln2' in [fold.norm for fold in report.kept]
+    models.assert_equal(features[-1:], features[:1])

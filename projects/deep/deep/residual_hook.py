@@ -6,10 +6,11 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ..residuals import BranchNorm, count_updates, profile_admin
-from ..residuals.admin import admins
-from ..residuals.clock import clocks
-from .runner import unwrapped_model
+from mmunorm.engine.runner import unwrapped_model
+
+from .residuals import BranchNorm, count_updates, profile_admin
+from .residuals.admin import admins
+from .residuals.clock import clocks
 
 
 @HOOKS.register_module()

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from ..registry import MODELS
+from mmunorm.registry import MODELS
 
 ACTIVATIONS = {'ReLU': nn.ReLU, 'GELU': nn.GELU, 'SiLU': nn.SiLU, 'SELU': nn.SELU, 'Tanh': nn.Tanh}
 MODES = ('fan_in', 'fan_out', 'fan_avg')
@@ -69,7 +69,7 @@ def keep_second_moment_(weight: Tensor, activation: str | None = None, distribut
     Args:
         weight: `(out, in, ...)`, any floating dtype.
         activation: name of the activation before the layer, one of ReLU, GELU, SiLU, SELU and Tanh, or None.
-        distribution: as in :func:`mmunorm.init.sample_`.
+        distribution: as in :func:`sample_`.
         mode: 'fan_in', 'fan_out', or 'fan_avg', the mean of both.
 
     Raises:
