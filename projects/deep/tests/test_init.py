@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 import mmunorm
-from mmunorm import init
+from projects.deep.deep import init
 from projects.deep.deep.init import (
     ScaledActivation,
     activation_gain,
