@@ -29,13 +29,13 @@ from PIL import Image
 from torch import nn
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
 

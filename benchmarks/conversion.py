@@ -35,6 +35,7 @@ from mmunorm.engine.calibration import samples_of, test_metrics, training_batche
 from mmunorm.engine.distillation import adapt_backbone
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, RunError, write_text
 from projects.paper.paper.curves import curves_figure, read_scalars
 from projects.paper.paper.layout import save
@@ -292,12 +293,9 @@ def write_results(args, runs, starts):
     lines = []
     for key in keys:
         digits = 3 if key.startswith('coco/') else 2
-        lines += [f'| {key} | {" | ".join(conditions)} |', '|---' * (1 + len(conditions)) + '|']
-        for way in dict.fromkeys(row[0] for row in rows):
-            cells = (cell([row[4] for row in rows if row[:1] + row[2:4] == (way, condition, key)], digits)
-                     for condition in conditions)
-            lines.append(f'| {way} | {" | ".join(cells)} |')
-        lines.append('')
+        lines += [*markdown_table([key, *conditions], (
+            [way, *(cell([row[4] for row in rows if row[:1] + row[2:4] == (way, condition, key)], digits)
+                    for condition in conditions)] for way in dict.fromkeys(row[0] for row in rows))), '']
     write_text(args.out / 'conversion.md', '\n'.join(lines))
     if curves:
         save(curves_figure({'': curves}, keys, f'From LayerNorm to UN: {args.task}'), args.out / 'conversion.png')

@@ -20,7 +20,7 @@ import torch
 
 from mmunorm.benchmark.files import measure_formats
 from mmunorm.benchmark.models import EXACT, LN
-from mmunorm.benchmark.output import markdown_table, quartiles, speed_beside
+from mmunorm.benchmark.output import quartiles, speedup
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, threads
 from mmunorm.config.models import build_model
@@ -31,6 +31,7 @@ from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import batch_of
 from mmunorm.norms import OfflineNorm
+from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 from projects.paper.paper.curves import NORM_COLOURS
 from projects.paper.paper.figures import small_labels
@@ -112,7 +113,7 @@ def table(rows):
             row = pair[norm]
             cells.append(row['error'] or f'{row["latency_ms"]["median"]:.4g} '
                          f'[{row["latency_ms"]["low"]:.4g}, {row["latency_ms"]["high"]:.4g}]')
-        cells += [speed_beside(pair[norm]['to_baseline']) if 'to_baseline' in pair[norm] else ''
+        cells += [speedup(pair[norm]['to_baseline']) if 'to_baseline' in pair[norm] else ''
                   for norm in NORMS[1:]]
         cells.append(f'{pair["UN"]["size"] / 1e6:.3g}' if 'size' in pair['UN'] else '')
         lines.append(cells)

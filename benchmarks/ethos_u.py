@@ -16,11 +16,11 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 # isort: split
 from deployed_speed import NETWORKS, NORMS, ROOT, subject_of
 
-from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of
 from mmunorm.deploy.images import Samples
+from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 
 ACCELERATORS = ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')

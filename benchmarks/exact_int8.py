@@ -23,7 +23,7 @@ from torch import nn
 
 from mmunorm import export, fuse_norms
 from mmunorm.benchmark.environment import environment
-from mmunorm.benchmark.measure import Race
+from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
 
 ROOT = Path(__file__).parent.parent
@@ -94,10 +94,10 @@ def main(argv=None):
                              simulated=run.meta.get('bits')))
             print(rows[-1], flush=True)
         for threads in (1, 2) if args.rounds else ():
-            race = Race({form: partial(ExportedModel(path, threads), pixels[:1]) for form, path in paths.items()},
-                        torch.device('cpu'))
-            race.time(2)
-            for form, seconds in race.time(args.rounds).items():
+            timer = InterleavedTimer({form: partial(ExportedModel(path, threads), pixels[:1])
+                                      for form, path in paths.items()}, torch.device('cpu'))
+            timer.time(2)
+            for form, seconds in timer.time(args.rounds).items():
                 rows.append(dict(form=form, threads=threads, seconds=seconds, load=os.getloadavg()[0]))
                 print(form, threads, f'threads: median {1000 * np.median(seconds):.1f} ms, least '
                       f'{1000 * min(seconds):.1f} ms, load {rows[-1]["load"]:.1f}', flush=True)

@@ -20,7 +20,7 @@ import torch
 import torchvision
 
 from mmunorm import compare, convert_norms, export, fuse_norms
-from mmunorm.benchmark.measure import Race
+from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def measured(name, rounds, folder):
             runs[run] = partial(ExportedModel(path, 1), images[:1].numpy())
     for run in runs.values():
         run()
-    times = Race(runs, torch.device('cpu')).time(rounds)
+    times = InterleavedTimer(runs, torch.device('cpu')).time(rounds)
     ms = {run: [1000 * each for each in seconds] for run, seconds in times.items()}
     return dict(row, ms=ms, torch=torch.__version__, cpu=re.search(
         r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())[1])

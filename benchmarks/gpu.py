@@ -34,9 +34,9 @@ from fuse_models import result_file as fusion_file
 from norm_layers import ROOT
 
 from mmunorm.benchmark.environment import device_name, environment, result_file
-from mmunorm.benchmark.output import markdown_table
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, write_text
 from projects.paper.paper.curves import read_scalars
 

@@ -49,15 +49,15 @@ def measured(models, plain, cfg, amp, mode, batch, args):
     settings = Settings(batch_size=batch, device=args.device, amp=None if amp == 'none' else amp,
                         shape=tuple(args.shape or task.default_shape(cfg, where.type)), repeat=args.rounds)
     with torch.no_grad():
-        race, _ = prepare(models, plain, task, settings, where, [])
+        timer, _ = prepare(models, plain, task, settings, where, [])
         if mode == 'compiled':
             for model in models.values():
                 task.compile(model)
-        race.time(3 if mode == 'compiled' else 1)
-        memory = race.each(lambda name: measure.peak_memory(race.runs[name], where))
-        seconds = race.time(args.rounds)
+        timer.time(3 if mode == 'compiled' else 1)
+        memory = timer.call_each(lambda name: measure.peak_memory(timer.runs[name], where))
+        seconds = timer.time(args.rounds)
     for name in models:
-        row = dict(norm=name, error=measure.OUT_OF_MEMORY if name in race.failed else None)
+        row = dict(norm=name, error=measure.OUT_OF_MEMORY if name in timer.failed else None)
         if not row['error']:
             row.update(images_per_second=batch / statistics.median(seconds[name]), peak_memory=memory[name])
             if LN in seconds:

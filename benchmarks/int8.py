@@ -72,7 +72,7 @@ def measure(config, checkpoint, args, folder):
     arrays = batch_of(test_images(cfg, args.num_images), meta)
     exact = None
     openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
-    openers |= {VARIANTS[name][1].label: lambda name=name: subject.made(name)[0]() for name in args.formats}
+    openers |= {VARIANTS[name][1].label: lambda name=name: subject.export(name)[0]() for name in args.formats}
     for form, open_session in openers.items():
         try:
             runner = ExportedModel(open_session())

@@ -93,8 +93,8 @@ def make_step(name, channels, x, dy, compiled):
 
 def steps_per_turn(step, device):
     """The number of steps that take a few milliseconds."""
-    race = measure.Race({'': step}, device)
-    seconds = min(race.seconds('') for _ in range(5))
+    timer = measure.InterleavedTimer({'': step}, device)
+    seconds = min(timer.seconds('') for _ in range(5))
     return max(1, round(5e-3 / seconds))
 
 
@@ -115,8 +115,8 @@ def measure_norms(names, shape, dtype, device, mode, args):
     memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
     times = steps_per_turn(steps[LN], device)
     clock = time.process_time if args.clock == 'cpu' else time.perf_counter
-    race = measure.Race({name: repeated(step, times) for name, step in steps.items()}, device, clock)
-    seconds = race.time(args.rounds)
+    timer = measure.InterleavedTimer({name: repeated(step, times) for name, step in steps.items()}, device, clock)
+    seconds = timer.time(args.rounds)
     for name in names:
         yield dict(
             norm=name, shape=list(shape), dtype=str(dtype).removeprefix('torch.'), mode=mode,

@@ -27,9 +27,9 @@ from tqdm import tqdm
 
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
-from mmunorm.benchmark.measure import Race
-from mmunorm.benchmark.output import markdown_table
+from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
 
 ROOT = Path(__file__).parent.parent
@@ -180,10 +180,10 @@ def main(argv=None):
                 paths[name, form] = path
                 measure(name, form, InFile(path))
         for threads in (1, 2) if args.rounds else ():
-            race = Race({key: partial(InFile(path, threads), ranges[:1]) for key, path in paths.items()},
+            timer = InterleavedTimer({key: partial(InFile(path, threads), ranges[:1]) for key, path in paths.items()},
                         torch.device('cpu'))
-            race.time(3)
-            for (name, form), seconds in race.time(args.rounds).items():
+            timer.time(3)
+            for (name, form), seconds in timer.time(args.rounds).items():
                 rows.append(dict(model=name, form=form, threads=threads, seconds=seconds))
                 print(name, form, threads, f'{1000 * torch.tensor(seconds).median():.1f} ms', flush=True)
     with open(args.out / 'real_vit.jsonl', 'a') as file:

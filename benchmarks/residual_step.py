@@ -63,7 +63,7 @@ def main(argv=None):
     for name in args.models:
         for norm in args.norms:
             steps = {scheme: make_step(scheme, norm, MODELS[name], args) for scheme in SCHEMES}
-            seconds = measure.Race(steps, device, clock).time(args.rounds)
+            seconds = measure.InterleavedTimer(steps, device, clock).time(args.rounds)
             for scheme in SCHEMES:
                 ratio = measure.ratio(seconds[scheme], seconds['PostNorm'])
                 rows.append(dict(

@@ -45,9 +45,10 @@ def main(argv=None):
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             steps[name]()
         calls[name] = sum(each.count for each in seen.key_averages() if each.key.startswith('aten::'))
-    race = measure.Race({name: repeated(step, STEPS) for name, step in steps.items()}, device, time.process_time)
-    race.time(2)
-    seconds = race.time(args.rounds)
+    timer = measure.InterleavedTimer({name: repeated(step, STEPS) for name, step in steps.items()}, device,
+                                     time.process_time)
+    timer.time(2)
+    seconds = timer.time(args.rounds)
     path = result_file(args.out, 'tiny_layer', device)
     rows = [dict(norm=name, tokens=TOKENS, channels=CHANNELS, calls=calls[name], rounds=args.rounds,
                  seconds=statistics.median(seconds[name]) / STEPS, least=min(seconds[name]) / STEPS,

@@ -113,7 +113,7 @@ def main(argv=None):
             steps[WITHOUT_TRITON] = without_triton(make_step(UN, images, mode, amp, args))
         memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
         clock = time.process_time if args.clock == 'cpu' else time.perf_counter
-        seconds = measure.Race(steps, device, clock).time(args.rounds)
+        seconds = measure.InterleavedTimer(steps, device, clock).time(args.rounds)
         for name in steps:
             rows.append(dict(
                 norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=amp, mode=mode,

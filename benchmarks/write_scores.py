@@ -24,6 +24,7 @@ from mmengine.config import Config
 from mmunorm.benchmark.environment import device_name
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
+from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 from projects.paper.paper.runs import FAIL, STRESSED
 
@@ -113,15 +114,15 @@ def table(name, data):
     """A table in Markdown."""
     spec = TABLES[name]
     header = [*spec['labels'], *spec['columns']]
-    lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+    rows = []
     for label, wanted in spec['rows'].items():
         cells = []
         for column in spec['columns'].values():
             form, rest = split(column)
             cells.append(cell(selected(data, spec['where'], wanted, rest), **form))
         labels = label if isinstance(label, tuple) else (label, )
-        lines.append(f'| {" | ".join([*labels, *cells])} |')
-    return '\n'.join(lines) + '\n'
+        rows.append([*labels, *cells])
+    return '\n'.join(markdown_table(header, rows)) + '\n'
 
 
 def written(text, data):

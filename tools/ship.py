@@ -242,7 +242,7 @@ def main(argv=None):
     report = args.out / 'report.html'
     ship_report.write_report(
         report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds, losses,
-        str(fusion), ship_report.draw_beside(dataset, runners))
+        str(fusion), ship_report.draw_predictions(dataset, runners))
     print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
     if args.to != EXACT and any(outcome.left[outcome.name]):
         print(f'NOT ALL NORMS ARE GONE: {outcome.norms_left}')

@@ -20,6 +20,7 @@ from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, RunError, whole_file, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,16 +124,16 @@ def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
 
 def markdown(made: dict[str, dict]) -> str:
     """The list as a page: logs and weights are in the folder of their model."""
-    lines = ['| model | config | score | log | weights | sha256 begins |', '|---|---|---|---|---|---|']
+    rows = []
     for recipe in RECIPES:
         entry = made.get(recipe.name)
         if entry is None:
-            lines.append(f'| {recipe.name} | `{recipe.config}` | not made here | | | |')
+            rows.append([recipe.name, f'`{recipe.config}`', 'not trained here'])
             continue
         score = ', '.join(f'{label} {value:g}' for label, value in entry['score'].items())
         log, weights = (Path(entry[key]).name for key in ('log', 'weights'))
-        lines.append(f'| {recipe.name} | `{recipe.config}` | {score} | `{log}` | `{weights}` | '
-                     f'`{entry["sha256"][:12]}` |')
+        rows.append([recipe.name, f'`{recipe.config}`', score, f'`{log}`', f'`{weights}`', f'`{entry["sha256"][:12]}`'])
+    lines = markdown_table(['model', 'config', 'score', 'log', 'weights', 'sha256 begins'], rows)
     lines += ['', '```bash', *(made[recipe.name]['command'] for recipe in RECIPES if recipe.name in made), '```', '']
     lines += [f'- {name}: {entry["cpu"]}, {entry["date"]}' for name, entry in made.items()]
     return '\n'.join(lines) + '\n'

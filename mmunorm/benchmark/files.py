@@ -12,10 +12,11 @@ import torch
 from matplotlib.figure import Figure
 
 from ..deploy.formats import FORMATS, VARIANTS
+from ..tables import markdown_table
 from ..utils import PreflightError
 from .environment import environment
-from .measure import OUT_OF_MEMORY, Race, ratio, speed
-from .output import draw_bars, markdown_table, quartiles, speed_beside, speed_cell
+from .measure import OUT_OF_MEMORY, InterleavedTimer, ratio, speed
+from .output import draw_bars, quartiles, speed_cell, speedup
 from .subjects import Subject
 from .workers import Worker
 
@@ -55,38 +56,38 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
                 key, row = (subject.name, name), dict(model=subject.name, format=name, label=VARIANTS[name][1].label)
                 rows.append(row)
                 try:
-                    openers[key], row['size'] = subject.made(name)
+                    openers[key], row['size'] = subject.export(name)
                     worker = start(key)
                 except PreflightError as error:
                     row['error'] = str(error)
                     continue
                 row['error'], row['metrics'] = None, metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
-        again = next((row for row in reversed(rows) if row['error'] is None), None)
-        if again:
-            openers['control'] = openers[again['model'], again['format']]
+        last = next((row for row in reversed(rows) if row['error'] is None), None)
+        if last:
+            openers['control'] = openers[last['model'], last['format']]
             start('control')
-        race = Race({key: partial(worker.seconds, *arrays) for key, worker in workers.items()}, torch.device('cpu'),
-                    clock=None)
-        race.time(2, 'warming up')
-        seconds = race.time(repeat, 'measuring')
+        timer = InterleavedTimer({key: partial(worker.seconds, *arrays) for key, worker in workers.items()},
+                                 torch.device('cpu'), clock=None)
+        timer.time(2, 'warming up')
+        seconds = timer.time(repeat, 'measuring')
 
     batch, _, *shape = subjects[0].exportable.meta['shape']
     for row in rows:
-        if row['error'] is None and (row['model'], row['format']) in race.failed:
+        if row['error'] is None and (row['model'], row['format']) in timer.failed:
             row['error'] = OUT_OF_MEMORY
         if row['error'] is not None:
             continue
-        own = row['seconds'] = seconds[row['model'], row['format']]
-        row.update(speed(own, batch))
+        times = row['seconds'] = seconds[row['model'], row['format']]
+        row.update(speed(times, batch))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
-            row['to_baseline'] = ratio(base, own)
+            row['to_baseline'] = ratio(base, times)
         chosen, form = VARIANTS[row['format']]
         if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
-            row['to_float'] = ratio(in_float, own)
+            row['to_float'] = ratio(in_float, times)
     control = None
-    if 'control' in seconds and again['error'] is None:
-        control = dict(model=again['model'], label=again['label'], ratio=ratio(again['seconds'], seconds['control']))
-    packages = [name for each in FORMATS.values() for name in each.run_packages if find_spec(name)]
+    if 'control' in seconds and last['error'] is None:
+        control = dict(model=last['model'], label=last['label'], ratio=ratio(last['seconds'], seconds['control']))
+    packages = [name for chosen in FORMATS.values() for name in chosen.run_packages if find_spec(name)]
     return dict(
         title=subjects[-1].name, baseline=subjects[0].name if len(subjects) > 1 else None, batch=batch, shape=shape,
         threads=subjects[0].threads, repeat=max(map(len, seconds.values()), default=0),
@@ -136,7 +137,7 @@ def _cells(row: dict) -> list[str]:
     metrics = main_metrics(row['metrics'])
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               speed_cell(row['throughput']), f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
-    return [*cells, speed_beside(row['to_baseline'])] if 'to_baseline' in row else cells
+    return [*cells, speedup(row['to_baseline'])] if 'to_baseline' in row else cells
 
 
 def chart(result: dict) -> Figure:

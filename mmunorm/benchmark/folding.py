@@ -81,23 +81,23 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
-        race, differences = prepare(models, plain, task, settings, device, notes)
-        counted = race.each(lambda name: measure.count(models[name], race.runs[name]))
+        timer, differences = prepare(models, plain, task, settings, device, notes)
+        counted = timer.call_each(lambda name: measure.count(models[name], timer.runs[name]))
         if settings.compile:
             torch._dynamo.reset()
             allow_recompilations(64)
             what = [task.compile(model) for model in models.values()][0]
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')
-        race.time(settings.warmup, 'warming up')
-        memory = race.each(lambda name: measure.peak_memory(race.runs[name], device))
-        seconds = race.time(settings.repeat, 'measuring')
+        timer.time(settings.warmup, 'warming up')
+        memory = timer.call_each(lambda name: measure.peak_memory(timer.runs[name], device))
+        seconds = timer.time(settings.repeat, 'measuring')
         settings.repeat = max(map(len, seconds.values()), default=0)
 
     rows = []
     for name, model in models.items():
         row = dict(name=name, error=None, parameters=sum(p.numel() for p in model.parameters()))
-        if name in race.failed:
+        if name in timer.failed:
             row['error'] = measure.OUT_OF_MEMORY
         else:
             norm_calls, scale_calls, flops = counted[name]
@@ -115,7 +115,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
 
 
 def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
-            device: torch.device, notes: list[str]) -> tuple[measure.Race, dict[str, dict]]:
+            device: torch.device, notes: list[str]) -> tuple[measure.InterleavedTimer, dict[str, dict]]:
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded models."""
     for model in models.values():
         model.to(device)
@@ -127,20 +127,20 @@ def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, sett
         with precision(device, settings.amp):
             return method(*args)
 
-    race = measure.Race({name: partial(call, task.run, model) for name, model in models.items()}, device)
-    everyone, differences, reference = list(models.values()), {}, None
+    timer = measure.InterleavedTimer({name: partial(call, task.run, model) for name, model in models.items()}, device)
+    all_models, differences, reference = list(models.values()), {}, None
     for name in dict.fromkeys((LN, plain)):  # the last is the reference
-        outputs = race.each(lambda name: call(task.outputs, models[name]), (name, folded_name(name)))
+        outputs = timer.call_each(lambda name: call(task.outputs, models[name]), (name, folded_name(name)))
         if len(outputs) == 2:
             differences[folded_name(name)] = measure.largest_difference(outputs[folded_name(name)], outputs[name])
         reference = outputs.get(name) or outputs.get(folded_name(name)) or reference
     if reference:
-        task.equalize(everyone, reference)
+        task.equalize(all_models, reference)
     for name in (plain, folded_name(plain), LN, EXACT, NORM_FREE):
-        if done := race.each(lambda name: call(task.calibrate, models[name], everyone), [name]):
-            notes += done[name]
+        if calibrated := timer.call_each(lambda name: call(task.calibrate, models[name], all_models), [name]):
+            notes += calibrated[name]
             break
-    return race, differences
+    return timer, differences
 
 
 def precision(device: torch.device, amp: str | None) -> AbstractContextManager:

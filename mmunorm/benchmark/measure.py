@@ -22,7 +22,7 @@ BUDGET_SECONDS = 45
 ROUNDS = (5, 100)
 
 
-class Race:
+class InterleavedTimer:
     """Runs several functions in rotation and drops those that run out of memory.
 
     Args:
@@ -39,7 +39,7 @@ class Race:
         self.runs, self.device, self.clock = runs, device, clock
         self.failed: set[str] = set()
 
-    def each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
+    def call_each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
         """Calls `action(name)` for each name that has not failed, in order; the results exclude new failures."""
         results = {}
         for name in self.runs if names is None else names:
@@ -87,7 +87,7 @@ class Race:
             first = i % len(order)
             if i and first == 0:
                 generator.shuffle(order)
-            for name, value in self.each(self.seconds, order[first:] + order[:first]).items():
+            for name, value in self.call_each(self.seconds, order[first:] + order[:first]).items():
                 seconds[name].append(value)
         return {name: values for name, values in seconds.items() if name not in self.failed}
 
@@ -100,8 +100,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Ratio of times from :meth:`Race.time`: `value` is the ratio of the medians; `low` and `high` are the quartiles
-    of the ratios of single rounds.
+    """Ratio of times from :meth:`InterleavedTimer.time`: `value` is the ratio of the medians; `low` and `high` are the
+    quartiles of the ratios of single rounds.
     """
     seconds, others = np.array(seconds), np.array(others)
     low, high = np.percentile(seconds / others, (25, 75))

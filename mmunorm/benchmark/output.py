@@ -1,8 +1,9 @@
-"""Results of a benchmark as a Markdown table, a chart and files."""
+"""Results of a benchmark as text, a chart and files."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from ..utils import whole_file, write_text
 
+NO_DIFFERENCE = 'no difference that this machine can show'
 # Okabe and Ito's colour-blind safe palette, without yellow, which is hard to see on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 
@@ -19,22 +21,21 @@ def quartiles(ratio: dict[str, float]) -> str:
     return f'{ratio["value"]:.3f} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
 
 
-def speed_beside(ratio: dict[str, float]) -> str:
-    """Formats a ratio of speeds; states that there is no significant difference if the quartiles span 1."""
-    if ratio['low'] <= 1 <= ratio['high']:
-        return f'no difference that this machine can show [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
+def speedup(ratio: dict[str, float], control: dict[str, float] | None = None) -> str:
+    """Formats a ratio of speeds, or states that it shows no difference.
+
+    It shows none if its quartiles span 1, or if it is not further from 1 than `control`, the ratio of the same file in
+    two processes.
+    """
+    if ratio['low'] <= 1 <= ratio['high'] or (
+            control and abs(math.log(ratio['value'])) <= abs(math.log(control['value']))):
+        return f'{NO_DIFFERENCE} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'
     return quartiles(ratio)
 
 
 def speed_cell(throughput: dict[str, float]) -> str:
     """The median of images/s with its quartiles."""
     return f'{throughput["median"]:.4g} [{throughput["low"]:.4g}, {throughput["high"]:.4g}]'
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; missing cells at the end of a row are dashes."""
-    rows = [[*cells, *['-'] * (len(columns) - len(cells))] for cells in rows]
-    return [f'| {" | ".join(columns)} |', '|---' * len(columns) + '|', *(f'| {" | ".join(cells)} |' for cells in rows)]
 
 
 def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | float]], label: str) -> None:

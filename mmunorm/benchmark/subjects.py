@@ -41,13 +41,13 @@ class Subject:
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
 
-    def give(self, name: str, file: Path) -> None:
-        """Sets an existing exported file for a form, so that :meth:`made` does not export it."""
+    def use_file(self, name: str, file: Path) -> None:
+        """Sets an existing exported file for a form, so that :meth:`export` does not write it."""
         chosen, _ = VARIANTS[name]
         for source, copy in zip(chosen.files(file), chosen.files(self._path(name)), strict=True):
             shutil.copyfile(source, copy)
 
-    def made(self, name: str) -> tuple[Callable[[], Session], int]:
+    def export(self, name: str) -> tuple[Callable[[], Session], int]:
         """A function that opens a form of the model from `VARIANTS`, and its size in bytes. Exports it the first time.
 
         Raises:

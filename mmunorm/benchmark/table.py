@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from ..tables import markdown_table
 from ..utils import plural
 from .measure import ratio, speed
 from .models import LN
-from .output import draw_bars, markdown_table, speed_beside, speed_cell
+from .output import draw_bars, speed_cell, speedup
 
 COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M',
            'GFLOPs/image', 'norm calls', 'largest difference')
@@ -58,7 +59,7 @@ def _cells(row: dict) -> list[str]:
 
     cells = [
         row['name'], speed_cell(row['throughput']),
-        speed_beside(ratios['throughput']) if ratios and row['name'] != LN else '-',
+        speedup(ratios['throughput']) if ratios and row['name'] != LN else '-',
         f'{row["latency_ms"]["median"]:.4g}',
         with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
         with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),

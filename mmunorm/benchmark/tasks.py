@@ -146,8 +146,8 @@ def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:
     def extract_feat(images: Tensor):
         features = extract(images)
         # In place, so that the model's own maps stay in memory for the usual time.
-        for own, same in zip(_tensors(features), reference, strict=True):
-            own.copy_(same)
+        for feature, replacement in zip(_tensors(features), reference, strict=True):
+            feature.copy_(replacement)
         return features
 
     model.extract_feat = extract_feat

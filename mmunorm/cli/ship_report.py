@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
-import jinja2
 import numpy as np
 
 from ..benchmark.files import main_metrics
-from ..benchmark.output import quartiles
+from ..benchmark.output import NO_DIFFERENCE, quartiles, speedup
 from ..deploy.exported import ExportedModel
 from ..utils import write_text
 from .images import Object, draw_objects, objects_in, read_image
+from .page import render_page
 from .shipping import Stage
 
 NUM_IMAGES = 4
@@ -59,24 +59,24 @@ class Outcome:
     def speed(self, row: dict) -> str:
         """A row's speed beside LayerNorm's; empty if LayerNorm has no file."""
         control = self.result['control']
-        return faster(row['to_baseline'], control and control['ratio']['value']) if 'to_baseline' in row else ''
+        return versus_layer_norm(row['to_baseline'], control and control['ratio']) if 'to_baseline' in row else ''
 
     def conclusion(self) -> list[str]:
         """Sentences: speed, accuracy, norms, size, and how to use the file."""
         lines, row = [], self.measured(self.name, self.row)
-        models = {name: each for name in self.left if (each := self.measured(name, self.row))}
+        models = {name: found for name in self.left if (found := self.measured(name, self.row))}
         if row:
-            speeds = [f'{name}: {self.speed(each) or "LayerNorm has no file"}'
-                      for name, each in models.items() if name != 'LayerNorm']
+            speeds = [f'{name}: {self.speed(other) or "LayerNorm has no file"}'
+                      for name, other in models.items() if name != 'LayerNorm']
             where = f'{row["label"]} on {self.result["environment"]["cpu"]}, threads: {self.result["threads"]}'
             lines.append(f'{where}. {"; ".join(speeds)}')
         scores = dict(self.in_torch())
-        scores |= {'the file' if each is row else f'{name}, {each["label"]}': each['metrics']
-                   for name, each in models.items()}
+        scores |= {'the file' if other is row else f'{name}, {other["label"]}': other['metrics']
+                   for name, other in models.items()}
         for key in main_metrics(next(iter(scores.values()))):
             digits = same_digits([values[key] for values in scores.values()])
-            lines.append(f'{short(key)}: ' + ', '.join(f'{name} {values[key]:.{digits}f}'
-                                                       for name, values in scores.items()))
+            lines.append(f'{metric_name(key)}: ' + ', '.join(f'{name} {values[key]:.{digits}f}'
+                                                             for name, values in scores.items()))
         if self.steps:
             lines.append(f'{self.name} had {self.steps} training steps more than LayerNorm: a part of a gain in '
                          'accuracy is theirs')
@@ -102,7 +102,7 @@ class Outcome:
         digits = {key: same_digits([row[2][key] for row in rows if key in row[2]]) for key in keys}
         speeds = [row[3]['throughput']['median'] for row in rows if row[3]]
         sizes = [row[3]['size'] / 1e6 for row in rows if row[3]]
-        cells = [['', '', *map(short, keys), 'images/s', 'speed', 'MB', 'norms']]
+        cells = [['', '', *map(metric_name, keys), 'images/s', 'speed', 'MB', 'norms']]
         for model, form, values, row in rows:
             cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' if key in values else '' for key in keys)])
             cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
@@ -123,18 +123,18 @@ class Outcome:
         return notes
 
 
-def faster(ratio: dict[str, float], control: float | None = None) -> str:
-    """What a ratio of LayerNorm's time to another's says; `control` is that of one file in two processes."""
-    if ratio['low'] <= 1 <= ratio['high'] or control and abs(math.log(ratio['value'])) <= abs(math.log(control)):
-        return f'no difference that this machine can show [{ratio["low"]:.2f}, {ratio["high"]:.2f}]'
+def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None = None) -> str:
+    """Formats the ratio of LayerNorm's time to another's; `control` is that of one file in two processes."""
+    if (text := speedup(ratio, control)).startswith(NO_DIFFERENCE):
+        return text
     value, low, high = (ratio[key] for key in ('value', 'low', 'high'))
+    word = 'faster'
     if value < 1:
-        value, low, high = 1 / value, 1 / high, 1 / low
-        return f'{value:.2f}x slower than LayerNorm [{low:.2f}, {high:.2f}]'
-    return f'{value:.2f}x faster than LayerNorm [{low:.2f}, {high:.2f}]'
+        value, low, high, word = 1 / value, 1 / high, 1 / low, 'slower'
+    return f'{value:.2f}x {word} than LayerNorm [{low:.2f}, {high:.2f}]'
 
 
-def short(metric: str) -> str:
+def metric_name(metric: str) -> str:
     """The name of a metric without its group."""
     return metric.rpartition('/')[2]
 
@@ -145,7 +145,7 @@ def same_digits(values: Sequence[float]) -> int:
     return min(3, max(0, 2 - math.floor(math.log10(largest)))) if largest > 0 else 0
 
 
-def draw_beside(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
+def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
     """The ground truth of the first test images, and what models see in them; empty if the data are no image files."""
     drawn = []
     for index in range(min(NUM_IMAGES, len(dataset))):
@@ -166,7 +166,7 @@ def truth_of(info: dict, classes: Sequence[str] | None) -> list[Object]:
 
     if 'gt_label' in info:
         return [Object(int(info['gt_label']), text(int(info['gt_label'])))]
-    return [Object(each['bbox_label'], text(each['bbox_label']), each['bbox']) for each in info.get('instances', ())]
+    return [Object(box['bbox_label'], text(box['bbox_label']), box['bbox']) for box in info.get('instances', ())]
 
 
 def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], seconds: dict[str, float],
@@ -174,7 +174,7 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
     """Writes a page that opens from disk and loads nothing.
 
     `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion or '', `fusion` is the
-    report of the folding, and `images` are what :func:`draw_beside` returns.
+    report of the folding, and `images` are what :func:`draw_predictions` returns.
     """
     models = {**outcome.metrics}
     if row := outcome.measured(outcome.name, outcome.row):
@@ -183,17 +183,16 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
              if all(values.get(name, -1) != -1 for values in models.values())]  # -1: no such objects
     metrics = [['', *models]]
     for name in names:
-        values = [each[name] for each in models.values()]
+        values = [scores[name] for scores in models.values()]
         metrics.append([name, *(f'{value:.{same_digits(values)}f}' for value in values)])
-    template = jinja2.Template(Path(__file__).with_name('ship.html.jinja').read_text(), autoescape=True)
-    write_text(path, template.render(
-        title=title, conclusion=outcome.conclusion(), table=outcome.table(), notes=outcome.notes(),
-        images=[{name: _png(image) for name, image in each.items()} for each in images], metrics=metrics,
-        losses=cells_of(losses), fusion=fusion,
+    write_text(path, render_page(
+        Path(__file__).with_name('ship.html.jinja'), title, conclusion=outcome.conclusion(), table=outcome.table(),
+        notes=outcome.notes(), metrics=metrics, losses=table_cells(losses), fusion=fusion,
+        images=[{name: _png(image) for name, image in versions.items()} for versions in images],
         stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages]))
 
 
-def cells_of(markdown: str) -> list[list[str]]:
+def table_cells(markdown: str) -> list[list[str]]:
     """The cells of a Markdown table; lines around it are left out."""
     rows = [line.strip().strip('|').split('|') for line in markdown.splitlines() if line.startswith('|')]
     return [[cell.strip(' `') for cell in row] for row in rows if set(''.join(row)) - set('-: ')]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from ..tables import markdown_table
 from ..utils import plural
 
 # The error up to which a norm counts as converted without loss, and the error above which it loses much.
@@ -90,8 +91,7 @@ class ConversionReport:
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        lines = ['|'.join(['', *COLUMNS, '']), '|'.join(['', '---', *['---:'] * (len(COLUMNS) - 2), '---', ''])]
-        lines += ['|'.join(['', f'`{cells[0]}`', *cells[1:], '']) for cells in map(_cells, self.norms)]
+        lines = markdown_table(COLUMNS, ([f'`{name}`', *cells] for name, *cells in map(_cells, self.norms)))
         return '\n'.join([self.summary() + '.', *(f'\n{note}.' for note in self.notes), '', *lines, ''])
 
     def as_dict(self) -> dict:

@@ -42,9 +42,9 @@ def is_made(folder, settings, force=False):
                           'alone: name another folder')
     if marker is None or force:
         return False
-    made = marker['settings']
-    differences = [f'{key} {made.get(key)} instead of {settings.get(key)}' for key in {**settings, **made}
-                   if made.get(key) != settings.get(key)]
+    existing = marker['settings']
+    differences = [f'{key} {existing.get(key)} instead of {settings.get(key)}' for key in {**settings, **existing}
+                   if existing.get(key) != settings.get(key)]
     if differences:
         raise FolderError(f'{folder} was made with other settings ({", ".join(differences)}): name another folder, or '
                           'overwrite it with --force')

@@ -60,7 +60,7 @@ def test_peak_memory_is_that_of_live_tensors():
 
 def test_the_order_rotates_and_each_round_has_every_run():
     calls = []
-    seconds = measure.Race({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU).time(30)
+    seconds = measure.InterleavedTimer({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU).time(30)
     rounds = [''.join(calls[i:i + 3]) for i in range(0, 90, 3)]
     assert rounds[:3] == ['abc', 'bca', 'cab']
     for first in range(0, 30, 3):  # each is once the first, the second and the third
@@ -69,14 +69,15 @@ def test_the_order_rotates_and_each_round_has_every_run():
     pairs = {''.join(pair) for names in rounds for pair in zip(names, names[1:], strict=False)}
     assert pairs == {'ab', 'bc', 'ca', 'ba', 'cb', 'ac'}
     assert {name: len(values) for name, values in seconds.items()} == dict(a=30, b=30, c=30)
-    assert measure.Race({'a': lambda: 3., 'b': lambda: 4.}, CPU, clock=None).time(2) == dict(a=[3., 3.], b=[4., 4.])
+    timer = measure.InterleavedTimer({'a': lambda: 3., 'b': lambda: 4.}, CPU, clock=None)
+    assert timer.time(2) == dict(a=[3., 3.], b=[4., 4.])
 
 
 def test_a_budget_of_time_has_a_least_number_of_rounds(monkeypatch):
-    race = measure.Race({'a': lambda: None}, CPU)
-    assert len(race.time()['a']) == measure.ROUNDS[1]
+    timer = measure.InterleavedTimer({'a': lambda: None}, CPU)
+    assert len(timer.time()['a']) == measure.ROUNDS[1]
     monkeypatch.setattr(measure, 'BUDGET_SECONDS', 0)
-    assert len(race.time()['a']) == measure.ROUNDS[0] and len(race.time(7)['a']) == 7
+    assert len(timer.time()['a']) == measure.ROUNDS[0] and len(timer.time(7)['a']) == 7
 
 
 def gpu_error():
@@ -92,13 +93,13 @@ def test_what_does_not_fit_in_memory_is_dropped_and_the_rest_goes_on(fail):
         if len(calls) == 2:
             fail()
 
-    race = measure.Race({'grow': grow, 'stay': lambda: None}, CPU)
-    seconds = race.time(5)
-    assert race.failed == {'grow'} and len(calls) == 2
+    timer = measure.InterleavedTimer({'grow': grow, 'stay': lambda: None}, CPU)
+    seconds = timer.time(5)
+    assert timer.failed == {'grow'} and len(calls) == 2
     assert list(seconds) == ['stay'] and len(seconds['stay']) == 5
-    assert race.each(lambda name: name.upper()) == {'stay': 'STAY'}
+    assert timer.call_each(lambda name: name.upper()) == {'stay': 'STAY'}
     with pytest.raises(RuntimeError, match='size'):  # of another kind
-        measure.Race({'a': lambda: torch.ones(2) @ torch.ones(3)}, CPU).time(1)
+        measure.InterleavedTimer({'a': lambda: torch.ones(2) @ torch.ones(3)}, CPU).time(1)
 
 
 def test_flops_and_norm_calls():

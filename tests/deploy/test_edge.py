@@ -175,7 +175,7 @@ def test_layer_norm_has_no_kernel_in_16_bits(tmp_path):
         export(subject.exportable, tmp_path / 'm.tflite', 'full16')
     for _ in range(2):  # a benchmark asks once for each number of threads
         with refused:
-            subject.made('litert-full16')
+            subject.export('litert-full16')
     assert list(tmp_path.rglob('*')) == [tmp_path / 'ln']
 
 

@@ -42,7 +42,7 @@ def test_models_are_trained_once_and_listed(zoo, tmp_path):
     zoo.main(['first'])
     out = tmp_path / zoo.OUT
     page = (out / 'README.md').read_text()
-    assert '| ln | `classifier.py` | not made here | | | |' in page
+    assert '| ln | `classifier.py` | not trained here | - | - | - |' in page
     zoo.main([])
     assert [command[0] for command in zoo.commands] == [zoo.DIGITS, 'tools/train.py'] * 2
     zoo.main([])
@@ -50,7 +50,7 @@ def test_models_are_trained_once_and_listed(zoo, tmp_path):
     made = json.loads((out / 'zoo.json').read_text())
     assert list(made) == ['first', 'ln']
     page = (out / 'README.md').read_text()
-    assert 'not made here' not in page
+    assert 'not trained here' not in page
     for name, entry in made.items():
         weights = tmp_path / entry['weights']
         assert hashlib.sha256(weights.read_bytes()).hexdigest() == entry['sha256']

@@ -98,7 +98,7 @@ def main(argv=None):
                 subjects.append(Subject(form, each, meta, args.batch, Path(folder, str(len(subjects))),
                                         torch.get_num_threads(), images, how))
         if args.file:
-            subjects[-1].give(args.file[0], Path(args.file[1]))
+            subjects[-1].use_file(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
 
         tested = {VARIANTS[name][1].label for name in (formats if args.metrics_of is None else args.metrics_of)}

@@ -18,6 +18,7 @@ from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
+from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
 from projects.deep.deep.figures import Quality, quality_figure
 from projects.deep.deep.residuals import RESIDUALS
@@ -102,11 +103,9 @@ def write(errors, args, runs, kinds):
                     for depth in args.depths} for kind in kinds}
     lines = [f'# Depths compared: {args.config}', '', f'`{shlex.join(["python", *args.command])}`', '',
              f'{metric} of the last validation; {args.seeds} seed(s); std is the sample standard deviation.', '',
-             f'| scheme | norm | {" | ".join(f"{depth} layers" for depth in args.depths)} |',
-             '|---' * (2 + len(args.depths)) + '|']
-    for kind, by_depth in cells.items():
-        lines.append(f'| {" | ".join(kind)} | '
-                     + ' | '.join(summary(each, metric) + steps_of(each) for each in by_depth.values()) + ' |')
+             *markdown_table(['scheme', 'norm', *(f'{depth} layers' for depth in args.depths)], (
+                 [*kind, *(summary(results, metric) + steps_of(results) for results in by_depth.values())]
+                 for kind, by_depth in cells.items()))]
     rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
             for kind, by_depth in cells.items() for depth, each in by_depth.items()
             for seed, result in enumerate(each) if result['status'] in (FINISHED, FAIL)]

@@ -65,9 +65,10 @@ def main(argv=None):
     print('| image | LN, ms | LN, folded / LN | UN / LN | UN, folded / LN |\n|---|---|---|---|---|')
     for height, width in zip(args.sizes[::2], args.sizes[1::2], strict=True):
         x = torch.rand(1, 3, height, width, device=device)
-        race = measure.Race({name: lambda model=model, x=x: model(x) for name, model in models.items()}, device)
-        race.time(2)
-        seconds = race.time(args.rounds)
+        timer = measure.InterleavedTimer(
+            {name: lambda model=model, x=x: model(x) for name, model in models.items()}, device)
+        timer.time(2)
+        seconds = timer.time(args.rounds)
         new = [dict(norm=name, shape=[1, 3, height, width], seconds=statistics.median(seconds[name]),
                     to_ln=measure.ratio(seconds[name], seconds['LN']), threads=torch.get_num_threads(),
                     rounds=args.rounds, environment=environment(device)) for name in models]

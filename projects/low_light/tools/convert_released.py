@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from mmunorm import adapt, convert_norms
-from mmunorm.benchmark.output import markdown_table
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, out_folder, positive
+from mmunorm.tables import markdown_table
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 from projects.low_light.low_light import IAT
 from projects.low_light.low_light.darkness import darken

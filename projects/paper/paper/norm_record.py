@@ -194,7 +194,7 @@ class NormRecord:
         """The index of a layer. Raises a RecordError that lists the layers if the name is unknown."""
         if isinstance(layer, int):
             return layer
-        names = [each.name for each in self.layers]
+        names = [layer.name for layer in self.layers]
         if layer not in names:
             raise RecordError(f'{self.path} has no layer {layer!r}; it has {", ".join(names)}.')
         return names.index(layer)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from matplotlib.figure import Figure
+
+from mmunorm.cli.page import render_page
 
 from . import figures
 from .curves import METRICS, metric_label
@@ -43,13 +44,12 @@ class Panel:
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
     """The page of runs from :func:`.work_dirs.measure_work_dir`, with CKA from :func:`read_cka`."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    template = jinja2.Environment(loader=loader, autoescape=True).get_template('report.html.jinja')
     runs = [one.run.name for one in measured]
     sections = [_curves([one.run for one in measured]), _pnac(measured), _channels(measured),
                 _mean_shares(measured), _outliers(measured), _cka(cka)]
-    return template.render(title='Norm statistics: ' + ', '.join(runs), runs=runs, rows=_rows(measured),
-                           sections=sections)
+    rows = [['', *runs], *([label, *cells] for label, cells in _rows(measured).items() if any(cells))]
+    return render_page(Path(__file__).with_name('report.html.jinja'), 'Norm statistics: ' + ', '.join(runs), rows=rows,
+                       sections=sections)
 
 
 def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 
 from .curves import METRICS, curves_figure, read_scalars
 from .layout import save
 from .measures import write_csv
-from .runs import CALM, ERROR, FAIL, FINISHED, MISSING, ComparedRun
+from .runs import BASELINE, ERROR, FAIL, FINISHED, MISSING, ComparedRun
 
 Results = Mapping[ComparedRun, dict]
 
@@ -76,7 +77,7 @@ def _curves(results: Results, metrics: Sequence[str], recipe: str) -> Figure | N
     conditions = list(dict.fromkeys(run.condition for run in ended))
     # A norm has the same colour in every figure of this comparison, finished or not.
     norms = dict.fromkeys(run.norm for run in results)
-    panels = {'' if conditions == [CALM] else condition: {
+    panels = {'' if conditions == [BASELINE] else condition: {
         norm: [read_scalars(run.work_dir) for run in ended if (run.condition, run.norm) == (condition, norm)]
         for norm in norms} for condition in conditions}
     notes = []
@@ -95,16 +96,15 @@ def _tables(results: Results, metrics: Sequence[str]) -> list[str]:
     by_key = {(run.norm, run.seed, run.condition): result for run, result in results.items()}
     lines = []
     for metric in metrics or ['']:
-        columns = [column for condition in ([''] if conditions == [CALM] else [f'{c}: ' for c in conditions])
+        columns = [column for condition in ([''] if conditions == [BASELINE] else [f'{c}: ' for c in conditions])
                    for column in (f'{condition}mean ± std', *(f'{condition}seed {seed}' for seed in seeds))]
-        lines += [f'| {metric or "norm"} | {" | ".join(columns)} |', '|---' * (1 + len(columns)) + '|']
+        rows = []
         for norm in norms:
-            cells = []
+            rows.append([norm])
             for condition in conditions:
                 group = [by_key[norm, seed, condition] for seed in seeds]
-                cells += [summary(group, metric), *(_cell(result, metric) for result in group)]
-            lines.append(f'| {norm} | {" | ".join(cells)} |')
-        lines.append('')
+                rows[-1] += [summary(group, metric), *(_cell(result, metric) for result in group)]
+        lines += [*markdown_table([metric or 'norm', *columns], rows), '']
     return lines
 
 

@@ -17,7 +17,7 @@ from .curves import read_scalars
 from .divergence import RECORD
 
 FINISHED, FAIL, ERROR, MISSING = 'finished', 'FAIL', 'error', 'missing'
-CALM, STRESSED = 'calm', 'stressed'
+BASELINE, STRESSED = 'calm', 'stressed'
 _RESULT = 'result.json'
 
 
@@ -27,7 +27,7 @@ class ComparedRun:
     out: Path
     norm: str
     seed: int
-    condition: str = CALM
+    condition: str = BASELINE
 
     @property
     def work_dir(self) -> Path:

@@ -47,10 +47,10 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     """The shortest suffix of each path that distinguishes it from the others."""
     parts = [Path(os.path.realpath(path)).parts for path in paths]
     names = []
-    for own in parts:
-        depth = next((depth for depth in range(1, len(own))
-                      if sum(other[-depth:] == own[-depth:] for other in parts) == 1), 1)
-        names.append('/'.join(own[-depth:]))
+    for path in parts:
+        depth = next((depth for depth in range(1, len(path))
+                      if sum(other[-depth:] == path[-depth:] for other in parts) == 1), 1)
+        names.append('/'.join(path[-depth:]))
     return names
 
 

@@ -90,7 +90,7 @@ def test_what_is_not_there_is_named(tmp_path, capsys):
     (tmp_path / 'file').touch()
     write_record(tmp_path / 'w')
     write_log(tmp_path / 'w', '1', [train(1, 1.0)])
-    for tool in (PNAC, CHANNELS, OUTLIERS, REPORT, CURVES, SPREAD):
+    for tool in (PNAC, CHANNELS, OUTLIERS, REPORT, CURVES):
         assert '--out file' in error_of(capsys, tool, 'w', '--out', 'file')
     assert 'neither a record' in error_of(capsys, REPORT, '.', '--out', 'x')
 

@@ -35,7 +35,7 @@ from projects.paper.paper.comparing import (
     with_norm,
 )
 from projects.paper.paper.results import write_norms
-from projects.paper.paper.runs import CALM, STRESSED, ComparedRun
+from projects.paper.paper.runs import BASELINE, STRESSED, ComparedRun
 from projects.paper.paper.training import missing_weights
 
 
@@ -89,7 +89,7 @@ def plan(args):
     for recipe in recipes.values():
         build_model(recipe)  # an invalid config fails before the first run
     configs = {}
-    for condition in (CALM, STRESSED) if args.stress else (CALM, ):
+    for condition in (BASELINE, STRESSED) if args.stress else (BASELINE, ):
         for seed in range(args.first_seed, args.first_seed + args.seeds):
             for name, recipe in recipes.items():
                 run = ComparedRun(args.out, name, seed, condition)

@@ -118,9 +118,9 @@ def main(argv=None):
     for what, prepare in (('training', training), ('search', searching)):
         runs, tokens = prepare(models, args, device)
         with torch.set_grad_enabled(what == 'training'):
-            race = measure.Race(runs, device)
-            race.time(2)  # to warm up
-            seconds = race.time(args.rounds)
+            timer = measure.InterleavedTimer(runs, device)
+            timer.time(2)  # to warm up
+            seconds = timer.time(args.rounds)
         for name, values in seconds.items():
             row = dict(what=what, norm=name, tokens=tokens, seconds=statistics.median(values),
                        to_ln=measure.ratio(values, seconds['LN']), arch=args.arch or SMALL,
