@@ -1,15 +1,12 @@
 """Averages checkpoints of a run, such as its last five, for testing, folding and export."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.runner.checkpoint import save_checkpoint
-from tqdm import tqdm
-
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command, out_file
 from mmunorm.utils import PreflightError, whole_file
+
+from mmengine.runner.checkpoint import save_checkpoint
+from tqdm import tqdm
 
 
 def parse_args(argv=None):

@@ -1,14 +1,6 @@
 """Draws a model's predictions, boxes and masks or the class, and writes them as JSON."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import cv2
-import mmcv
-import torch
-from mmengine.registry import MODELS, TRANSFORMS
-
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -23,6 +15,11 @@ from mmunorm.cli.images import draw_each, drawing_scale, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.deploy.images import loading_of
 from mmunorm.utils import PreflightError, plural
+
+import cv2
+import mmcv
+import torch
+from mmengine.registry import MODELS, TRANSFORMS
 
 
 def parse_args(argv=None):

@@ -12,11 +12,6 @@ import json
 import os
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.registry import DATASETS
-
 from mmunorm.benchmark.models import EXACT
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli import ship_report, shipping
@@ -44,6 +39,8 @@ from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, plural
+
+from mmengine.registry import DATASETS
 
 
 def parse_args(argv=None):

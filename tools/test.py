@@ -3,12 +3,6 @@ import argparse
 import copy
 import functools
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import mmengine
-from mmengine.registry import METRICS
-
 from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
@@ -18,6 +12,9 @@ from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
+
+import mmengine
+from mmengine.registry import METRICS
 
 
 def parse_args(argv=None):

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import mmunorm  # noqa: F401  before torch: Ctrl+C during the imports
-
-# isort: split
-import torch
-
 from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
 from mmunorm.utils import PreflightError, RunError, whole_file, write_text
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = 'work_dirs/zoo'

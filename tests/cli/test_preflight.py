@@ -6,7 +6,7 @@ import torch
 from mmengine.config import Config
 from mmpretrain.datasets import CIFAR10, CIFAR100
 
-from mmunorm.cli.preflight import check_data, check_norms, check_pretrained
+from mmunorm.cli.preflight import check_data, check_pretrained
 from mmunorm.utils import PreflightError
 
 from .. import data_makers
@@ -281,19 +281,3 @@ def test_pretrained(part, more, tmp_path):
 def test_pretrained_elsewhere_or_not_at_all(init_cfg):
     check_pretrained(Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)))), 'a.py')
     check_pretrained(Config(dict(model=dict(type='DETR'))), 'a.py')
-
-
-@pytest.mark.parametrize('scope', ['mmdet', None])
-def test_norms(scope):
-    def cfg(**norm_cfg):
-        return Config(dict(default_scope=scope, model=dict(stages=[dict(block_norm_cfg=norm_cfg)])))
-
-    for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True),
-                     dict(type='UN', window=(2, 3), requires_grad=True)):
-        check_norms(cfg(**norm_cfg))
-    for norm_cfg, said in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
-                           (dict(type='UN', window=0), 'window must be .* got 0'),
-                           (dict(type='UN', windw=4), 'windw: UN has no .*block_norm_cfg.window'),
-                           (dict(window=4), 'must be a dict that names its type')):
-        with pytest.raises(PreflightError, match=rf'^model\.stages\.0\.block_norm_cfg.*{said}'):
-            check_norms(cfg(**norm_cfg))

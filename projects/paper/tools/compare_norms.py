@@ -22,7 +22,7 @@ from mmunorm.cli.arguments import command, load_config, not_negative, positive_n
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
+from mmunorm.config.presets import HELP, count_steps, name_means, parse_presets, set_norm, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 from projects.paper.paper.comparing import (
@@ -119,7 +119,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    keep_means(cfg, args.cfg_options)
+    set_norm(cfg, cfg.model.backbone.norm_cfg, keep_means=not name_means(args.cfg_options))
     return cfg
 
 
