@@ -99,7 +99,7 @@ def main(argv=None):
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))
         metric.compute_metrics = functools.partial(save_predictions, args.out)
         runner.test_evaluator.metrics.append(metric)
-    training.introduce(runner)
+    training.log_summary(runner)
     metrics = runner.test()
     if args.save and is_first_process():
         save_fused(runner, plain, args.save)

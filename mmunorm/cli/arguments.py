@@ -58,7 +58,7 @@ def command(main):
         raise_again()
         try:
             with ExitStack() as stack:
-                # Or each line that a full disk refuses becomes a traceback.
+                # With it, logging prints a traceback for each line that does not fit on a full disk.
                 stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
                 logging.raiseExceptions = False
                 stack.enter_context(completed_annotations())

@@ -29,7 +29,7 @@ def add_set_arguments(parser: argparse.ArgumentParser, train_images: int, more: 
     parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
 
 
-def made(maker: Callable, out: str, **settings):
+def make_data(maker: Callable, out: str, **settings):
     """What a maker of a data set returns; says so where it returns None, since the folder is there.
 
     Raises:

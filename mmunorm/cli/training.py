@@ -112,14 +112,9 @@ def build_runner(cfg: Config) -> Runner:
     """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
 
     Raises:
-        PreflightError: the config names a type that is not registered, or wrong arguments, or two lengths of the run,
-            or the processes were not started by the launcher.
+        PreflightError: the config names a type that is not registered, or wrong arguments, or the processes were not
+            started by the launcher.
     """
-    loop = cfg.get('train_cfg') or {}
-    lengths = [f'{key}={loop[key]}' for key in ('max_epochs', 'max_iters') if key in loop]
-    if len(lengths) > 1:
-        raise PreflightError(f'train_cfg has {" and ".join(lengths)}: a recipe counts in epochs or in iterations; set '
-                             'the one that it has itself.')
     if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:
         raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
@@ -166,7 +161,7 @@ def _distribute_on_cpu(cfg: Config) -> None:
     cfg.model_wrapper_cfg.device_ids = None
 
 
-def introduce(runner: Runner) -> None:
+def log_summary(runner: Runner) -> None:
     """Logs in two lines what runs where."""
     model = unwrapped_model(runner)
     parts = [type(model).__name__]
@@ -216,10 +211,8 @@ def train(runner: Runner) -> None:
             _ = runner.train_loop
             runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
             _ = runner.val_loop
-        if runner.max_iters < 1:
-            raise PreflightError('train_cfg: this run has no training step; set max_epochs or max_iters to 1 or more.')
         check_schedule(runner)
-    introduce(runner)
+    log_summary(runner)
     try:
         runner.train()
     except BaseException as error:

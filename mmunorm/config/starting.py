@@ -88,9 +88,9 @@ def _choose(candidates: list[dict[str, Tensor]], model: nn.Module, problem: str)
     if name is None:
         raise PreflightError(f'{problem}: there are no weights in it.')
     for weights in candidates:
-        for own, wanted in _matrices(model):
-            if own in weights and weights[own].shape != wanted.shape:
-                raise PreflightError(f"{problem}: it is of another size: {own} is {_size(weights[own])}, and "
+        for key, wanted in _matrices(model):
+            if key in weights and weights[key].shape != wanted.shape:
+                raise PreflightError(f"{problem}: it is of another size: {key} is {_size(weights[key])}, and "
                                      f"{_size(wanted)} in the config's model. Name a checkpoint of that size.")
     raise PreflightError(
         f"{problem}: its names are unknown, such as {name}; the model's are such as {next(iter(model.state_dict()))}. "

@@ -90,7 +90,7 @@ def test_weights_that_cannot_be_downloaded(monkeypatch):
         raise URLError('no route to host')
 
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='https://a.org/b.pth')))))
-    monkeypatch.setattr(training, 'introduce', lambda runner: None)
+    monkeypatch.setattr(training, 'log_summary', lambda runner: None)
     runner = SimpleNamespace(cfg=cfg, train=fail, hooks=[], iter=0, work_dir='w')
     with pytest.raises(PreflightError, match=r'start from, https://a.org/b.pth: no route .* pretrained=FILE .*=None\.'):
         training.train(runner)
