@@ -5,7 +5,6 @@ import ctypes
 import os
 import signal
 import sys
-from collections import Counter
 from urllib.error import URLError
 
 import torch
@@ -19,8 +18,7 @@ from ..config.models import clear_build_errors
 from ..config.walk import walk
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
-from ..engine.runner import unwrapped_model
-from ..norms.layers import norm_layers
+from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
 from .datasets import class_name, leaf_datasets
 
@@ -167,8 +165,8 @@ def log_summary(runner: Runner) -> None:
     parts = [type(model).__name__]
     if hasattr(model, 'backbone'):
         parts.append(f'backbone {type(model.backbone).__name__}')
-    norms = Counter(type(norm).__name__ for _, norm in norm_layers(model))
-    parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms.most_common()) or 'none'))
+    norms = norm_counts(model).most_common()
+    parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms) or 'none'))
     parts.append(f'{sum(weight.numel() for weight in model.parameters()) / 1e6:.3g} million parameters')
     processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''
     runner.logger.info('; '.join(parts))
