@@ -13,11 +13,6 @@ import argparse
 import shlex
 import sys
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.registry import MODELS
-
 from mmunorm.cli.arguments import command, load_config, not_negative, positive_number
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
@@ -37,6 +32,8 @@ from projects.paper.paper.comparing import (
 from projects.paper.paper.results import write_norms
 from projects.paper.paper.runs import CALM, STRESSED, ComparedRun
 from projects.paper.paper.training import missing_weights
+
+from mmengine.registry import MODELS
 
 
 def parse_args(argv=None):
