@@ -88,6 +88,14 @@ AVERAGE = [(f'average_checkpoints {call}', said) for call, said in [
     ('un.pth --out mean.pth', 'at least two'), ('un.pth ln.pth --out ./un.pth', '--out ./un.pth would overwrite'),
     ('un.pth nowhere.pth --out mean.pth', 'there is no checkpoint nowhere.pth'),
     ('un.pth ln.pth --out mean.pth', 'ln.pth belongs to another model than un.pth: ')]]
+FOLD = [(f'analysis/fuse_and_benchmark {call}', said) for call, said in [
+    ('nowhere.py', 'no config file nowhere.py'), ('{un} nowhere.pth', 'no checkpoint nowhere.pth'),
+    ('{un} latest/epoch_1.pth', '--trust-checkpoint'), ('{un} --save a.pth', '--save needs a CHECKPOINT'),
+    ('{un} un.pth --out file/inside', '--out file/inside'),
+    ('{un} un.pth --out o --save file/inside/a.pth', '--save file/inside'),
+    ('{un} --shape 3 4 5', '--shape takes one or two numbers, got 3'),
+    ('{un} --batch-size 0', 'must be at least 1, got 0'), ('{un} --device potato', 'must be such as cpu'),
+    ('{un} --device cuda:99', 'GPUs')]]
 ZOO = [('zoo third', 'there is no model third; choose from ')]
 DATASET = [(f'dataset/make_digits --train-scenes 2 --val-scenes 2 {call}', said) for call, said in [
     ('--train-scenes 0', '--train-scenes must be a whole number from'),
@@ -171,7 +179,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize(('call', 'named'), [
-    *TRAIN, *TEST, *INFER, *CONVERT, *AVERAGE, *ZOO, *DATASET, *EXPORT, *DEPLOY, *SHIP])
+    *TRAIN, *TEST, *INFER, *CONVERT, *AVERAGE, *FOLD, *ZOO, *DATASET, *EXPORT, *DEPLOY, *SHIP])
 def test_a_wrong_argument_is_one_line(call, named, folder, monkeypatch, capsys):
     tool, *arguments = shlex.split(call)
     if tool.startswith(('deploy', 'ship')):
