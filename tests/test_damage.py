@@ -19,7 +19,7 @@ from mmunorm.cli.resume import find_resumable, is_whole
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError, whole_file, write_text
 
-from . import processes, tiny_runs
+from . import tiny_runs
 
 DIGITS = tiny_runs.ROOT / 'configs/digits'
 
@@ -228,18 +228,6 @@ def test_a_damaged_scene_is_named_by_a_worker(scenes, capsys):
     lead_nowhere(image)
     message = error_of(capsys, 3, 'test', config, weights, '--work-dir', 'w', *options, 'test_dataloader.num_workers=1')
     assert message == f'error: cannot use the image {image}: No such file or directory.'
-
-
-@pytest.mark.slow
-def test_the_process_that_meets_the_damaged_image_names_it(images):
-    """It need not be the first one."""
-    config, options, _, data = images
-    cut(data / 'light/1.png')
-    statuses = processes.run_tool('train', config, '--work-dir', 'w', *options, 'train_dataloader.batch_size=1',
-                                  'train_dataloader.sampler.shuffle=False', processes=2, ERRORS='errors.txt')
-    assert statuses[1] == 3
-    said = [line for line in Path('errors.txt').read_text().splitlines() if line.startswith('error: ')]
-    assert said == [f'error: cannot use the image {data}/light/1.png: it is empty, truncated, or not an image.']
 
 
 @pytest.mark.slow
