@@ -36,7 +36,7 @@ if not lacks('mmengine'):
         try:
             with quiet_imports():
                 import mmpretrain.models  # noqa: F401
-        except Exception as error:  # beside transformers 5, a TypeError, too
+        except Exception as error:  # with transformers 5, an ImportError or a TypeError
             registry.mark_missing('mmpretrain', error)
 
     if registry.MISSING and not interruption.running_tool():

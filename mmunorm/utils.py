@@ -124,7 +124,7 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     block writes nothing, nothing happens. Of a symbolic link, the file that it names is written.
 
     Raises:
-        PreflightError: `path` is there and is no regular file, such as a folder or a device.
+        PreflightError: `path` exists and is no regular file, such as a folder or a device.
     """
     path = written_file(path)
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix

@@ -30,7 +30,7 @@ def add_set_arguments(parser: argparse.ArgumentParser, train_images: int, more: 
 
 
 def make_data(maker: Callable, out: str, **settings):
-    """What a maker of a data set returns; says so where it returns None, since the folder is there.
+    """Calls a maker of a data set and returns its counts; prints that the folder exists if it returns None.
 
     Raises:
         PreflightError: the maker raised a ValueError that begins with the name of a setting.

@@ -38,9 +38,9 @@ SOURCES = {
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks that the data files and folders of a run are there, and that mmdet can use its COCO annotations.
 
-    It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
-    sets that download themselves: their classes do. Subwords must be those of the model. `splits` are some of 'train',
-    'val' and 'test'; a config may lack any of their loaders and evaluators.
+    It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data sets that
+    download themselves: their classes do. `splits` are some of 'train', 'val' and 'test'; a config may lack any of
+    their loaders and evaluators.
 
     Raises:
         PreflightError: something is missing, empty or damaged, or a metric has more classes than the model or
@@ -171,7 +171,7 @@ def _problems(part: dict, cls: type) -> dict[str, str]:
 
 
 def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, Callable[[str], bool], str]]:
-    """Each path, relative to `data_root`, with the test that it is there and what to say if it is not."""
+    """Yields each path, relative to `data_root`, the test that it exists, and the message if it does not."""
     if issubclass(cls, CIFAR10):
         for name, md5 in [] if part.get('download') else cls.train_list + cls.test_list:
             yield (os.path.join(cls.base_folder, name), partial(_has_md5, md5=md5),

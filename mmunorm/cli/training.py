@@ -141,8 +141,8 @@ def load_resumed(runner: Runner) -> None:
 def _end_with_launcher() -> None:
     """Makes Linux end this process when torchrun is killed.
 
-    torchrun gives the process a session of its own. So it would train on, beside a resumed run in the same work
-    directory.
+    torchrun starts the process in a new session. Without this, the process would keep training, at the same time as a
+    resumed run in the same work directory.
     """
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG

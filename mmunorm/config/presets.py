@@ -89,7 +89,7 @@ def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
 
     The checkpoints that its parts start from follow where their folders are named after the config's norm:
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So does the work directory if the config has
-    none. `options` are those of `--cfg-options`, which are merged already: what they name stays.
+    none. `options` are the `--cfg-options`, already merged into `cfg`; paths that they set do not change.
 
     Raises:
         PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
@@ -116,7 +116,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
     """Gives every norm of the backbone, and of other parts with norms of ours, a `norm_cfg`, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
-    that `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+    that `warmup_iters` is kept. PRepBN's `steps` default to half of the run.
     A stock backbone becomes one of type `ReplacedNorms`, because many give `norm_cfg` to some of their norms alone.
     With `keep_means`, `centered=True` becomes 'frozen' if the weights that the run starts from have means.
 
@@ -152,7 +152,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
 
 @MODELS.register_module(name=REPLACED_TYPE)
 def replaced_norms(of: str, norm_cfg: dict, **cfg) -> nn.Module:
-    """Builds a backbone of type `of` with the settings `cfg`, and puts norms of `norm_cfg` in place of its own."""
+    """Builds a backbone of type `of` with the settings `cfg`, and replaces its norms by norms of `norm_cfg`."""
     backbone = MODELS.build(dict(type=of, **cfg))
     return backbone if norm_cfg['type'] == 'LN' else replace_norms(backbone, norm_cfg)
 
@@ -188,7 +188,7 @@ def _class_of(cfg: Config, part: dict) -> Callable:
 
 
 def _starts_with_means(cfg: Config) -> bool:
-    """Whether the weights that a run starts from have means: those of `load_from`, else of the backbone.
+    """Whether the weights that a run starts from, `load_from` or else the backbone's, have means.
 
     Weights that cannot be read, because they are missing or remote, count as those of a model with this norm. Testing
     gives the same with and without.
@@ -207,7 +207,7 @@ def _starts_with_means(cfg: Config) -> bool:
 
 
 def name_means(options: Mapping | None) -> bool:
-    """Whether options of `--cfg-options` say what becomes of the means: nothing else decides it then."""
+    """Whether `--cfg-options` set `centered` themselves."""
     return any(key.endswith('centered') for key in options or ())
 
 

@@ -103,7 +103,7 @@ def _without(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _num_fitting(weights: dict[str, Tensor], model: nn.Module) -> int:
-    """How many of a model's matrices a file has: the others may be those of a head, or of more layers."""
+    """How many of a model's matrices a file has; a file may lack a head, or have other layers."""
     return sum(name in weights and weights[name].shape == value.shape for name, value in _matrices(model))
 
 
