@@ -11,7 +11,6 @@ from torch import nn
 
 from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
-from mmunorm.cli.arguments import load_config
 from mmunorm.deploy import FORMATS
 from mmunorm.deploy.export import rotation_for
 from mmunorm.utils import PreflightError
@@ -36,17 +35,6 @@ def classifier(tmp_path_factory):
             value.copy_(torch.rand(value.shape) + 0.2)
     torch.save(content, checkpoint)
     return config, checkpoint, data
-
-
-@pytest.mark.slow
-def test_a_stock_swin_with_other_norms(classifier, tmp_path, capsys):
-    config = tmp_path / 'stock.py'
-    config.write_text(f"_base_ = ['{classifier[0]}']\nmodel = dict(backbone=dict(_delete_=True, type='SwinTransformer',"
-                      ' arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, '
-                      'out_indices=(1, )))\n')
-    checkpoint = tiny_runs.save_weights(load_config(str(config), norm='UN'), tmp_path / 'a.pth', ('dark', 'light'))
-    tiny_runs.call(EXPORT, config, checkpoint, '--norm', 'UN', '--format', 'onnx', '--out', tmp_path / 'model')
-    assert 'norms left: 0' in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -114,23 +114,6 @@ def test_the_classification_inferencer_loads_it(folded, trained):
         scores(folded_cfg, 'unfolded.pth')
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings('ignore')
-def test_the_detection_inferencer_loads_it(detector, tmp_path):
-    from mmdet.apis import DetInferencer, init_detector
-    config, _ = detector
-    image = str(next((tmp_path / 'coco/val2017').iterdir()))
-
-    def scores(**kwargs):
-        result = DetInferencer(device='cpu', show_progress=False, **kwargs)(image)
-        return torch.tensor(result['predictions'][0]['scores'])
-
-    from_folded = scores(weights='folded.pth')  # the config is in the checkpoint
-    torch.testing.assert_close(from_folded, scores(model=str(config), weights='unfolded.pth'), rtol=1e-3, atol=1e-4)
-    with pytest.raises(RuntimeError, match='of a folded model.*fuse_norms'):
-        init_detector(str(config), 'folded.pth', device='cpu')
-
-
 def test_what_is_in_the_file(folded, tmp_path):
     _, cfg = folded
     content = torch.load('folded.pth', weights_only=True)
