@@ -253,27 +253,9 @@ def assert_finite(work_dir, steps=1):
 # Odd images
 
 
-SIZES = [(1, 1), (20, 20000), (20000, 20)]  # height, width
-
-
 def draw(path, height, width):
     path.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-@pytest.mark.slow
-def test_odd_images_are_classified(tmp_path):
-    config = DIGITS / 'swin_un_classifier.py'
-    cfg = Config.fromfile(config)
-    options = tiny_runs.tiny_data(cfg, tmp_path / 'digits')
-    weights = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', [str(i) for i in range(10)])
-    for i, size in enumerate(SIZES):
-        for folder in ('in', 'digits/imagenet/train/0', 'digits/imagenet/val/0'):
-            draw(tmp_path / folder / f'odd_{i}.png', *size)
-    run('infer', config, weights, 'in', '--out-dir', 'out', '--device', 'cpu')
-    assert [cv2.imread(f'out/odd_{i}.png').shape[:2] for i in range(3)] == [(512, 512), *SIZES[1:]]
-    run('train', config, '--work-dir', 'w', '--cfg-options', *options)
-    assert_finite('w')
 
 
 def make_odd(folder, split, height, width):

@@ -128,56 +128,6 @@ def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, capsys, h
     assert '--save kept.pth: no norm could be folded.' in capsys.readouterr().err and not Path('kept.pth').exists()
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize('norm', ['UN', 'SyncUN'])
-def test_two_processes_train_the_digits_detector(tmp_path, norm, monkeypatch):
-    base = CONFIGS / 'digits/swin_un_fasterrcnn.py'
-    config = tmp_path / 'detector.py'
-    config.write_text(KEPT.format(base=base, norm=norm))
-    options = tiny_runs.tiny_data(Config.fromfile(base), tmp_path / 'data')
-    # What each process has when the checkpoint is written.
-    (tmp_path / 'keeping.py').write_text(KEEPING)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert processes.run_tool('train', config, '--work-dir', 'w', '--cfg-options', *options, 'train_cfg.max_iters=2',
-                              'train_dataloader.batch_size=1', processes=2) == [0, 0]
-    saved = tiny_runs.checkpoint('w/iter_2.pth')['state_dict']
-    states = [torch.load(f'rank{rank}.pt') for rank in range(2)]
-    before, after = ([state[moment] for state in states] for moment in ('before', 'after'))
-    norms = [key for key in saved if key.endswith('activation_record')]
-    assert norms
-    for key in norms:
-        assert torch.equal(before[0][key], before[1][key]) == (norm == 'SyncUN'), key
-        torch.testing.assert_close(saved[key], (before[0][key] + before[1][key]) / 2)
-        assert saved[key].isfinite().all()
-    for state in after:
-        torch.testing.assert_close(state, dict(saved), rtol=0, atol=0)
-    assert saved['backbone.norm0.num_batches_tracked'] == 2
-
-
-KEPT = """
-_base_ = ['{base}']
-custom_imports = dict(imports=['mmunorm', 'keeping'])
-custom_hooks = [dict(type='KeepHook')]
-model = dict(backbone=dict(norm_cfg=dict(type='{norm}')))
-"""
-KEEPING = """
-import torch
-from mmengine.dist import get_rank
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-
-
-@HOOKS.register_module()
-class KeepHook(Hook):
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.before = {key: value.clone() for key, value in runner.model.module.state_dict().items()}
-
-    def after_train(self, runner):
-        torch.save(dict(before=self.before, after=runner.model.module.state_dict()), f'rank{get_rank()}.pt')
-"""
-
-
 @pytest.mark.slow
 def test_two_processes_without_a_gpu(classifier):
     """dist_train.sh runs in test_interruption."""
