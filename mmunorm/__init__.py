@@ -4,9 +4,10 @@ Importing the package registers its layers, backbones and hooks in mmengine's ro
 OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
 :func:`fuse_norms`, are available.
 """
-from . import interruption  # noqa: F401  before torch, whose import takes long
+from . import interruption  # before torch, whose import takes long
 
 # isort: split
+import sys
 import warnings
 
 import torch
@@ -35,11 +36,15 @@ if not lacks('mmengine'):
         try:
             with quiet_imports():
                 import mmpretrain.models  # noqa: F401
-        except Exception as error:  # beside transformers 5, a TypeError, too
+        except Exception as error:  # with transformers 5, an ImportError or a TypeError
             registry.mark_missing('mmpretrain', error)
 
-    if registry.MISSING:
+    if registry.MISSING and not interruption.running_tool():
         warnings.warn(what_is_missing('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
+
+if registry.MISSING and (tool := interruption.running_tool()):
+    print(what_is_missing(tool), file=sys.stderr)
+    raise SystemExit(2)
 
 if not registry.MISSING:
     with quiet_imports():

@@ -77,8 +77,8 @@ def _only(listed: dict[str, object]) -> Iterator[None]:
     """Sets torch's list of safe globals. An entry of the same name by another package is ignored."""
     lists = torch.serialization
     before = lists.get_safe_globals()
-    names = [each[1] if isinstance(each, tuple) else f'{each.__module__}.{each.__name__}' for each in before]
-    others = [each for each, name in zip(before, names, strict=True) if name not in listed]
+    names = [entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__name__}' for entry in before]
+    others = [entry for entry, name in zip(before, names, strict=True) if name not in listed]
     lists.clear_safe_globals()
     lists.add_safe_globals([*others, *((value, name) for name, value in listed.items())])
     try:

@@ -1,4 +1,4 @@
-"""Ctrl+C while a tool imports its libraries, which takes seconds, is one line and status 130, as it is later.
+"""Ctrl+C while a tool imports its libraries, which takes seconds, prints one line and exits with status 130.
 
 Importing this module is enough.
 """
@@ -16,9 +16,15 @@ def _stop(*_) -> None:
     os._exit(130)
 
 
-def _is_tool(script: Path) -> bool:
-    root = Path(__file__).resolve().parents[1]
-    return script.stem == 'mmunorm' or any(script.is_relative_to(root / folder) for folder in ('tools', 'projects'))
+def running_tool() -> str:
+    """The tool of this repository that Python runs, such as 'tools/train.py'; '' if it runs something else."""
+    root, script = Path(__file__).resolve().parents[1], _script()
+    is_tool = any(script.is_relative_to(root / folder) for folder in ('tools', 'projects'))
+    return str(script.relative_to(root)) if is_tool else ''
+
+
+def _script() -> Path:
+    return Path(getattr(sys.modules['__main__'], '__file__', '/')).resolve()
 
 
 def raise_again() -> None:
@@ -27,6 +33,5 @@ def raise_again() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _is_tool(
-        Path(getattr(sys.modules['__main__'], '__file__', '/')).resolve()):
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (running_tool() or _script().stem == 'mmunorm'):
     signal.signal(signal.SIGINT, _stop)

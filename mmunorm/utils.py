@@ -68,6 +68,8 @@ def plural(number: int, noun: str) -> str:
 
 def misspelt(place: str, arguments: Mapping, cls: type) -> str:
     """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
+    if any(hasattr(base.__init__, '__wrapped__') for base in cls.__mro__):
+        return ''  # mmcv's decorators accept older names, such as deformable_groups
     known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
     for name in arguments:
         if name not in known | {'type', '_scope_'} and (found := get_close_matches(name, known, n=1)):
@@ -122,7 +124,7 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     block writes nothing, nothing happens. Of a symbolic link, the file that it names is written.
 
     Raises:
-        PreflightError: `path` is there and is no regular file, such as a folder or a device.
+        PreflightError: `path` exists and is no regular file, such as a folder or a device.
     """
     path = written_file(path)
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
@@ -182,7 +184,7 @@ def quiet_imports() -> Iterator[None]:
     """
     with suppress(ImportError), warnings.catch_warnings(record=True) as caught:
         import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
-    _held_back.extend(str(each.message) for each in caught)
+    _held_back.extend(str(warning.message) for warning in caught)
 
     from mmengine.logging import logger
 

@@ -135,6 +135,13 @@ def test_a_tool_is_one_clear_line():
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(('tool', 'missing'), [('tools/train.py', OPENMMLAB), ('tools/test.py', OPENMMLAB[1:])])
+def test_a_tool_of_a_clone_is_one_clear_line(tool, missing):
+    done = run(f"import runpy\nrunpy.run_path({str(ROOT / tool)!r}, run_name='__main__')", packages=missing)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f'{tool} needs {", ".join(missing)}{INSTALL}') and done.stderr.count('\n') == 1
+
+
 @pytest.mark.slow
 def test_with_mmengine_alone_a_folded_checkpoint_is_saved_and_loaded(tmp_path):
     """One line says what the rest needs."""

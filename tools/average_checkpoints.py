@@ -1,15 +1,12 @@
 """Averages checkpoints of a run, such as its last five, for testing, folding and export."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.runner.checkpoint import save_checkpoint
-from tqdm import tqdm
-
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command, out_file
 from mmunorm.utils import PreflightError, whole_file
+
+from mmengine.runner.checkpoint import save_checkpoint
+from tqdm import tqdm
 
 
 def parse_args(argv=None):
@@ -33,10 +30,10 @@ def average(paths):
     for path in tqdm(paths, desc='reading', unit='checkpoint', disable=None):
         content = read_checkpoint(path)
         state = content.get('state_dict', content)
-        found = {name: value.shape for name, value in state.items()}
-        shapes = shapes or found
-        if found != shapes:
-            name = next(name for name in sorted({*found, *shapes}) if found.get(name) != shapes.get(name))
+        own_shapes = {name: value.shape for name, value in state.items()}
+        shapes = shapes or own_shapes
+        if own_shapes != shapes:
+            name = next(name for name in sorted({*own_shapes, *shapes}) if own_shapes.get(name) != shapes.get(name))
             raise PreflightError(f'{path} belongs to another model than {paths[0]}: {name} differs.')
         for name, value in state.items():
             if value.is_floating_point():

@@ -4,7 +4,6 @@ import copy
 import json
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli.arguments import (
     add_config_arguments,

@@ -1,14 +1,6 @@
 """Draws a model's predictions, boxes and masks or the class, and writes them as JSON."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import cv2
-import mmcv
-import torch
-from mmengine.registry import MODELS, TRANSFORMS
-
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -19,10 +11,15 @@ from mmunorm.cli.arguments import (
     positive,
     share,
 )
-from mmunorm.cli.images import draw_each, drawing_scale, find_images
+from mmunorm.cli.images import draw_images, drawing_scale, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.deploy.images import loading_of
 from mmunorm.utils import PreflightError, plural
+
+import cv2
+import mmcv
+import torch
+from mmengine.registry import MODELS, TRANSFORMS
 
 
 def parse_args(argv=None):
@@ -78,11 +75,11 @@ class Detector:
 
     def _prediction(self, instances):
         """As mmdet's DetInferencer gives it: masks in COCO's run-length encoding."""
-        found = {key: instances[key].tolist() for key in ('labels', 'scores', 'bboxes')}
+        prediction = {key: instances[key].tolist() for key in ('labels', 'scores', 'bboxes')}
         if 'masks' in instances:
             encoded = self.encode_masks(instances.masks.numpy())
-            found['masks'] = [{**mask, 'counts': mask['counts'].decode()} for mask in encoded]
-        return found
+            prediction['masks'] = [{**mask, 'counts': mask['counts'].decode()} for mask in encoded]
+        return prediction
 
     @staticmethod
     def _enlarge(instances, height, width, scale):
@@ -109,8 +106,8 @@ class Classifier:
 
     def draw(self, path, image, out_file):
         rgb = image[..., ::-1]
-        taken = self.load(dict(img_path=str(path)))['img'] if self.load else rgb  # mmpretrain would load it otherwise
-        batch = next(self.inferencer.preprocess([taken]))
+        loaded = self.load(dict(img_path=str(path)))['img'] if self.load else rgb  # mmpretrain would load it otherwise
+        batch = next(self.inferencer.preprocess([loaded]))
         result = self.inferencer.forward(batch)[0]
         self.visualizer.visualize_cls(
             rgb, result, classes=self.inferencer.classes, draw_gt=False,
@@ -119,7 +116,7 @@ class Classifier:
         return {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
 
 
-class OwnDrawing:
+class ModelDrawing:
     """A model with its own `draw(image)`, which returns the drawing; both are uint8 BGR `(h, w, 3)`."""
 
     def __init__(self, cfg, checkpoint, device):
@@ -129,11 +126,11 @@ class OwnDrawing:
         cv2.imwrite(str(out_file), self.model.draw(image))
 
 
-def build_artist(cfg, args):
+def build_visualizer(cfg, args):
     """The model of the config with the visualizer of its library."""
     with clear_build_errors():
         if hasattr(MODELS.get(cfg.model.get('of', cfg.model.type)), 'draw'):
-            return OwnDrawing(cfg, args.checkpoint, args.device)
+            return ModelDrawing(cfg, args.checkpoint, args.device)
         if cfg.get('default_scope') == 'mmdet':
             return Detector(cfg, args.checkpoint, args.device, args.pred_score_thr)
         if cfg.get('default_scope') == 'mmpretrain':
@@ -149,14 +146,14 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     match_folded(cfg, args.checkpoint)
     out_folder(args.out_dir, '--out-dir')
-    artist = build_artist(cfg, args)
+    visualizer = build_visualizer(cfg, args)
     loading = loading_of(cfg.test_dataloader.dataset.pipeline) if cfg.get('test_dataloader') else {}
     if loading:  # drawn in colour, and turned as the model sees it
         kept = 'color_ignore_orientation' if loading['flag'] == 'unchanged' else loading['flag']
         loading['flag'] = kept.replace('grayscale', 'color')
-    draw_each(images, artist.draw, args.out_dir, not args.no_save_pred, loading)
-    if isinstance(artist, Detector):
-        artist.summarize()
+    draw_images(images, visualizer.draw, args.out_dir, not args.no_save_pred, loading)
+    if isinstance(visualizer, Detector):
+        visualizer.summarize()
 
 
 if __name__ == '__main__':

@@ -12,11 +12,6 @@ import json
 import os
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.registry import DATASETS
-
 from mmunorm.benchmark.models import EXACT
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli import ship_report, shipping
@@ -44,6 +39,8 @@ from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError, plural
+
+from mmengine.registry import DATASETS
 
 
 def parse_args(argv=None):
@@ -109,27 +106,27 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
         recipe, checkpoint = model
         stages = [Stage('Fold the norms, and test', (tool('test.py'), *model, '--fuse', '--work-dir',
                                                      f'{args.out}/folded', *options), args.out / 'folded', a_test)]
-        read, beside = options, ()
+        read, baseline = options, ()
     else:
         stages, recipe, checkpoint = plan_conversion(args, cfg, steps, per_image, a_test)
-        read, beside = (), ('--baseline', *model)
-    own = (str(recipe), str(checkpoint))
+        read, baseline = (), ('--baseline', *model)
+    trained = (str(recipe), str(checkpoint))
     file = args.out / f'model{chosen.suffixes[0]}'
     kind = () if int8 is None else ('--int8', int8)
     parts = () if args.parts == PARTS[0] else ('--parts', args.parts)
     samples = () if args.num_samples is None else ('--num-samples', str(args.num_samples))
-    stages.append(Stage('Fold and export', (tool('deploy/export.py'), *own, '--format', args.format, *kind, *parts,
+    stages.append(Stage('Fold and export', (tool('deploy/export.py'), *trained, '--format', args.format, *kind, *parts,
                                             *samples, '--out', str(file), *read), file, 60))
     form = shipping.form_of(chosen.name, int8)
     if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
-        made = ('--file', form, str(file)) if form else ()
+        exported = ('--file', form, str(file)) if form else ()
         # In floating point, what torch has is known.
         tested = [name for name in rows if name == form or VARIANTS[name][1].int8]
         models = 2 if args.to == EXACT else 3
         stages.append(Stage(
             'Test and measure it beside LayerNorm',
-            (tool('deploy/benchmark.py'), *own, *beside, '--formats', *rows, '--metrics-of', *tested, *made, *parts,
-             *samples, '--out', f'{args.out}/speed', *options),
+            (tool('deploy/benchmark.py'), *trained, *baseline, '--formats', *rows, '--metrics-of', *tested, *exported,
+             *parts, *samples, '--out', f'{args.out}/speed', *options),
             args.out / 'speed/formats.json', models * (len(tested) * a_test + 30 * len(rows)) + 45))
     return stages, recipe, checkpoint, file
 
@@ -185,7 +182,7 @@ def main(argv=None):
         VARIANTS[name][0].check(VARIANTS[name][1].int8)
     cfg = load_config(args.config, args.cfg_options)
     forms = [(chosen, int8), *((VARIANTS[name][0], VARIANTS[name][1].int8) for name in args.beside)]
-    calibrates = any(each.needs_images(kind) for each, kind in forms)
+    calibrates = any(form.needs_images(kind) for form, kind in forms)
     trains = calibrates or args.to != EXACT and (args.images is None or args.steps != 0)
     if trains and cfg.get('train_dataloader') is None:
         converts = '' if args.to == EXACT else '--images, --steps 0 and '
@@ -245,7 +242,7 @@ def main(argv=None):
         str(fusion), ship_report.draw_predictions(dataset, runners))
     print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
     if args.to != EXACT and any(outcome.left[outcome.name]):
-        print(f'NOT ALL NORMS ARE GONE: {outcome.norms_left}')
+        print(f'some norms did not fold: {outcome.norms_left}')
     return outcome
 
 

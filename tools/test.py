@@ -3,12 +3,6 @@ import argparse
 import copy
 import functools
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import mmengine
-from mmengine.registry import METRICS
-
 from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
@@ -18,6 +12,9 @@ from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
+
+import mmengine
+from mmengine.registry import METRICS
 
 
 def parse_args(argv=None):
@@ -102,7 +99,7 @@ def main(argv=None):
         metric = METRICS.build(dict(type=dump, out_file_path=args.out))
         metric.compute_metrics = functools.partial(save_predictions, args.out)
         runner.test_evaluator.metrics.append(metric)
-    training.introduce(runner)
+    training.log_summary(runner)
     metrics = runner.test()
     if args.save and is_first_process():
         save_fused(runner, plain, args.save)

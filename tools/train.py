@@ -1,7 +1,6 @@
 """Trains a model from a config."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
 from mmunorm.cli.preflight import check_data, check_pretrained

@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import mmunorm  # noqa: F401  before torch: Ctrl+C during the imports
-
-# isort: split
-import torch
-
 from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, RunError, whole_file, write_text
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = 'work_dirs/zoo'
@@ -105,13 +102,13 @@ def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
+def is_finished(recipe: Recipe, entries: dict[str, dict]) -> bool:
     """Whether the list has the model and its weights are unchanged.
 
     Raises:
         PreflightError: its recipe or its weights have changed.
     """
-    entry = made.get(recipe.name)
+    entry = entries.get(recipe.name)
     if entry is None:
         return False
     weights = ROOT / entry['weights']
@@ -122,11 +119,11 @@ def is_finished(recipe: Recipe, made: dict[str, dict]) -> bool:
     return True
 
 
-def markdown(made: dict[str, dict]) -> str:
+def markdown(entries: dict[str, dict]) -> str:
     """The list as a page: logs and weights are in the folder of their model."""
     rows = []
     for recipe in RECIPES:
-        entry = made.get(recipe.name)
+        entry = entries.get(recipe.name)
         if entry is None:
             rows.append([recipe.name, f'`{recipe.config}`', 'not trained here'])
             continue
@@ -134,8 +131,9 @@ def markdown(made: dict[str, dict]) -> str:
         log, weights = (Path(entry[key]).name for key in ('log', 'weights'))
         rows.append([recipe.name, f'`{recipe.config}`', score, f'`{log}`', f'`{weights}`', f'`{entry["sha256"][:12]}`'])
     lines = markdown_table(['model', 'config', 'score', 'log', 'weights', 'sha256 begins'], rows)
-    lines += ['', '```bash', *(made[recipe.name]['command'] for recipe in RECIPES if recipe.name in made), '```', '']
-    lines += [f'- {name}: {entry["cpu"]}, {entry["date"]}' for name, entry in made.items()]
+    commands = [entries[recipe.name]['command'] for recipe in RECIPES if recipe.name in entries]
+    lines += ['', '```bash', *commands, '```', '']
+    lines += [f'- {name}: {entry["cpu"]}, {entry["date"]}' for name, entry in entries.items()]
     return '\n'.join(lines) + '\n'
 
 
@@ -154,20 +152,20 @@ def main(argv=None):
         raise PreflightError(f'there is no model {unknown[0]}; choose from {", ".join(known)}.')
     file = ROOT / OUT / 'zoo.json'
     file.parent.mkdir(parents=True, exist_ok=True)
-    made = json.loads(file.read_text()) if file.exists() else {}
+    entries = json.loads(file.read_text()) if file.exists() else {}
     wanted = [known[name] for name in names] or list(RECIPES)
-    pending = [recipe for recipe in wanted if not is_finished(recipe, made)]
+    pending = [recipe for recipe in wanted if not is_finished(recipe, entries)]
     ready = {''}
     for recipe in pending:
         if recipe.data not in ready:  # only when needed: not every system has the photographs
             if status := run_tool((recipe.data, ), ROOT):
                 raise RunError(f'{recipe.data} ended with status {status}.')
             ready.add(recipe.data)
-        if recipe.start and recipe.start not in made:
+        if recipe.start and recipe.start not in entries:
             raise PreflightError(f'{recipe.name} starts from {recipe.start}: train that first.')
-        made[recipe.name] = train(recipe)
-        write_text(file, json.dumps(made, indent=1))
-        write_text(file.with_name('README.md'), markdown(made))
+        entries[recipe.name] = train(recipe)
+        write_text(file, json.dumps(entries, indent=1))
+        write_text(file.with_name('README.md'), markdown(entries))
     print(f'{len(wanted)} models, {len(pending)} of them new: {OUT}/README.md')
 
 

@@ -1,7 +1,6 @@
 """Checks COCO annotation files for errors that mmdet ignores or raises late, and fills in missing keys."""
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import os
@@ -93,14 +92,14 @@ def completed_annotations() -> Iterator[None]:
 
     def complete_and_index(self):
         annotations = self.dataset.get('annotations', ())
-        ids = {each.get('id') for each in annotations}
-        renumber = len(ids) < len(annotations) or not all(isinstance(each, int) and each > 0 for each in ids)
-        for number, each in enumerate(annotations, 1):
-            if 'bbox' in each:  # absent in panoptic files
-                each.setdefault('iscrowd', 0)
-                each.setdefault('area', each['bbox'][2] * each['bbox'][3])
+        ids = {annotation.get('id') for annotation in annotations}
+        renumber = len(ids) < len(annotations) or not all(isinstance(key, int) and key > 0 for key in ids)
+        for number, annotation in enumerate(annotations, 1):
+            if 'bbox' in annotation:  # absent in panoptic files
+                annotation.setdefault('iscrowd', 0)
+                annotation.setdefault('area', annotation['bbox'][2] * annotation['bbox'][3])
                 if renumber:
-                    each['id'] = number
+                    annotation['id'] = number
         return index(self)
 
     with mock.patch.object(COCO, 'createIndex', complete_and_index):
@@ -112,18 +111,13 @@ class _Problem(Exception):
 
 
 def _read(path: str) -> dict:
-    with open(path, 'rb') as file:
-        if file.read(3) == codecs.BOM_UTF8:  # json.load skips it, and pycocotools does not
-            raise _Problem('it begins with a byte order mark; save it as UTF-8 without one')
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1024))
-        if not file.read().rstrip().endswith(b'}'):  # fails fast: parsing may take half a minute
-            raise _Problem('it is cut off, or is no JSON object')
-        file.seek(0)
+    with open(path) as file:  # as pycocotools opens it, which refuses a byte order mark
         try:
             content = json.load(file)
         except ValueError as error:
             raise _Problem(error_text(error)) from None
+    if not isinstance(content, dict):
+        raise _Problem('it is no JSON object')
     if missing := [key for key in _LISTS if not isinstance(content.get(key), list)]:
         raise _Problem(f'it has no list of {missing[0]}')
     if not all(isinstance(entry, dict) for key in _LISTS for entry in content[key]):
@@ -176,44 +170,45 @@ def _check_images(images: list[dict]) -> None:
                        f'width {width!r} and height {height!r}; mmdet would leave their objects out')
 
 
-def _check_objects(content: dict, masks: bool, objects: bool) -> list[str]:
+def _check_objects(content: dict, masks: bool, wants_objects: bool) -> list[str]:
     """Checks each object by itself, then all together; returns warnings."""
     sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
     categories = {category['id'] for category in content['categories']}
-    seen, rows = [], array('d')
-    for each in content['annotations']:
+    objects, rows = [], array('d')
+    for annotation in content['annotations']:
         for key in ('image_id', 'category_id'):
-            if key not in each:
-                raise _Problem(f'{_named(each)} has no {key}')
+            if key not in annotation:
+                raise _Problem(f'{_named(annotation)} has no {key}')
         for key in ('ignore', 'iscrowd'):
-            if each.get(key, 0) not in (0, 1):
-                raise _Problem(f'{_named(each)} has {key} {each[key]!r}, which must be the number 0 or 1')
-        if each.get('ignore'):
+            if annotation.get(key, 0) not in (0, 1):
+                raise _Problem(f'{_named(annotation)} has {key} {annotation[key]!r}, which must be the number 0 or 1')
+        if annotation.get('ignore'):
             continue
-        box, size = each.get('bbox'), sizes.get(each['image_id'], (math.nan, math.nan))
+        box, size = annotation.get('bbox'), sizes.get(annotation['image_id'], (math.nan, math.nan))
         if not (isinstance(box, list) and len(box) == 4 and _are_numbers(box)):
-            raise _Problem(f'{_named(each)} has the box {box}, and a box is four finite numbers')
-        if not _are_numbers([each.get('area', 1)]):
-            raise _Problem(f'{_named(each)} has the area {each["area"]!r}, which must be a number')
-        if masks and not each.get('segmentation'):
-            raise _Problem(f'{_named(each)} has no segmentation, and the config asks for masks: use annotations with '
-                           'masks, or a model without a mask head')
-        bounds = _bounds(each, size) if masks and each['image_id'] in sizes else (*box[:2], math.inf, math.inf)
-        seen.append(each)
-        rows.extend((*box, *size, *bounds, each.get('area', 1), each.get('iscrowd', 0),
-                     each['category_id'] in categories))
-    warnings = _check_together(seen, np.array(rows).reshape(-1, 13).T, objects)
-    if any('area' not in each for each in seen):
+            raise _Problem(f'{_named(annotation)} has the box {box}, and a box is four finite numbers')
+        if not _are_numbers([annotation.get('area', 1)]):
+            raise _Problem(f'{_named(annotation)} has the area {annotation["area"]!r}, which must be a number')
+        if masks and not annotation.get('segmentation'):
+            raise _Problem(f'{_named(annotation)} has no segmentation, and the config asks for masks: use annotations '
+                           'with masks, or a model without a mask head')
+        has_bounds = masks and annotation['image_id'] in sizes
+        bounds = _bounds(annotation, size) if has_bounds else (*box[:2], math.inf, math.inf)
+        objects.append(annotation)
+        rows.extend((*box, *size, *bounds, annotation.get('area', 1), annotation.get('iscrowd', 0),
+                     annotation['category_id'] in categories))
+    warnings = _check_together(objects, np.array(rows).reshape(-1, 13).T, wants_objects)
+    if any('area' not in annotation for annotation in objects):
         warnings.append('objects have no `area`; it is computed from their boxes')
     return warnings
 
 
-def _check_together(seen: list[dict], columns: np.ndarray, objects: bool) -> list[str]:
+def _check_together(objects: list[dict], columns: np.ndarray, wants_objects: bool) -> list[str]:
     """Raises a _Problem if most objects are useless; returns warnings."""
     x, y, w, h, width, height, x1, y1, x2, y2, area, crowd, known = columns
     listed = width > 0
-    number, ignored, reasons = listed.sum(), np.zeros(len(seen), dtype=bool), []
-    for reason, found in (  # in mmdet's order; coordinates may be rounded to pixels
+    number, ignored, reasons = listed.sum(), np.zeros(len(objects), dtype=bool), []
+    for reason, mask in (  # in mmdet's order; coordinates may be rounded to pixels
             ('of an image that the file does not list', ~listed),
             ('of a category that the file does not list', known == 0),
             ('outside of their image', (x + w <= 0) | (x >= width) | (y + h <= 0) | (y >= height)),
@@ -223,10 +218,10 @@ def _check_together(seen: list[dict], columns: np.ndarray, objects: bool) -> lis
             ('with a segmentation that is empty or outside of their box',
              (np.minimum(x2, x + w + 1) <= np.maximum(x1, x - 1)) | (np.minimum(x2, width) <= np.maximum(x1, 0))
              | (np.minimum(y2, y + h + 1) <= np.maximum(y1, y - 1)) | (np.minimum(y2, height) <= np.maximum(y1, 0)))):
-        if (found := found & ~ignored).any():
-            reasons.append(f'{found.sum()} {reason}, the first is {_named(seen[found.argmax()])}')
-        ignored |= found
-    left_out = f'{ignored.sum()} of {len(seen)} objects are left out: {"; ".join(reasons)}'
+        if (mask := mask & ~ignored).any():
+            reasons.append(f'{mask.sum()} {reason}, the first is {_named(objects[mask.argmax()])}')
+        ignored |= mask
+    left_out = f'{ignored.sum()} of {len(objects)} objects are left out: {"; ".join(reasons)}'
     over_x, over_y = width + 0.05 * width + 1, height + 0.05 * height + 1
     leaving = ((x + w > over_x) | (y + h > over_y) | (x < width - over_x) | (y < height - over_y)).sum()
     if number and (columns[:4].max(0)[listed] <= 1).all():
@@ -234,11 +229,12 @@ def _check_together(seen: list[dict], columns: np.ndarray, objects: bool) -> lis
     if 4 * leaving > number and ((x >= 0) & (y >= 0) & (x < w) & (y < h) & (w <= width) & (h <= height))[listed].all():
         raise _Problem('its boxes seem to be x1, y1, x2, y2: read as x, y, width, height, as in COCO, '
                        f'{leaving} of {number} leave their image')
-    if objects and not seen:
+    if wants_objects and not objects:
         raise _Problem('it has no objects')
-    if objects and (not number or 2 * (ignored & listed).sum() > number):  # those of a part of the images are harmless
+    # Objects of images that are not listed are harmless: the file may be of a part of the images.
+    if wants_objects and (not number or 2 * (ignored & listed).sum() > number):
         raise _Problem(left_out)
-    if objects and crowd[~ignored].all():
+    if wants_objects and crowd[~ignored].all():
         raise _Problem('all of its objects are crowds (iscrowd=1), which are neither trained on nor evaluated')
     warnings = [left_out] if reasons else []
     if 2 * leaving > number:
@@ -265,13 +261,13 @@ def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
         x, y, w, h = rle.toBbox(parts if isinstance(counts, str) else rle.frPyObjects(parts, int(height), int(width)))
         return x, y, x + w, y + h
     try:
-        right = math.isfinite(sum(map(sum, parts))) and not any(len(each) % 2 for each in parts)
+        right = math.isfinite(sum(map(sum, parts))) and not any(len(polygon) % 2 for polygon in parts)
     except TypeError:
         right = False
     if not right:  # a NaN would end the process in pycocotools
         raise _Problem(f'{_named(annotation)} has the segmentation {str(parts)[:40]}; it must be an RLE or a list of '
                        'polygons [x1, y1, x2, y2, ...] of finite numbers')
-    drawn = [each for each in parts if len(each) >= 6]
+    drawn = [polygon for polygon in parts if len(polygon) >= 6]
     if not drawn:
         return [math.nan] * 4
     points = drawn[0] if len(drawn) == 1 else sum(drawn, [])
@@ -281,7 +277,7 @@ def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
 
 def _check_files(content: dict, use: Use) -> None:
     """Looks for each image, and compares the annotated sizes of some with those that they are loaded with."""
-    used = {each['image_id'] for each in content['annotations']}
+    used = {annotation['image_id'] for annotation in content['annotations']}
     images = {os.path.join(use.folder, image['file_name']): image for image in content['images']
               if use.empty or image['id'] in used}
     folders = set(map(os.path.dirname, images))

@@ -21,7 +21,7 @@ from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 
 from ..checkpoints.unpickling import restricted
-from ..config.presets import HELP, apply_norm, keep_means, use_map_forms
+from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..interruption import raise_again
@@ -40,7 +40,6 @@ from ..utils import (
 )
 from .annotations import completed_annotations
 from .options import READ, warn_of_unread
-from .preflight import check_norms
 
 
 def command(main):
@@ -59,7 +58,7 @@ def command(main):
         raise_again()
         try:
             with ExitStack() as stack:
-                # Or each line that a full disk refuses becomes a traceback.
+                # With it, logging prints a traceback for each line that does not fit on a full disk.
                 stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
                 logging.raiseExceptions = False
                 stack.enter_context(completed_annotations())
@@ -230,11 +229,8 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
     if not isinstance(cfg.get('model'), dict):
         raise PreflightError(f"the config {path} has no `model`, a dict(type=...), but {cfg.get('model')!r}.")
     if norm is not None:
-        work_dir = apply_norm(cfg, norm)
-        if cfg.get('work_dir') is None:
-            cfg.work_dir = work_dir
-        _merge(cfg, path, options)  # may name other weights to start from
-        keep_means(cfg, options)
+        apply_norm(cfg, norm, options)
+        _merge(cfg, path, options)
     use_map_forms(cfg)
     check_norms(cfg)
     warn_of_unread(cfg, options or ())

@@ -35,30 +35,30 @@ def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
     if not runner.is_detector:
         scores = runner.classify(image)
         return [Object(int(scores.argmax()), text(int(scores.argmax()), scores.max()))]
-    found = runner.detect(image, score_thr)
-    masks = found.masks if found.masks is not None else [None] * len(found.boxes)
+    result = runner.detect(image, score_thr)
+    masks = result.masks if result.masks is not None else [None] * len(result.boxes)
     return [Object(int(label), text(int(label), score), box, mask)
-            for label, score, box, mask in zip(found.labels, found.scores, found.boxes, masks, strict=True)]
+            for label, score, box, mask in zip(result.labels, result.scores, result.boxes, masks, strict=True)]
 
 
 def draw_objects(image: np.ndarray, objects: Sequence[Object]) -> np.ndarray:
     """The image with its objects drawn, enlarged so that labels are readable; the first object is on top."""
     scale = drawing_scale(*image.shape[:2])
     large = mmcv.imrescale(image, scale)
-    if any(each.box is None for each in objects):  # the class is written below the image
+    if any(item.box is None for item in objects):  # the class is written below the image
         large = cv2.copyMakeBorder(large, 0, 32, 0, 0, cv2.BORDER_CONSTANT)
-    for each in reversed(objects):
-        if each.box is None:
-            _write(large, each.text, 4, large.shape[0] - 9, (255, 255, 255))
+    for item in reversed(objects):
+        if item.box is None:
+            _write(large, item.text, 4, large.shape[0] - 9, (255, 255, 255))
             continue
         # Neighbours in the list of classes get hues that are far from each other.
-        colour = cv2.cvtColor(np.uint8([[[each.label * 111 % 180, 200, 255]]]), cv2.COLOR_HSV2BGR)[0, 0]
-        if each.mask is not None:
-            inside = cv2.resize(each.mask.astype('uint8'), large.shape[1::-1]) > 0
+        colour = cv2.cvtColor(np.uint8([[[item.label * 111 % 180, 200, 255]]]), cv2.COLOR_HSV2BGR)[0, 0]
+        if item.mask is not None:
+            inside = cv2.resize(item.mask.astype('uint8'), large.shape[1::-1]) > 0
             large[inside] = large[inside] // 2 + colour // 2
-        x1, y1, x2, y2 = (np.asarray(each.box) * scale).round().astype(int).tolist()
+        x1, y1, x2, y2 = (np.asarray(item.box) * scale).round().astype(int).tolist()
         cv2.rectangle(large, (x1, y1), (x2, y2), colour.tolist(), 2)
-        _write(large, each.text, x1 + 3, y1 + 20, colour.tolist())
+        _write(large, item.text, x1 + 3, y1 + 20, colour.tolist())
     return large
 
 
@@ -80,9 +80,9 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     if drawn == Path(os.path.realpath(root)):
         raise PreflightError(f'--out-dir {out_dir} is where the images are: they would be overwritten.')
     if source.is_dir():
-        found = (path for path in source.rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
+        paths = (path for path in source.rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
         # An output folder inside the input folder contains drawings of an earlier run.
-        images = sorted(path for path in found if drawn not in Path(os.path.realpath(path)).parents)
+        images = sorted(path for path in paths if drawn not in Path(os.path.realpath(path)).parents)
     else:
         images = [source] if source.is_file() else []
     if not images:
@@ -90,8 +90,8 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
 
 
-def draw_each(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], dict | None], out_dir: str,
-              save_pred: bool = False, loading: dict | None = None) -> None:
+def draw_images(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], dict | None],
+                out_dir: str, save_pred: bool = False, loading: dict | None = None) -> None:
     """Draws the images of :func:`find_images`, and prints which ones were skipped and why.
 
     `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR, and returns the predictions. With

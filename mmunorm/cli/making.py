@@ -29,8 +29,8 @@ def add_set_arguments(parser: argparse.ArgumentParser, train_images: int, more: 
     parser.add_argument('--image-size', type=int, default=32, help='side of a classification image in pixels')
 
 
-def made(maker: Callable, out: str, **settings):
-    """What a maker of a data set returns; says so where it returns None, since the folder is there.
+def make_data(maker: Callable, out: str, **settings):
+    """Calls a maker of a data set and returns its counts; prints that the folder exists if it returns None.
 
     Raises:
         PreflightError: the maker raised a ValueError that begins with the name of a setting.

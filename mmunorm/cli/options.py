@@ -59,10 +59,10 @@ def _check_spelling(cfg: Config, key: str) -> None:
     part = dict(walk(cfg.get(top), top)).get(place)
     if not isinstance(part, dict) or not isinstance(part.get('type'), str):
         return
-    found = []
+    registered = []
     for root in (MODELS, DATASETS, TRANSFORMS, METRICS, HOOKS, OPTIM_WRAPPERS, OPTIMIZERS, PARAM_SCHEDULERS, LOOPS):
         with root.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-            found.append(registry.get(part['type']))
-    classes = [cls for cls in found if isinstance(cls, type)]
+            registered.append(registry.get(part['type']))
+    classes = [cls for cls in registered if isinstance(cls, type)]
     if len(classes) == 1 and (problem := misspelt(place, {name: None}, classes[0])):
         raise PreflightError(f'--cfg-options {problem}')

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.registry import METRICS, MODELS
+from mmengine.registry import METRICS
 from mmpretrain.datasets import CIFAR10, ImageNet
 from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
@@ -17,9 +17,6 @@ from mmpretrain.registry import DATASETS
 from ..checkpoints.loading import check_checkpoint, read_checkpoint
 from ..config.pretrained import pretrained_path
 from ..config.walk import walk
-from ..norms import Norm
-from ..norms.base import check_norm_cfg
-from ..registry import registered
 from ..utils import PreflightError, misspelt, warn
 from .annotations import Use, check_annotations, check_evaluator
 from .datasets import check_classes, class_name, class_of, classes_of, is_local, leaf_datasets
@@ -41,9 +38,9 @@ SOURCES = {
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks that the data files and folders of a run are there, and that mmdet can use its COCO annotations.
 
-    It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data
-    sets that download themselves: their classes do. Subwords must be those of the model. `splits` are some of 'train',
-    'val' and 'test'; a config may lack any of their loaders and evaluators.
+    It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data sets that
+    download themselves: their classes do. `splits` are some of 'train', 'val' and 'test'; a config may lack any of
+    their loaders and evaluators.
 
     Raises:
         PreflightError: something is missing, empty or damaged, or a metric has more classes than the model or
@@ -72,30 +69,6 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     for part, cls in parts:
         if hasattr(cls, 'check_model'):
             cls.check_model(part, cfg.model)
-
-
-def check_norms(cfg: Config) -> None:
-    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right.
-
-    Raises:
-        PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
-    """
-    with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
-        for key, norm_cfg in walk(cfg.model, 'model'):
-            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, (dict, str))):
-                continue
-            try:
-                check_norm_cfg(norm_cfg, key)
-            except (KeyError, TypeError) as error:
-                raise PreflightError(error.args[0]) from error
-            norm = registered(norm_cfg['type'])
-            if isinstance(norm, type) and issubclass(norm, Norm):
-                arguments = {name: value for name, value in norm_cfg.items()
-                             if name not in ('type', 'requires_grad', '_scope_')}
-                try:
-                    norm(1, **arguments)
-                except (TypeError, ValueError) as error:
-                    raise PreflightError(f'{key}: {error}.') from error
 
 
 def check_pretrained(cfg: Config, config_path: str) -> None:
@@ -198,7 +171,7 @@ def _problems(part: dict, cls: type) -> dict[str, str]:
 
 
 def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, Callable[[str], bool], str]]:
-    """Each path, relative to `data_root`, with the test that it is there and what to say if it is not."""
+    """Yields each path, relative to `data_root`, the test that it exists, and the message if it does not."""
     if issubclass(cls, CIFAR10):
         for name, md5 in [] if part.get('download') else cls.train_list + cls.test_list:
             yield (os.path.join(cls.base_folder, name), partial(_has_md5, md5=md5),

@@ -1,4 +1,4 @@
-"""`--resume`: finds the checkpoint that an interrupted run can go on from."""
+"""`--resume`: finds the checkpoint from which an interrupted run continues."""
 from __future__ import annotations
 
 import os
@@ -20,9 +20,9 @@ _CHECKPOINT = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 def set_resume(cfg: Config, resume: str | None) -> None:
     """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
 
-    A resumed run takes all its weights from the checkpoint, so pretrained weights are not looked for, and its seed if
-    the config has none. If the work directory has no whole checkpoint, the run starts at the beginning, and says so. If
-    it has one and the run is not resumed, a warning says that it will be overwritten.
+    A resumed run takes all its weights from the checkpoint, so that pretrained weights need not exist, and its seed if
+    the config has none. If the work directory has no whole checkpoint, a warning says that the run starts at the
+    beginning. If it has one and the run is not resumed, a warning says that it will be overwritten.
 
     Raises:
         PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
@@ -65,7 +65,7 @@ def _reads_folders(cfg: Config) -> bool:
 
 
 def find_resumable(work_dir: str) -> tuple[str | None, list[str]]:
-    """Finds the checkpoint that a run in `work_dir` can go on from, and the damaged ones that it cannot use.
+    """Finds the checkpoint from which a run in `work_dir` continues, and the damaged ones that it cannot use.
 
     mmengine writes a checkpoint, and then its name into `last_checkpoint`. If a run is killed in between, its newest
     checkpoint is not the named one. If it is killed while it writes a checkpoint, that checkpoint is damaged.

@@ -19,9 +19,9 @@ from torch import nn
 from ..deploy.formats import VARIANTS
 from ..utils import PreflightError, RunError, write_text
 
-# The share of the training in which statistics are those of the step.
+# Warm-up of UN, as a share of the training steps.
 WARMUP = 0.5
-# Of the config's rate, after the adaptation: docs/results/conversion.md.
+# Learning rate after an adaptation, as a share of the config's: docs/results/conversion.md.
 ADAPTED_RATE = 0.3
 
 
@@ -30,9 +30,9 @@ class Stage:
     """One command of the chain."""
     title: str
     command: tuple[str, ...]  # a tool, and its arguments
-    result: Path  # the file or folder that is there when it is done
+    result: Path  # the file or folder that it writes
     seconds: float = 0.  # roughly how long it takes
-    prepare: Callable[[], None] | None = None  # what comes before the command
+    prepare: Callable[[], None] | None = None  # called before the command
 
     def __str__(self) -> str:
         return f'python {shlex.join(self.command)}'
@@ -48,7 +48,7 @@ def run_tool(command: tuple[str, ...], cwd: str | os.PathLike | None = None) -> 
 def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
     """Runs the stages that are not done yet; returns the seconds that each took, by command.
 
-    `out/ship.json` remembers what is done. An interrupted training goes on.
+    `out/ship.json` lists the finished stages. An interrupted training resumes.
 
     Raises:
         PreflightError: `out` has another chain.
@@ -99,8 +99,8 @@ def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None
 
 def form_of(name: str, int8: str | None) -> str | None:
     """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
-    return next((row for row, (each, form) in VARIANTS.items()
-                 if each.name == name and form.int8 == int8 and not form.how), None)
+    return next((row for row, (format_, form) in VARIANTS.items()
+                 if format_.name == name and form.int8 == int8 and not form.how), None)
 
 
 @torch.no_grad()

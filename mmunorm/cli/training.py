@@ -5,7 +5,6 @@ import ctypes
 import os
 import signal
 import sys
-from collections import Counter
 from urllib.error import URLError
 
 import torch
@@ -19,8 +18,7 @@ from ..config.models import clear_build_errors
 from ..config.walk import walk
 from ..engine.images import name_unusable_images
 from ..engine.published import PublishedNamesHook
-from ..engine.runner import unwrapped_model
-from ..norms.layers import norm_layers
+from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
 from .datasets import class_name, leaf_datasets
 
@@ -112,14 +110,9 @@ def build_runner(cfg: Config) -> Runner:
     """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
 
     Raises:
-        PreflightError: the config names a type that is not registered, or wrong arguments, or two lengths of the run,
-            or the processes were not started by the launcher.
+        PreflightError: the config names a type that is not registered, or wrong arguments, or the processes were not
+            started by the launcher.
     """
-    loop = cfg.get('train_cfg') or {}
-    lengths = [f'{key}={loop[key]}' for key in ('max_epochs', 'max_iters') if key in loop]
-    if len(lengths) > 1:
-        raise PreflightError(f'train_cfg has {" and ".join(lengths)}: a recipe counts in epochs or in iterations; set '
-                             'the one that it has itself.')
     if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:
         raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
@@ -148,8 +141,8 @@ def load_resumed(runner: Runner) -> None:
 def _end_with_launcher() -> None:
     """Makes Linux end this process when torchrun is killed.
 
-    torchrun gives the process a session of its own. So it would train on, beside a resumed run in the same work
-    directory.
+    torchrun starts the process in a new session. Without this, the process would keep training, at the same time as a
+    resumed run in the same work directory.
     """
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
@@ -166,14 +159,14 @@ def _distribute_on_cpu(cfg: Config) -> None:
     cfg.model_wrapper_cfg.device_ids = None
 
 
-def introduce(runner: Runner) -> None:
+def log_summary(runner: Runner) -> None:
     """Logs in two lines what runs where."""
     model = unwrapped_model(runner)
     parts = [type(model).__name__]
     if hasattr(model, 'backbone'):
         parts.append(f'backbone {type(model.backbone).__name__}')
-    norms = Counter(type(norm).__name__ for _, norm in norm_layers(model))
-    parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms.most_common()) or 'none'))
+    norms = norm_counts(model).most_common()
+    parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms) or 'none'))
     parts.append(f'{sum(weight.numel() for weight in model.parameters()) / 1e6:.3g} million parameters')
     processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''
     runner.logger.info('; '.join(parts))
@@ -216,10 +209,8 @@ def train(runner: Runner) -> None:
             _ = runner.train_loop
             runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
             _ = runner.val_loop
-        if runner.max_iters < 1:
-            raise PreflightError('train_cfg: this run has no training step; set max_epochs or max_iters to 1 or more.')
         check_schedule(runner)
-    introduce(runner)
+    log_summary(runner)
     try:
         runner.train()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The norms that a recipe can be trained with, by name: `--norm NAME` of the tools."""
+"""The norms of a config: `--norm NAME` of the tools, from the name to the `norm_cfg`, and their checks."""
 from __future__ import annotations
 
 import ast
@@ -14,9 +14,12 @@ from mmengine.runner import Runner
 from torch import nn
 
 from ..checkpoints.loading import read_checkpoint
-from ..norms import replace_norms
+from ..norms import Norm, replace_norms
+from ..norms.base import check_norm_cfg
+from ..registry import registered
 from ..utils import PreflightError
 from .pretrained import pretrained_path
+from .walk import walk
 
 NORMS = {
     'LN': dict(type='LN'),
@@ -81,12 +84,41 @@ def slug(name: str) -> str:
     return re.sub(r'^\.+|[^a-z0-9.-]+', '_', name.lower().replace('*', '_star').replace('+', '_plus'))
 
 
-def set_norm(cfg: Config, norm_cfg: dict) -> None:
+def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
+    """Gives a recipe another norm, in place: all that `--norm` does.
+
+    The checkpoints that its parts start from follow where their folders are named after the config's norm:
+    `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So does the work directory if the config has
+    none. `options` are the `--cfg-options`, already merged into `cfg`; paths that they set do not change.
+
+    Raises:
+        PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
+    """
+    name, norm_cfg = parse_preset(text)
+    options, parts = options or {}, _parts(cfg)
+    old = (cfg.model[parts[0]].get('norm_cfg') or dict(type='LN'))['type'] if parts else ''
+    for part in parts:
+        path = pretrained_path(cfg, part)
+        named = any(key.startswith(f'model.{part}.init_cfg') or key == 'pretrained' and part == 'backbone'
+                    for key in options)
+        if path is not None and '://' not in path and not named:
+            folder = Path(path).parent
+            path = str(folder.parent / _renamed(folder.name, old, name) / Path(path).name)
+            cfg.model[part].init_cfg.checkpoint = path
+            if part == 'backbone' and 'pretrained' in cfg:
+                cfg.pretrained = path
+    set_norm(cfg, norm_cfg, keep_means=not name_means(options))
+    if cfg.get('work_dir') is None:
+        cfg.work_dir = str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
+
+
+def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
     """Gives every norm of the backbone, and of other parts with norms of ours, a `norm_cfg`, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
-    that `warmup_iters` goes with the recipe. PRepBN's `steps`, where nobody names them, are half of the run.
+    that `warmup_iters` is kept. PRepBN's `steps` default to half of the run.
     A stock backbone becomes one of type `ReplacedNorms`, because many give `norm_cfg` to some of their norms alone.
+    With `keep_means`, `centered=True` becomes 'frozen' if the weights that the run starts from have means.
 
     Raises:
         PreflightError: there is no backbone, there is no such type, the steps of the run are not known, or the
@@ -108,17 +140,19 @@ def set_norm(cfg: Config, norm_cfg: dict) -> None:
         base = cfg.model[part].get('norm_cfg') or dict(type='LN')
         inherited = base if base['type'] == norm_cfg['type'] else {
             key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
-        if _hands_norms_on(cfg, part):
-            cfg.model[part] = replace_norm_cfgs(cfg.model[part], {**inherited, **norm_cfg})
+        complete = {**inherited, **norm_cfg}
+        if keep_means and part == 'backbone' and complete.get('centered') is True and _starts_with_means(cfg):
+            complete = with_means_kept(complete)
+        if _passes_norm_cfg_on(cfg, part):
+            cfg.model[part] = replace_norm_cfgs(cfg.model[part], complete)
         elif norm_cfg['type'] != 'LN' or not base['type'].startswith('LN'):
             kind = cfg.model[part].get('of', cfg.model[part].type)
-            cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind,
-                               'norm_cfg': {**inherited, **norm_cfg}}
+            cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind, 'norm_cfg': complete}
 
 
 @MODELS.register_module(name=REPLACED_TYPE)
 def replaced_norms(of: str, norm_cfg: dict, **cfg) -> nn.Module:
-    """Builds a backbone of type `of` with the settings `cfg`, and puts norms of `norm_cfg` in place of its own."""
+    """Builds a backbone of type `of` with the settings `cfg`, and replaces its norms by norms of `norm_cfg`."""
     backbone = MODELS.build(dict(type=of, **cfg))
     return backbone if norm_cfg['type'] == 'LN' else replace_norms(backbone, norm_cfg)
 
@@ -129,8 +163,8 @@ def use_map_forms(cfg: Config) -> None:
     norm_cfg = backbone.get('norm_cfg')
     if not isinstance(norm_cfg, dict) or f'{norm_cfg.get("type")}2d' not in MODELS:
         return
-    own = inspect.signature(_class_of(cfg, backbone)).parameters.get('norm_cfg')
-    if own and isinstance(own.default, dict) and own.default['type'] == 'LN2d':
+    argument = inspect.signature(_class_of(cfg, backbone)).parameters.get('norm_cfg')
+    if argument and isinstance(argument.default, dict) and argument.default['type'] == 'LN2d':
         norm_cfg['type'] += '2d'
 
 
@@ -138,11 +172,11 @@ def _parts(cfg: Config) -> list[str]:
     """The parts of a model that `--norm` gives a norm: the backbone, and what its class names in `norm_parts`."""
     parts = ('backbone', *getattr(_class_of(cfg, cfg.model), 'norm_parts', ()))
     return [part for part in parts if 'norm_cfg' in (cfg.model.get(part) or {})
-            or part in cfg.model and not _hands_norms_on(cfg, part)]
+            or part in cfg.model and not _passes_norm_cfg_on(cfg, part)]
 
 
-def _hands_norms_on(cfg: Config, part: str) -> bool:
-    """Whether a part of the model gives `norm_cfg` to each of its norms; the stock ones often do not."""
+def _passes_norm_cfg_on(cfg: Config, part: str) -> bool:
+    """Whether a part of the model passes `norm_cfg` on to each of its norms; stock ones often do not."""
     package = _class_of(cfg, cfg.model[part]).__module__.partition('.')[0]
     return cfg.model[part].get('type') != REPLACED_TYPE and package not in ('mmdet', 'mmpretrain')
 
@@ -153,34 +187,57 @@ def _class_of(cfg: Config, part: dict) -> Callable:
         return (registry.get(kind) if isinstance(kind, str) else kind) or nn.Module
 
 
-def keep_means(cfg: Config, options: Mapping | None = None) -> None:
-    """Sets `centered=True` of the norm to 'frozen', in place, if the weights that the run starts from have means.
+def _starts_with_means(cfg: Config) -> bool:
+    """Whether the weights that a run starts from, `load_from` or else the backbone's, have means.
 
-    These are the weights of `load_from`, else those that the backbone starts from. Weights that cannot be read, because
-    they are missing or remote, count as those of a model with this norm. Testing gives the same with both settings.
-    `options` are those of `--cfg-options`, which are merged already: if they name `centered`, nothing changes.
+    Weights that cannot be read, because they are missing or remote, count as those of a model with this norm. Testing
+    gives the same with and without.
     """
-    norm_cfg = (cfg.model.get('backbone') or {}).get('norm_cfg') or {}
-    if norm_cfg.get('centered') is not True or any(key.endswith('centered') for key in options or ()):
-        return
     if cfg.get('load_from') is not None and not cfg.get('resume'):
         path, prefix = cfg.load_from, 'backbone.'
     else:
         path = pretrained_path(cfg)
         prefix = '' if path is None else cfg.model.backbone.init_cfg.get('prefix', '')
     if path is None:
-        return
-    if '://' not in path and os.path.isfile(path):
-        content = read_checkpoint(path)
-        if not any(key.startswith(prefix) and key.endswith('.running_mean')
-                   for key in content.get('state_dict', content)):
-            return
-    cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, with_means_kept(norm_cfg))
+        return False
+    if '://' in path or not os.path.isfile(path):
+        return True
+    content = read_checkpoint(path)
+    return any(key.startswith(prefix) and key.endswith('.running_mean') for key in content.get('state_dict', content))
+
+
+def name_means(options: Mapping | None) -> bool:
+    """Whether `--cfg-options` set `centered` themselves."""
+    return any(key.endswith('centered') for key in options or ())
 
 
 def with_means_kept(norm_cfg: dict) -> dict:
     """The `norm_cfg` for weights that have means: with 'frozen' for `centered=True`."""
     return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
+
+
+def check_norms(cfg: Config) -> None:
+    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right.
+
+    Raises:
+        PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
+    """
+    with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
+        for key, norm_cfg in walk(cfg.model, 'model'):
+            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, (dict, str))):
+                continue
+            try:
+                check_norm_cfg(norm_cfg, key)
+            except (KeyError, TypeError) as error:
+                raise PreflightError(error.args[0]) from error
+            norm = registered(norm_cfg['type'])
+            if isinstance(norm, type) and issubclass(norm, Norm):
+                arguments = {name: value for name, value in norm_cfg.items()
+                             if name not in ('type', 'requires_grad', '_scope_')}
+                try:
+                    norm(1, **arguments)
+                except (TypeError, ValueError) as error:
+                    raise PreflightError(f'{key}: {error}.') from error
 
 
 def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
@@ -193,32 +250,6 @@ def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
         return [replace(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
     return type(backbone)({'norm_cfg': dict(norm_cfg), **replace(backbone)})
-
-
-def apply_norm(cfg: Config, text: str) -> str:
-    """Gives a recipe another norm, in place, as `--norm` does; returns the name of the work directory.
-
-    `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So do the folders of the checkpoints that
-    these parts start from, where they are named after the config's norm. Once it is settled which weights
-    these are, :func:`keep_means` has to follow.
-
-    Raises:
-        PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
-    """
-    name, norm_cfg = parse_preset(text)
-    parts = _parts(cfg)
-    old = (cfg.model[parts[0]].get('norm_cfg') or dict(type='LN'))['type'] if parts else ''
-    set_norm(cfg, norm_cfg)
-
-    for part in parts:
-        path = pretrained_path(cfg, part)
-        if path is not None and '://' not in path:
-            folder = Path(path).parent
-            path = str(folder.parent / _renamed(folder.name, old, name) / Path(path).name)
-            cfg.model[part].init_cfg.checkpoint = path
-            if part == 'backbone' and 'pretrained' in cfg:
-                cfg.pretrained = path
-    return str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 
 def renamed(stem: str, old: str, name: str) -> str:

@@ -16,10 +16,10 @@ def pretrained_path(cfg: Config, part: str = 'backbone') -> str | None:
 
 
 def set_pretrained(cfg: Config, checkpoint: str | None) -> None:
-    """Makes the backbone start from `checkpoint`, one of a whole classifier, or from nothing if None."""
+    """Makes the backbone start from the checkpoint of a classifier; None for the backbone's own initialization."""
     if 'backbone' not in cfg.model:
         raise PreflightError('`pretrained` names backbone weights, but the model has no backbone.')
-    if 'pretrained' in cfg:  # or the variable wins when the config is read from its dump
+    if 'pretrained' in cfg:  # a dumped config sets its backbone from this variable again
         cfg.pretrained = checkpoint
     if checkpoint is None:
         cfg.model.backbone.pop('init_cfg', None)

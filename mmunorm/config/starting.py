@@ -88,9 +88,9 @@ def _choose(candidates: list[dict[str, Tensor]], model: nn.Module, problem: str)
     if name is None:
         raise PreflightError(f'{problem}: there are no weights in it.')
     for weights in candidates:
-        for own, wanted in _matrices(model):
-            if own in weights and weights[own].shape != wanted.shape:
-                raise PreflightError(f"{problem}: it is of another size: {own} is {_size(weights[own])}, and "
+        for key, wanted in _matrices(model):
+            if key in weights and weights[key].shape != wanted.shape:
+                raise PreflightError(f"{problem}: it is of another size: {key} is {_size(weights[key])}, and "
                                      f"{_size(wanted)} in the config's model. Name a checkpoint of that size.")
     raise PreflightError(
         f"{problem}: its names are unknown, such as {name}; the model's are such as {next(iter(model.state_dict()))}. "
@@ -103,7 +103,7 @@ def _without(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _num_fitting(weights: dict[str, Tensor], model: nn.Module) -> int:
-    """How many of a model's matrices a file has: the others may be those of a head, or of more layers."""
+    """How many of a model's matrices a file has; a file may lack a head, or have other layers."""
     return sum(name in weights and weights[name].shape == value.shape for name, value in _matrices(model))
 
 

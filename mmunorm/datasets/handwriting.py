@@ -5,8 +5,6 @@ import numpy as np
 from mmengine.registry import DATASETS
 from mmpretrain.datasets import BaseDataset
 
-from ..norms.base import check_choice
-
 
 @DATASETS.register_module()
 class HandwrittenDigits(BaseDataset):
@@ -32,6 +30,7 @@ class HandwrittenDigits(BaseDataset):
         """`img`, `gt_label` and `digit_id`, the index in scikit-learn, of each digit; the classes alternate."""
         # The import takes a second, and other data sets do not need it.
         from .digit_scenes import SPLITS, split_samples
-        check_choice('split', self.split, SPLITS)
+        if self.split not in SPLITS:
+            raise ValueError(f'split must be one of {", ".join(map(repr, SPLITS))}, got {self.split!r}')
         return [dict(img=np.rint(255 * digit.cells).astype(np.uint8), gt_label=digit.label, digit_id=digit.digit_id)
                 for digit in split_samples(self.split, seed=0)]

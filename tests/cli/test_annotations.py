@@ -1,4 +1,5 @@
 """Annotation files that mmdet takes silently, or fails at after the training."""
+import codecs
 import copy
 import dataclasses
 import json
@@ -92,6 +93,10 @@ def class_less(data):
     (without('annotations', 'image_id'), 'annotation 1 has no image_id'),
     (without('annotations', 'category_id'), 'annotation 1 has no category_id'),
     (without('annotations', 'bbox'), 'annotation 1 has the box None'),
+    (first('annotations', bbox=[math.nan, 1, 2, 3]), r'annotation 1 has the box \[nan, 1, 2, 3\]'),
+    (first('annotations', bbox=[1, 1, math.inf, 3]), r'annotation 1 has the box \[1, 1, inf, 3\]'),
+    (first('annotations', bbox=[1, 1, 3]), r'annotation 1 has the box \[1, 1, 3\]'),
+    (lambda data: data.pop('categories'), 'no list of categories'),
     (without('annotations', 'segmentation'), 'annotation 1 has no segmentation, and the config asks for masks'),
     (first('annotations', segmentation=[]), 'annotation 1 has no segmentation'),
     (each(iscrowd='0'), "annotation 1 has iscrowd '0', which must be the number 0 or 1"),
@@ -126,6 +131,18 @@ def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
     path = write(change)
     with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: .*{said}.*\\.$') as caught:
         check_annotations(path, [Use(CLASSES, str(tmp_path), masks=True)])
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('damage, said', [
+    (lambda text: b'', 'JSONDecodeError: Expecting value'), (lambda text: text[:500], 'JSONDecodeError: '),
+    (lambda text: codecs.BOM_UTF8 + text, 'JSONDecodeError: Unexpected UTF-8 BOM'),
+    (lambda text: b'[]', 'it is no JSON object'), (lambda text: b'{"\xff": 1}', 'UnicodeDecodeError')])
+def test_a_damaged_file_is_named(damage, said, write):
+    path = Path(write())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: {said}') as caught:
+        check_annotations(str(path), [Use(CLASSES)])
     assert '\n' not in str(caught.value)
 
 
@@ -195,13 +212,6 @@ def test_images_that_are_read_must_be_there(write, tmp_path):
         check_annotations(path, [used])
     path = write(lambda data: data['images'][2].update(file_name=f'{tmp_path}/sub.png'))
     assert check_annotations(path, [used]) == []
-
-
-def test_a_byte_order_mark_is_named(write):
-    path = Path(write())
-    path.write_text(path.read_text(), encoding='utf-8-sig')
-    with pytest.raises(PreflightError, match='it begins with a byte order mark; save it as UTF-8 without one'):
-        check_annotations(str(path), [Use(CLASSES)])
 
 
 def evaluated(path, kinds):

@@ -18,7 +18,7 @@ from mmunorm.cli.arguments import (
     share,
     threads,
 )
-from mmunorm.utils import Interrupted, LocalError, PreflightError
+from mmunorm.utils import Interrupted, LocalError, PreflightError, misspelt
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 
@@ -113,6 +113,11 @@ val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
                        ('total_epochs', 'did you mean train_cfg.max_epochs?')):
         load_config(path, {key: 3})
         assert f'warning: --cfg-options {key}: nothing reads this key; {meant}' in capsys.readouterr().err
+
+
+def test_an_older_name_of_an_argument_is_no_misspelling():
+    from mmcv.ops import DeformConv2d
+    assert misspelt('dcn', {'deformable_groups': 2}, DeformConv2d) == ''
 
 
 def test_a_config_of_an_installed_package():

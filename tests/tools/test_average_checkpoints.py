@@ -36,18 +36,3 @@ def test_weights_and_statistics_are_means_and_counts_the_last(models):
         else:
             assert torch.equal(value, values[2])
     assert models[0][1].num_batches_tracked == 3
-
-
-@pytest.mark.parametrize('arguments, message', [
-    (['0.pth', '--out', 'mean.pth'], 'at least two'),
-    (['0.pth', '1.pth', '--out', './1.pth'], '--out ./1.pth would overwrite'),
-    (['0.pth', 'none.pth', '--out', 'mean.pth'], 'there is no checkpoint none.pth'),
-    (['0.pth', 'other.pth', '--out', 'mean.pth'], 'other.pth belongs to another model than 0.pth: 0.bias differs'),
-])
-def test_what_is_wrong_is_one_line_and_nothing_is_written(models, arguments, message, capsys, tmp_path):
-    torch.save(nn.Sequential(nn.Linear(3, 5), UN(4)).state_dict(), 'other.pth')
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(SystemExit) as stop:
-        tiny_runs.call(TOOL, *arguments)
-    assert stop.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -62,14 +62,3 @@ def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
     qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
     expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()
     torch.testing.assert_close(folded['state_dict'][qkv], expected)
-
-
-def test_errors(classifier, tmp_path, capsys):
-    config, checkpoint, _ = classifier
-    for said, *arguments in (
-            ('no config file', tmp_path / 'gone.py'), ('no checkpoint', config, tmp_path / 'gone.pth'),
-            ('--save needs a CHECKPOINT', config, '--save', 'a.pth'),
-            ('--shape takes one or two numbers, got 3', config, '--shape', '3', '4', '5'),
-            ('must be at least 1, got 0', config, '--batch-size', '0'),
-            ('must be such as cpu', config, '--device', 'potato'), ('GPUs', config, '--device', 'cuda:99')):
-        assert said in tiny_runs.error_of(capsys, 'analysis/fuse_and_benchmark', *arguments)

@@ -47,29 +47,19 @@ def test_a_folder_of_images_keeps_its_names(classifier, tmp_path, capsys):
         assert sorted(path.name for path in (tmp_path / 'in/drawn').glob('*.*')) == names
 
 
-def test_predictions_are_written_as_json(classifier, tmp_path, capsys, monkeypatch):
+def test_predictions_are_written_as_json(classifier, tmp_path):
     config, checkpoint, data = classifier
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
     file = tmp_path / 'out/preds/light/1.json'
     assert len([*tmp_path.rglob('*.json')]) == 4
-    found = json.loads(file.read_text())
-    assert found['pred_class'] == ('dark', 'light')[found['pred_label']]
-    assert found['pred_score'] == max(found['pred_scores']) > 0.5 and sum(found['pred_scores']) == pytest.approx(1)
+    written = json.loads(file.read_text())
+    assert written['pred_class'] == ('dark', 'light')[written['pred_label']]
+    assert written['pred_score'] == max(written['pred_scores']) > 0.5
+    assert sum(written['pred_scores']) == pytest.approx(1)
 
     file.write_text('{}')
     infer(config, checkpoint, data, '--out-dir', tmp_path / 'out', '--no-save-pred')
     assert file.read_text() == '{}'
-    with monkeypatch.context() as patch:
-        patch.setattr(INFER.Classifier, 'draw', lambda *_: dict(pred_scores=torch.zeros(2)))
-        with pytest.raises(TypeError, match='not JSON serializable'):
-            infer(config, checkpoint, data, '--out-dir', tmp_path / 'out')
-    assert file.read_text() == '{}'
-
-    shutil.copytree(data / 'dark', tmp_path / 'in')
-    shutil.copy(tmp_path / 'in/0.png', tmp_path / 'in/0.bmp')
-    message = tiny_runs.error_of(capsys, INFER, config, checkpoint, tmp_path / 'in', '--out-dir', tmp_path / 'o',
-                                 '--device', 'cpu')
-    assert 'in/0.bmp and another image of this name' in message and 'o/preds/0.json: rename one' in message
 
 
 def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
@@ -112,17 +102,12 @@ def test_objects_are_drawn_on_an_enlarged_image(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('base', 'backbone'), [
-    ('classifier', 'arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, '
-     'out_indices=(1, )'),
-    (tiny_runs.ROOT / 'configs/digits/swin_un_maskrcnn.py', 'embed_dims=48, depths=[1] * 4, num_heads=[1, 2, 4, 8], '
-     'window_size=4')])
-def test_stock_swins_with_other_norms(base, backbone, request, tmp_path):
-    """mmpretrain's and mmdet's, as trained with --norm."""
-    base = request.getfixturevalue(base)[0] if base == 'classifier' else base
+def test_a_stock_swin_with_other_norms(tmp_path):
+    """mmdet's, as trained with --norm."""
     config = tmp_path / 'stock.py'
-    config.write_text(f"_base_ = ['{base}']\npretrained = None\nmodel = dict(backbone=dict(_delete_=True, "
-                      f"type='SwinTransformer', {backbone}))\n")
+    config.write_text(f"_base_ = ['{tiny_runs.ROOT}/configs/digits/swin_un_maskrcnn.py']\npretrained = None\n"
+                      "model = dict(backbone=dict(_delete_=True, type='SwinTransformer', embed_dims=48, "
+                      "depths=[1] * 4, num_heads=[1, 2, 4, 8], window_size=4))\n")
     cfg = load_config(str(config), norm='UN')
     checkpoint = tiny_runs.save_weights(cfg, tmp_path / 'a.pth', list('0123456789'))
     cv2.imwrite(str(tmp_path / 'a.png'), np.full((64, 64, 3), 200, np.uint8))
@@ -155,15 +140,15 @@ def test_a_cifar_classifier_sees_the_colours_it_was_trained_on(in_a_folder, tmp_
 
     cfg = load_config(str(config), {'model.backbone.num_layers': 2})
     classifier = INFER.Classifier(cfg, str(checkpoint), 'cpu')
-    seen = []
-    monkeypatch.setattr(classifier.visualizer, 'visualize_cls', lambda *args, **_: seen.append(args[1]))
+    drawn = []
+    monkeypatch.setattr(classifier.visualizer, 'visualize_cls', lambda *args, **_: drawn.append(args[1]))
     batch = pickle.loads((tmp_path / 'data/cifar-10-batches-py/test_batch').read_bytes())
     for i, row in enumerate(batch['data']):
         rgb = row.reshape(3, 32, 32).transpose(1, 2, 0)
         path = tmp_path / f'{i}.png'
         cv2.imwrite(str(path), rgb[..., ::-1])
         classifier.draw(path, read_image(path), tmp_path / 'out.png')
-    for sample, expected in zip(seen, tested, strict=True):
+    for sample, expected in zip(drawn, tested, strict=True):
         # Batches of another size round otherwise; blue for red changes scores by more than 0.001.
         torch.testing.assert_close(sample.pred_score, expected['pred_score'], atol=1e-4, rtol=0)
 
@@ -184,17 +169,3 @@ def test_a_photograph_is_turned_as_its_config_says(classifier, tmp_path):
         scores = [json.loads((out / f'preds/{name}.json').read_text())['pred_scores'] for name in ('plain', 'turned')]
         assert (scores[0] == pytest.approx(scores[1], abs=1e-6)) == is_same
         assert np.array_equal(*(read(out / f'{name}.png') for name in ('plain', 'turned'))) == is_same
-
-
-def test_no_images_no_checkpoint_no_overwriting(classifier, tmp_path, capsys):
-    config, checkpoint, data = classifier
-    folder = tmp_path / 'in'
-    shutil.copytree(data / 'dark', folder)
-    for said, *command in (
-            ('no image at', config, checkpoint, tmp_path / 'gone.jpg', tmp_path / 'out'),
-            ('no image at', config, checkpoint, config.parent / 'w', tmp_path / 'out'),
-            ('no checkpoint', config, tmp_path / 'gone.pth', folder, tmp_path / 'out'),
-            ('no config file', tmp_path / 'gone.py', checkpoint, folder, tmp_path / 'out'),
-            ('overwritten', config, checkpoint, folder, folder / '../in'),
-            ('overwritten', config, checkpoint, folder / '0.png', folder / '../in')):
-        assert said in tiny_runs.error_of(capsys, INFER, *command[:3], '--out-dir', command[3], '--device', 'cpu')

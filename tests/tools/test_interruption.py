@@ -137,12 +137,12 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize('text, step, saved, more', [
-    pytest.param(EPOCHS, 7, 'epoch_3', [], id='epochs'),
     # Killed with half of an update's gradients gathered.
     pytest.param(ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', ['optim_wrapper.accumulative_counts=2'],
                  id='accumulation'),
     pytest.param(ITERS.format(sampler='InfiniteSampler'), 7, 'iter_4', [], marks=grid, id='infinite'),
     pytest.param(ITERS.format(sampler='DefaultSampler'), 10, 'iter_8', [], marks=grid, id='iterations'),
+    pytest.param(EPOCHS, 7, 'epoch_3', [], marks=grid, id='epochs'),
     pytest.param(EPOCHS, 7, 'epoch_3', ['--amp'], marks=grid, id='amp'),
     pytest.param(EPOCHS, 7, 'epoch_3', ['custom_hooks.1.ema_type=ExponentialMovingAverage'], marks=grid,
                  id='mmengines_ema')])
@@ -157,6 +157,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(classifier, text, step, saved, 
     assert_ends_as_undisturbed()
 
 
+@grid
 def test_a_detector_killed_and_resumed(tmp_path):
     config = write(DETECTOR.format(root=tiny_runs.ROOT))
     options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data'), 'train_cfg.max_iters=4',

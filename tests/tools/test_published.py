@@ -55,22 +55,21 @@ def test_what_does_not_fit_slab_s_file_is_told_before_a_test(norm, more, said, p
     assert said in tiny_runs.error_of(capsys, 'test', config, checkpoint, '--norm', norm)
 
 
-@pytest.mark.parametrize('trust', [(), ('--trust-checkpoint', )])
-def test_every_tool_takes_the_same_of_several_weights(trust, classifier, tmp_path):
+def test_every_tool_takes_the_same_of_several_weights(classifier, tmp_path):
     config, checkpoint, data = classifier
     weights = tiny_runs.checkpoint(checkpoint)['state_dict']
     worse = {name: torch.zeros_like(value) for name, value in weights.items()}
     torch.save(dict(state_dict=worse, state_dict_ema=weights), 'both.pth')
     expected = scores(config, checkpoint)
     assert expected.std(dim=0).min() > 1e-3
-    torch.testing.assert_close(scores(config, 'both.pth', *trust), expected)
-    torch.testing.assert_close(scores(config, 'both.pth', '--fuse', '--save', 'folded.pth', *trust), expected,
+    torch.testing.assert_close(scores(config, 'both.pth', '--trust-checkpoint'), expected)
+    torch.testing.assert_close(scores(config, 'both.pth', '--fuse', '--save', 'folded.pth'), expected,
                                rtol=1e-3, atol=1e-4)
     tiny_runs.call('average_checkpoints', 'both.pth', 'both.pth', '--out', 'mean.pth')
     assert torch.equal(tiny_runs.checkpoint('mean.pth')['state_dict']['head.fc.weight'], weights['head.fc.weight'])
     # A training from it, at a rate of 0.
     for option in (f'load_from={tmp_path}/both.pth', f'pretrained={tmp_path}/both.pth'):
-        tiny_runs.call('train', config, '--work-dir', 'from', *trust, '--cfg-options', option,
+        tiny_runs.call('train', config, '--work-dir', 'from', '--cfg-options', option,
                        'optim_wrapper.optimizer.lr=0.0')
         trained = tiny_runs.checkpoint('from/epoch_1.pth')['state_dict']
         name = 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight'

@@ -1,6 +1,6 @@
 """Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import add_set_arguments, made, maker_parser
+from mmunorm.cli.making import add_set_arguments, make_data, maker_parser
 from mmunorm.datasets import make_digits
 
 
@@ -16,7 +16,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     out, size, side = args.out, args.scene_size, args.image_size
-    counts = made(make_digits, **vars(args))
+    counts = make_data(make_digits, **vars(args))
     if counts is None:
         return
     print(f'{out}/coco      {args.train_scenes} train scenes with {counts["train"]} digits, '

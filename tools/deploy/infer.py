@@ -7,7 +7,7 @@ import mmunorm  # noqa: F401  registers everything, and mmcv's operators before 
 import cv2
 
 from mmunorm.cli.arguments import command, out_folder, positive, share
-from mmunorm.cli.images import draw_each, draw_objects, find_images, objects_in
+from mmunorm.cli.images import draw_images, draw_objects, find_images, objects_in
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.utils import PreflightError
 
@@ -35,7 +35,7 @@ def main(argv=None):
     def write(path, image, part):
         cv2.imwrite(str(part), draw_objects(image, objects_in(runner, image, args.pred_score_thr)))
 
-    draw_each(images, write, args.out_dir, loading=runner.loading)
+    draw_images(images, write, args.out_dir, loading=runner.loading)
 
 
 if __name__ == '__main__':

@@ -9,11 +9,6 @@ import statistics
 import sys
 from functools import partial
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.config import Config
-
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
@@ -32,6 +27,8 @@ from projects.paper.paper.comparing import (
 )
 from projects.paper.paper.results import metrics_of, remarks, results_of, summary, write_files
 from projects.paper.paper.runs import FAIL, FINISHED, ComparedRun
+
+from mmengine.config import Config
 
 
 def parse_args(argv=None):

@@ -6,11 +6,6 @@ table to depth.md with a row per run: layers, residual scheme, norm, the largest
 loss, and the best metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` first."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.utils import write_text
@@ -20,6 +15,8 @@ from projects.paper.paper.curves import METRICS
 from projects.paper.paper.layout import save
 from projects.paper.paper.measures import write_csv
 from projects.paper.paper.work_dirs import read_work_dirs
+
+import numpy as np
 
 
 def parse_args(argv=None):

@@ -13,16 +13,13 @@ import json
 import statistics
 from pathlib import Path
 
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-
-# isort: split
-import torch
-
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.cli.arguments import command, device, positive, threads
 from projects.low_light.low_light import IAT
+
+import torch
 
 ROOT = Path(__file__).parents[3]
 SIZES = ((400, 600), (800, 1333))

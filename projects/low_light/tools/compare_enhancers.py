@@ -2,16 +2,13 @@
 import argparse
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
-
 from mmunorm.cli.arguments import add_device_argument, command, load_config
 from mmunorm.cli.images import read_image
 from mmunorm.config.models import load_model
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 from projects.low_light.low_light import ImageEnhancer
+
+import torch
 
 
 def parse_args(argv=None):

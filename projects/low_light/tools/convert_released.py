@@ -11,13 +11,6 @@ import argparse
 import copy
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import torch
-from PIL import Image
-
 from mmunorm import adapt, convert_norms
 from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, out_folder, positive
@@ -25,6 +18,10 @@ from mmunorm.tables import markdown_table
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 from projects.low_light.low_light import IAT
 from projects.low_light.low_light.darkness import darken
+
+import numpy as np
+import torch
+from PIL import Image
 
 
 def parse_args(argv=None):

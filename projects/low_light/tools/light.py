@@ -2,12 +2,6 @@
 import argparse
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import torch
-
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder, positive
 from mmunorm.cli.images import find_images, read_image
 from mmunorm.config.models import load_model
@@ -15,6 +9,9 @@ from mmunorm.utils import PreflightError
 from projects.low_light.low_light import IAT
 from projects.low_light.low_light.figures import Light, light_figure
 from projects.paper.paper.layout import save
+
+import numpy as np
+import torch
 
 
 def parse_args(argv=None):

@@ -1,6 +1,6 @@
 """Makes dark versions of the digit scenes that `tools/dataset/make_digits.py` wrote, with the same annotations."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import made, maker_parser
+from mmunorm.cli.making import make_data, maker_parser
 from projects.low_light.low_light.darkness import make_dark
 
 
@@ -13,7 +13,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    count = made(make_dark, **vars(args))
+    count = make_data(make_dark, **vars(args))
     if count is not None:
         print(f'{args.out} has the {count} images of {args.source} in the dark; preview.png shows some.')
 

@@ -11,8 +11,7 @@ from mmengine.registry import HOOKS, MODELS
 
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
-from mmunorm.cli.preflight import check_norms
-from mmunorm.config.presets import set_norm
+from mmunorm.config.presets import check_norms, set_norm
 from mmunorm.norms import Norm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 

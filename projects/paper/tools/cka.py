@@ -4,14 +4,6 @@ import argparse
 import json
 from itertools import islice
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-from mmengine.registry import init_default_scope
-from mmengine.runner import Runner
-from tqdm import tqdm
-
 from mmunorm.checkpoints.loading import check_checkpoint
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder
 from mmunorm.cli.preflight import check_data
@@ -22,6 +14,11 @@ from projects.paper.paper.figures import cka_diagonal_figure, cka_figure
 from projects.paper.paper.layout import save
 from projects.paper.paper.measures import write_csv
 from projects.paper.paper.work_dirs import distinct_names
+
+import numpy as np
+from mmengine.registry import init_default_scope
+from mmengine.runner import Runner
+from tqdm import tqdm
 
 
 def parse_args(argv=None):

@@ -13,16 +13,11 @@ import argparse
 import shlex
 import sys
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from mmengine.registry import MODELS
-
 from mmunorm.cli.arguments import command, load_config, not_negative, positive_number
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, keep_means, parse_presets, slug
+from mmunorm.config.presets import HELP, count_steps, name_means, parse_presets, set_norm, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 from projects.paper.paper.comparing import (
@@ -37,6 +32,8 @@ from projects.paper.paper.comparing import (
 from projects.paper.paper.results import write_norms
 from projects.paper.paper.runs import BASELINE, STRESSED, ComparedRun
 from projects.paper.paper.training import missing_weights
+
+from mmengine.registry import MODELS
 
 
 def parse_args(argv=None):
@@ -119,7 +116,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    keep_means(cfg, args.cfg_options)
+    set_norm(cfg, cfg.model.backbone.norm_cfg, keep_means=not name_means(args.cfg_options))
     return cfg
 
 

@@ -2,11 +2,11 @@
 deviation of its logarithm, and outlier steps. Writes spread.csv."""
 import argparse
 
-import numpy as np
-
 from mmunorm.cli.arguments import command, out_folder, positive
 from projects.paper.paper.measures import batch_spread, write_csv
 from projects.paper.paper.records import add_record_arguments, read_records
+
+import numpy as np
 
 
 def parse_args(argv=None):

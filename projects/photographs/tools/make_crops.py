@@ -1,6 +1,6 @@
 """Cut unlabelled crops of photographs and other images, to calibrate and adapt a converted model on."""
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.making import made, maker_parser
+from mmunorm.cli.making import make_data, maker_parser
 from projects.photographs.photographs.crops import SPLITS, make_crops
 
 
@@ -16,7 +16,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    counts = made(make_crops, **vars(args))
+    counts = make_data(make_crops, **vars(args))
     if counts is None:
         return
     for split in SPLITS:

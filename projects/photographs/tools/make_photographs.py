@@ -1,6 +1,6 @@
 """Make the photographs: cut-out objects on photographs, as COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import add_set_arguments, made, maker_parser
+from mmunorm.cli.making import add_set_arguments, make_data, maker_parser
 from mmunorm.utils import PreflightError
 from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
 
@@ -24,7 +24,7 @@ def main(argv=None):
     out = args['out']
     if (args['stamps'] is None) != (not args['backgrounds']):
         raise PreflightError('--stamps and --backgrounds must be given together.')
-    counts = made(make_photographs, **args)
+    counts = make_data(make_photographs, **args)
     if counts is None:
         return
     size, side = args['scene_size'], args['image_size']

@@ -16,11 +16,6 @@ import json
 import statistics
 from pathlib import Path
 
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-
-# isort: split
-import torch
-
 from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
@@ -28,6 +23,8 @@ from mmunorm.cli.arguments import command, device, positive, threads
 from projects.translation.translation import TranslationModel
 from projects.translation.translation.search import CachedDecoder, beam_search
 from projects.translation.translation.text.ids import EOS, PAD
+
+import torch
 
 # projects/translation/configs/debian_en_it_*.py
 SMALL = dict(encoder_layers=3, decoder_layers=3, embed_dims=256, feedforward_channels=1024, num_heads=4)

@@ -3,7 +3,7 @@ import sys
 from collections import Counter
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.making import made, maker_parser
+from mmunorm.cli.making import make_data, maker_parser
 from projects.translation.translation.text.lines import language_token
 from projects.translation.translation.text.made_text import LANGUAGES, make_translation
 
@@ -27,7 +27,7 @@ def main(argv=None):
     args = parse_args(argv)
     languages = sorted({pair.removeprefix('en-') for pair in args.pair})
     out = args.out.replace('LANGUAGES', '-'.join(languages))
-    split = made(make_translation, out, languages=languages, vocab_size=args.vocab_size, force=args.force,
+    split = make_data(make_translation, out, languages=languages, vocab_size=args.vocab_size, force=args.force,
                  say=lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
     if split is None:
         return

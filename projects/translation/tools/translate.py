@@ -4,11 +4,6 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-from tqdm import tqdm
-
 from mmunorm import fuse_norms
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, positive
 from mmunorm.cli.datasets import class_name
@@ -17,6 +12,8 @@ from mmunorm.utils import PreflightError
 from projects.translation.translation.text.lines import read_lines
 from projects.translation.translation.text.subwords import Subwords, check_vocabulary
 from projects.translation.translation.translate import translate_lines
+
+from tqdm import tqdm
 
 
 def parse_args(argv=None):
