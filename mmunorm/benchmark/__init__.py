@@ -1,1 +1,1 @@
-"""Benchmarks and comparisons of models: the effect of folding (Table 8), exported files, norms and seeds."""
+"""Benchmarks of models: the effect of folding (Table 8), and exported files beside each other."""
