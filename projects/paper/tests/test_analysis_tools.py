@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mmunorm.checkpoints.folded import save_folded
@@ -107,6 +108,17 @@ def test_curves(tmp_path, capsys):
     for arguments, message in ((['a', '--keys', 'acc'], 'no log has acc; there are lr, loss, accuracy/top1'),
                                (['a', 'b', 'b/.'], 'is given twice'), (['gone'], 'there is no mmengine log')):
         assert message in error_of(capsys, CURVES, *arguments, '--out', out)
+
+
+def test_cka_runs_no_code_of_a_checkpoint(classifier, tmp_path, capsys):
+    class Code:
+        def __reduce__(self):
+            return open, (str(tmp_path / 'marker'), 'w')
+
+    torch.save(dict(state_dict={}, code=Code()), 'code.pth')
+    config, *_ = classifier
+    error = error_of(capsys, CKA, config, 'code.pth', config, 'code.pth', '--out', 'a')
+    assert 'code.pth' in error and '--trust-checkpoint' in error and not (tmp_path / 'marker').exists()
 
 
 @pytest.mark.grid
