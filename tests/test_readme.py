@@ -165,7 +165,8 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_inferencers_take_folded_models(tmp_path, monkeypatch):
-    configs = dict(detector=ROOT / 'configs/digits/swin_un_maskrcnn.py', classifier=tiny_runs.write_classifier(tmp_path))
+    classifier = tiny_runs.write_classifier(tmp_path)
+    configs = dict(detector=ROOT / 'configs/digits/swin_un_maskrcnn.py', classifier=classifier)
     for name, config in configs.items():
         cfg = Config.fromfile(config)
         model = build_model(cfg).eval()
