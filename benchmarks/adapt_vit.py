@@ -16,14 +16,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mmunorm import convert_norms
+from mmunorm.cli.arguments import device
+from mmunorm.conversion import adapt, agreement
+
 import numpy as np
 import timm
 import torch
 from PIL import Image
-
-from mmunorm import convert_norms
-from mmunorm.cli.arguments import device
-from mmunorm.conversion import adapt, agreement
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 SIDE = 224

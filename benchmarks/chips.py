@@ -16,18 +16,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import onnx
-import torch
 from deployed_speed import NETWORKS as CONFIGS
 from deployed_speed import ROOT, model_of, noise, take_statistics
-from matplotlib.figure import Figure
-from PIL import Image
-from torch import nn
-
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
@@ -38,6 +28,13 @@ from mmunorm.norms.layers import norm_layers
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
+
+import numpy as np
+import onnx
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 TIMM = {'DeiT-S, timm': 'deit_small_patch16_224', 'Swin-T, timm': 'swin_tiny_patch4_window7_224'}

@@ -11,18 +11,15 @@ import json
 import tempfile
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import onnxruntime
 import real_vit
-import torch
 from adapt_vit import SIDE, load_crops, normalized, spread
 from chips import ENVIRONMENTS, Network, run_tool, sophgo, transform, write_graph, write_images
 from deployed_speed import ROOT
-
 from mmunorm.cli.arguments import command, positive
+
+import numpy as np
+import onnxruntime
+import torch
 
 CHIP = 'BM1688'
 

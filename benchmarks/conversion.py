@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import mmunorm  # registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import torch
-from mmengine.config import Config, DictAction
-from torch import nn
-
+import mmunorm
 from mmunorm import convert_norms, fuse_norms
 from mmunorm.benchmark.files import main_metrics
 from mmunorm.checkpoints.loading import load_weights
@@ -42,6 +35,11 @@ from projects.paper.paper.layout import save
 from projects.paper.paper.measures import write_csv
 from projects.paper.paper.runs import ComparedRun
 from projects.paper.paper.training import train_all
+
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from torch import nn
 
 ROOT = Path(__file__).parent.parent
 TASKS = dict(classifier='classifier', detector='maskrcnn')

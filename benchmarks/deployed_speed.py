@@ -13,11 +13,6 @@ import re
 import tempfile
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
-
 from mmunorm.benchmark.files import measure_formats
 from mmunorm.benchmark.models import EXACT, LN
 from mmunorm.benchmark.output import quartiles, speedup
@@ -36,6 +31,8 @@ from mmunorm.utils import write_text
 from projects.paper.paper.curves import NORM_COLOURS
 from projects.paper.paper.figures import small_labels
 from projects.paper.paper.layout import finish, new_panels, save
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = {'Swin-T': 'configs/swin_t_un_imagenet.py', 'DeiT-S': 'projects/deep/configs/deit_s_un_imagenet.py',

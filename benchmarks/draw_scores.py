@@ -10,11 +10,11 @@ import re
 import sys
 from pathlib import Path
 
-from matplotlib.lines import Line2D
-
 from projects.deep.deep.figures import Quality, quality_figure
 from projects.paper.paper.curves import NORM_COLOURS, metric_label
 from projects.paper.paper.layout import finish, new_panels, save, wrapped
+
+from matplotlib.lines import Line2D
 
 sys.path.insert(0, str(Path(__file__).parent))
 

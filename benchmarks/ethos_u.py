@@ -11,11 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
 from deployed_speed import NETWORKS, NORMS, ROOT, subject_of
-
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of

@@ -15,16 +15,16 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
 from adapt_vit import MEAN, STD, normalized, original, spread
-from PIL import Image
-from torch import nn
-
 from mmunorm import export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
 
 ROOT = Path(__file__).parent.parent
 FORMS = {'LN': None, 'exact': dict(), 'exact, rotated': dict(rotate='hadamard')}

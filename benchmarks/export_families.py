@@ -14,14 +14,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from mmunorm import compare, convert_norms, export, fuse_norms
+from mmunorm.benchmark.measure import InterleavedTimer
+from mmunorm.deploy.exported import ExportedModel
+
 import numpy as np
 import timm
 import torch
 import torchvision
-
-from mmunorm import compare, convert_norms, export, fuse_norms
-from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
 
 ROOT = Path(__file__).parent.parent
 

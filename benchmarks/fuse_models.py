@@ -10,16 +10,13 @@ import json
 import re
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
-from mmengine.device import get_device
-
 from mmunorm.benchmark.folding import Settings, run_benchmark
 from mmunorm.benchmark.measure import ratio
 from mmunorm.benchmark.table import markdown
 from mmunorm.cli.arguments import add_config_arguments, command, device, load_config
+
+import torch
+from mmengine.device import get_device
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ('swin_t_un_imagenet', 't2t_vit_14_un_imagenet', 'swin_t_un_maskrcnn_3x')

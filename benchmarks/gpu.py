@@ -25,20 +25,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
-
-# isort: split
-import torch
 from fuse_models import CONFIGS
 from fuse_models import result_file as fusion_file
-from norm_layers import ROOT
-
 from mmunorm.benchmark.environment import device_name, environment, result_file
 from mmunorm.cli.arguments import command, load_config
 from mmunorm.config.models import build_model
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, write_text
+from norm_layers import ROOT
 from projects.paper.paper.curves import read_scalars
+
+import torch
 
 MINUTES = 12
 NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}

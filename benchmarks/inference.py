@@ -13,13 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
 from fuse_models import CONFIGS
-from norm_layers import ROOT
-
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.folding import Settings, prepare
@@ -27,6 +21,9 @@ from mmunorm.benchmark.models import LN, NORM_FREE, build_models, norm_name
 from mmunorm.benchmark.tasks import task_of
 from mmunorm.cli.arguments import command, device, load_config
 from mmunorm.compat import allow_recompilations
+from norm_layers import ROOT
+
+import torch
 
 
 def parse_args(argv=None):

@@ -9,19 +9,16 @@ branch's output with the end of the stream, and the theory of Su (kexue 8620). W
 import argparse
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-
 from mmunorm.cli.arguments import command, positive
 from projects.deep.deep.init import ScaledActivation, keep_second_moment_, sample_
 from projects.paper.paper.curves import COLOURS
 from projects.paper.paper.figures import small_labels
 from projects.paper.paper.layout import finish, new_panels, save, wrapped
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 ACTIVATIONS = ('ReLU', 'GELU', 'SiLU')
 INITIALIZATIONS = {

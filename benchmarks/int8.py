@@ -9,12 +9,6 @@ import json
 import tempfile
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import numpy as np
-import torch
-
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.files import main_metrics
 from mmunorm.benchmark.subjects import Subject
@@ -26,6 +20,9 @@ from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.utils import PreflightError
+
+import numpy as np
+import torch
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,8 +15,14 @@ from collections import Counter
 from pathlib import Path
 
 import mmunorm
+from mmunorm import fuse_norms, replace_norms
+from mmunorm.cli.arguments import command
+from mmunorm.fusion.examples import tensors_in
+from mmunorm.fusion.report import SCALE
+from mmunorm.norms.layers import is_norm
+from mmunorm.norms.replace import layer_norms
+from mmunorm.utils import error_text
 
-# isort: split
 import mmdet
 import mmpretrain
 import timm
@@ -25,14 +31,6 @@ from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from tqdm import tqdm
-
-from mmunorm import fuse_norms, replace_norms
-from mmunorm.cli.arguments import command
-from mmunorm.fusion.examples import tensors_in
-from mmunorm.fusion.report import SCALE
-from mmunorm.norms.layers import is_norm
-from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import error_text
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / 'benchmarks/results/model_zoo.jsonl', ROOT / 'docs/models.md'

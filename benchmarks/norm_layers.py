@@ -14,15 +14,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch import nn
-
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.cli.arguments import device, threads
 from mmunorm.norms import MABN, PN, RMSN, UN, DyT, TokenBN
 from mmunorm.norms.layers import ONLINE_NORMS
+
+import torch
+from torch import nn
 
 ROOT = Path(__file__).parent.parent
 SHAPES = ((3136, 96), (784, 192), (196, 384), (49, 768))

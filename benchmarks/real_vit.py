@@ -18,19 +18,19 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import torch
 from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, original, same_image, spread
-from torch import nn
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import Compose, Normalize, ToTensor
-from tqdm import tqdm
-
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
+
+import torch
+from torch import nn
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Normalize, ToTensor
+from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
 FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full'}  # 16-bit activations take seconds an image

@@ -11,9 +11,9 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
+from mmunorm.cli.arguments import device
+from projects.paper.paper import NormStatisticsHook
 
-# isort: split
 import numpy as np
 import torch
 from mmengine.device import get_device
@@ -21,9 +21,6 @@ from mmengine.logging import MessageHub
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from tqdm import tqdm
-
-from mmunorm.cli.arguments import device
-from projects.paper.paper import NormStatisticsHook
 
 DIGITS = dict(arch=dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16]), img_size=32,
               patch_size=4, window_size=4, pad_small_map=True)

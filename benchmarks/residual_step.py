@@ -10,16 +10,13 @@ import json
 import statistics
 import time
 
-import torch
-
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from projects.deep.deep import UNVisionTransformer
 from projects.deep.deep.residuals import count_updates
-
-# isort: split
 from train_step import add_step_arguments, warm_step
+
+import torch
 
 SCHEMES = dict(PostNorm={}, DeepNorm={}, BranchNorm=dict(warmup_iters=10**6), PreNorm={})
 NORMS = dict(LN=dict(type='LN', eps=1e-6), UN=dict(type='UN', warmup_iters=0))

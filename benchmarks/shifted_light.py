@@ -9,16 +9,13 @@ import copy
 import json
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
 from int8 import parse_model
-
 from mmunorm.benchmark.environment import environment
 from mmunorm.cli.arguments import command, load_config, set_dataloader_defaults
 from mmunorm.deploy.export import loaded_model
 from mmunorm.engine.calibration import test_metrics
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 LIGHT = {'as it is': {}, 'darker': dict(brightness=0.4), 'brighter': dict(brightness=1.8),

@@ -5,14 +5,11 @@ The numbers are computed from the models of the configs. Nothing is timed.
 import argparse
 from pathlib import Path
 
-import mmunorm  # noqa: F401  before mmdet asks for mmcv's operators
+from mmunorm.norms import OfflineNorm
 
-# isort: split
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import nn
-
-from mmunorm.norms import OfflineNorm
 
 CONFIGS = Path(__file__).parent.parent / 'configs'
 LARGE = dict(arch='large')

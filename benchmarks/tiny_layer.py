@@ -12,12 +12,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-import torch
-from norm_layers import LN, NORMS, ROOT, repeated
-from torch.profiler import ProfilerActivity, profile
-
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
+from norm_layers import LN, NORMS, ROOT, repeated
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 TOKENS, CHANNELS, STEPS = 8, 16, 20
 MEASURED = (LN, 'BatchNorm', 'UN', 'UN in warm-up')

@@ -14,18 +14,15 @@ import time
 from pathlib import Path
 from unittest import mock
 
-import torch
-
-import mmunorm  # noqa: F401  mmcv's operators, before mmdet asks for them
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.benchmark.folding import precision
 from mmunorm.cli.arguments import device, threads
 from mmunorm.norms import kernels
-
-# isort: split
 from norm_layers import ROOT
+
+import torch
 
 UN = dict(type='UN', warmup_iters=0)
 NORMS = dict(LN=dict(type='LN'), UN=UN)

@@ -18,15 +18,15 @@ from datetime import datetime, timezone
 from itertools import takewhile
 from pathlib import Path
 
-import torch
-from mmengine.config import Config
-
 from mmunorm.benchmark.environment import device_name
 from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 from projects.paper.paper.runs import FAIL, STRESSED
+
+import torch
+from mmengine.config import Config
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))

@@ -5,13 +5,10 @@ from hashlib import md5
 
 import cv2
 import numpy as np
+from mmdet.datasets import CocoDataset
 from pycocotools import mask as mask_utils
 
-# isort: split
-from mmunorm import datasets  # before mmdet, which asks for mmcv's operators when it is imported
-
-# isort: split
-from mmdet.datasets import CocoDataset
+from mmunorm import datasets
 
 # COCO's 80 category ids have gaps.
 COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]

@@ -3,8 +3,6 @@ import argparse
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mmunorm import fuse_norms, save_folded
 from mmunorm.config.models import build_model
 from mmunorm.norms import UN
 
@@ -146,32 +145,36 @@ def test_configs_load(page, tmp_path):
         load(block, tmp_path, 'config.py')
 
 
-def run(code, folder):
-    """Runs Python as a reader does, in a new process."""
+def run(code, folder, monkeypatch):
+    """Runs Python as a reader does, in a process of its own."""
     (folder / 'block.py').write_text(code)
-    result = subprocess.run([sys.executable, 'block.py'], cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, f'{code}\n{result.stderr}'
+    monkeypatch.chdir(folder)
+    status, = processes.run_tool(folder / 'block.py', ERRORS='errors.txt')
+    assert status == 0, f'{code}\n{Path("errors.txt").read_text()}'
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.nn, 'RMSNorm'), reason='the pages are for a newer torch')
 @pytest.mark.parametrize('page', [page for page in PAGES if page != 'README.md'
                                   and not all(map(is_config, blocks(page, 'python')))])
-def test_python_runs(page, tmp_path):
+def test_python_runs(page, tmp_path, monkeypatch):
     """All blocks of a page, one after the other; README's run in test_without_openmmlab.py."""
     code = [block for block in blocks(page, 'python') if not is_config(block) and 'Inferencer' not in block]
-    run('\n'.join([SETUP.get(page, ''), *code]), tmp_path)
+    run('\n'.join([SETUP.get(page, ''), *code]), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_inferencers_take_folded_models(tmp_path):
-    for name, write in dict(detector=tiny_runs.write_detector, classifier=tiny_runs.untrained_classifier).items():
-        config, *_ = write(tmp_path)
-        weights = tiny_runs.save_weights(Config.fromfile(config), tmp_path / f'{name}.pth', ('a', 'b'))
-        tiny_runs.call('analysis/fuse_and_benchmark', config, weights, '--save', tmp_path / f'folded_{name}.pth')
+def test_inferencers_take_folded_models(tmp_path, monkeypatch):
+    classifier = tiny_runs.write_classifier(tmp_path)
+    configs = dict(detector=ROOT / 'configs/digits/swin_un_maskrcnn.py', classifier=classifier)
+    for name, config in configs.items():
+        cfg = Config.fromfile(config)
+        model = build_model(cfg).eval()
+        report = fuse_norms(model)
+        save_folded(model, tmp_path / f'folded_{name}.pth', cfg, report, dict(dataset_meta=dict(classes=('a', 'b'))))
     for block in blocks('docs/how_to/fusion.md', 'python'):
         if 'Inferencer' in block:
-            run(block, tmp_path)
+            run(block, tmp_path, monkeypatch)
 
 
 class _Found(BaseException):

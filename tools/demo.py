@@ -6,6 +6,7 @@ file is tested and measured beside two files of the same detector with LayerNorm
 labels: as it is, and with its LayerNorms folded exactly. Classifier and detector have a part of their recipes' steps.
 An interrupted demo continues where it stopped.
 """
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,7 @@ def train(title: str, config: str, work_dir: str, *options: str) -> str:
 
 @command
 def main(argv=None) -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
     start = time.time()
     run('1/4 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
     classifier = train('2/4 Train a small Swin with LayerNorm', CLASSIFIER, f'{OUT}/classifier',

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-# isort: split
-from mmunorm.cli.annotations import Use, check_annotations, completed_annotations
-
-# isort: split
 from mmdet.datasets import CocoDataset
 from mmdet.evaluation import CocoMetric
 from mmengine.logging import MMLogger
 from PIL import Image
 
+from mmunorm.cli.annotations import Use, check_annotations, completed_annotations
 from mmunorm.utils import PreflightError
 
 CLASSES = ('cat', 'dog', 'cow')

@@ -23,7 +23,7 @@ def demo(tmp_path, monkeypatch):
 
 
 def test_steps(demo, capsys):
-    demo.main()
+    demo.main([])
     for command in demo.commands:
         assert (ROOT / command[0]).is_file()
         assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
@@ -39,3 +39,9 @@ def test_steps(demo, capsys):
 def test_a_failed_step_ends_the_demo():
     with pytest.raises(SystemExit, match='status 3'):
         load_tool('demo').run('fails', '-c', 'raise SystemExit(3)')
+
+
+def test_help_starts_nothing(demo, capsys):
+    with pytest.raises(SystemExit, match='0'):
+        demo.main(['--help'])
+    assert 'handwritten digits' in capsys.readouterr().out and not demo.commands

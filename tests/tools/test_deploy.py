@@ -61,15 +61,13 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (544, 512, 3)
 
 
-@pytest.mark.parametrize(('options', 'left', 'said'), [
-    (('--rotate', 'hadamard'), (0, 7), ('6 norms are folded except a scale of each token\n', 'scales of a token: 7\n')),
-    (('--layer-norms', 'affine'), (7, 0), ('6 norms are folded except its mean and a scale of each token\n', )),
-    (('--layer-norms', 'keep'), (7, 0), ('norms left: 7\n', ))])
-def test_how_far_layer_norms_are_folded(ln_classifier, tmp_path, capsys, options, left, said):
-    made = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', *options)
+@pytest.mark.slow
+def test_layer_norms_are_folded_except_a_scale(ln_classifier, tmp_path, capsys):
+    file = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', '--rotate',
+                          'hadamard')
     printed = capsys.readouterr().out
-    assert (made.norms, made.scales) == left and all(text in printed for text in said)
-    assert max(made.difference.largest.values()) < 1e-4
+    assert (file.norms, file.scales) == (0, 7) and max(file.difference.largest.values()) < 1e-4
+    assert '6 norms are folded except a scale of each token\n' in printed and 'scales of a token: 7\n' in printed
 
 
 def test_layer_norms_in_int8_are_rotated_by_default():

@@ -36,16 +36,6 @@ def folded(classifier, tmp_path):
     return classifier[0], write_checkpoints(classifier[0], tmp_path, ('dark', 'light'))
 
 
-@pytest.fixture
-def detector(tmp_path):
-    config, options = tiny_runs.write_detector(tmp_path)
-    cfg = Config.fromfile(config)
-    cfg.test_dataloader.dataset.pipeline[1].scale = (96, 72)  # for what takes no options
-    config.write_text(cfg.pretty_text)
-    write_checkpoints(config, tmp_path, [f'class {i}' for i in range(80)])
-    return config, options
-
-
 def predictions(path):
     with open(path, 'rb') as file:
         return pickle.load(file)
@@ -74,8 +64,10 @@ def test_a_classifier_is_tested_folded(folded, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_detector_is_tested_folded(detector):
-    config, options = detector
+def test_a_detector_is_tested_folded(tmp_path):
+    config = tiny_runs.ROOT / 'configs/digits/swin_un_maskrcnn.py'
+    options = tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'digits')
+    write_checkpoints(config, tmp_path, list('0123456789'))
     runs = dict(a=('unfolded.pth', ), b=('folded.pth', ))
     metrics = [tiny_runs.call('test', config, *arguments, '--out', f'{name}.pkl', '--cfg-options', *options)
                for name, arguments in runs.items()]

@@ -2,7 +2,6 @@
 import argparse
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
 from mmunorm.benchmark.folding import Settings, run_benchmark
 from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.table import chart, markdown

@@ -7,11 +7,6 @@ import copy
 import tempfile
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import torch
-
 from mmunorm.benchmark.files import chart, markdown, measure_formats
 from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.subjects import Subject
@@ -32,6 +27,8 @@ from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError
+
+import torch
 
 
 def parse_args(argv=None):

@@ -3,9 +3,6 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,

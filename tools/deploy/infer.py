@@ -1,15 +1,12 @@
 """Draws an exported model's predictions on one or many images, without building a torch model."""
 import argparse
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
-import cv2
-
 from mmunorm.cli.arguments import command, out_folder, positive, share
 from mmunorm.cli.images import draw_images, draw_objects, find_images, objects_in
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.utils import PreflightError
+
+import cv2
 
 
 def parse_args(argv=None):

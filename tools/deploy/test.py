@@ -4,9 +4,6 @@ import json
 import time
 from pathlib import Path
 
-import mmunorm  # noqa: F401  registers everything, and mmcv's operators before mmdet asks for them
-
-# isort: split
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
