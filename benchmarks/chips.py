@@ -35,7 +35,6 @@ from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
-from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
 
