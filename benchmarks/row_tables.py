@@ -296,12 +296,6 @@ def paper_detectors():
         for norm in three]
 
 
-def paper_mask_parts():
-    parts = ('AP50', 'AP75', 'AP_s', 'AP_m', 'AP_l')
-    return ['box / mask', *parts], [[row['norm'], *(f'{row["box"][part]} / {row["mask"][part]}' for part in parts)]
-                                    for row in select(read('paper'), table=4)]
-
-
 def paper_8():
     rows = select(read('paper'), table=8)
     return ['RTX 3090', *rows[0]['paper']], [[row['model'], *row['paper'].values()] for row in rows]
@@ -394,7 +388,7 @@ def data_files():
 ROW_TABLES = {function.__name__: function for function in (
     exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip, chip_failures,
     chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted, adapted_all,
-    adapted_variants, paper_1, paper_2, paper_detectors, paper_mask_parts, paper_8, paper_averages,
+    adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
