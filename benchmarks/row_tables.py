@@ -74,14 +74,14 @@ def deployed(name, cpu, columns):
             lines.append([label.replace('LiteRT INT8, ', 'LiteRT, '), *cells])
     first = {key: select(rows, network=key[0], threads=key[1])[0] for key in columns.values()}
     lines.append(['control', *(f'{first[key]["control"]["ratio"]["value"]:.3f}' for key in columns.values())])
-    return ['LN / UN, ms', *columns], lines
+    return ['LN/UN, ms', *columns], lines
 
 
 def times_of(pair):
     if 'UN' not in pair or pair['UN'].get('error'):
         return ''
     time = {model: f'{row["latency_ms"]["median"]:.4g}' for model, row in pair.items() if not row.get('error')}
-    text = f'{time.get("LN", NO_FILE)} / {time["UN"]}'
+    text = f'{time.get("LN", NO_FILE)}/{time["UN"]}'
     speed, control = pair['UN'].get('to_baseline'), pair['UN']['control']['ratio']
     if speed and not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
         text += f' ({speed["value"]:.2f}x)'
@@ -116,7 +116,7 @@ def chip_cell(pair):
     if not pair:
         return ''
     ln, un = (pair.get(norm, {}).get('ms') for norm in ('LN', 'UN'))
-    text = ' / '.join(f'{ms:.4g}' if ms else 'fails' for ms in (ln, un))
+    text = '/'.join(f'{ms:.4g}' if ms else 'fails' for ms in (ln, un))
     return f'{text} ({ln / un:.2f}x)' if ln and un else text
 
 
@@ -133,7 +133,7 @@ def chips():
                 norm: row['ms'] for norm, row in pairs['BM1688'].items()}
     networks = list(dict.fromkeys(network for network, _ in found))
     order = sorted(found, key=lambda key: networks.index(key[0]))
-    return ['LN / UN, ms', 'type', *CHIPS], [
+    return ['LN/UN, ms', 'type', *CHIPS], [
         [*key, *(chip_cell(found[key].get(chip)) for chip in CHIPS.values())] for key in order]
 
 
@@ -151,8 +151,8 @@ def rockchip():
     found = {}
     for row in select(read('chips'), chip='RK3588'):
         found.setdefault((row['network'], row['precision']), {})[row['norm']] = row
-    return ['LN / UN', 'type', 'operators', 'exNorm', 'MB moved', 'SNR in the simulator, dB'], [
-        [network, precision, *(' / '.join(form(pair[norm]) for norm in ('LN', 'UN')) for form in (
+    return ['LN/UN', 'type', 'operators', 'exNorm', 'MB moved', 'SNR in the simulator, dB'], [
+        [network, precision, *('/'.join(form(pair[norm]) for norm in ('LN', 'UN')) for form in (
             lambda row: str(sum(row['operators'].values())), lambda row: str(row['operators'].get('exNorm', 0)),
             lambda row: f'{row["megabytes"]:.1f}', lambda row: f'{row["snr"]:.1f}'))]
         for (network, precision), pair in found.items()]
@@ -169,7 +169,7 @@ def chips_real_vit():
     found = {}
     for row in read('chips_real_vit'):
         found.setdefault((row['chip'], row['precision'], row['opt']), {})[row['norm']] = row
-    return ['chip', 'type', 'level of optimization', 'LN / UN, ms'], [
+    return ['chip', 'type', 'level of optimization', 'LN/UN, ms'], [
         [chip, precision, opt, chip_cell(pair)] for (chip, precision, opt), pair in found.items()]
 
 
