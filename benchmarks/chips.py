@@ -4,7 +4,7 @@
 
 Sophgo's compiler estimates milliseconds and the cycles of each operator; Rockchip's lists the operators and the memory
 that they move. Each compiler has an environment of its own. Nothing runs on a chip. A failure is a row with the
-compiler's own words. Rows that exist are kept. The tables are written to docs/chips.md.
+compiler's own words. Rows that exist are kept.
 """
 import argparse
 import json
@@ -25,7 +25,6 @@ from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
-from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
 
@@ -253,40 +252,6 @@ def new_rows(args, old):
                     yield row
 
 
-def table(rows):
-    """A line for each network, chip and precision; with the estimates for Ethos-U, of ethos_u.py."""
-    pairs = {}
-    for row in rows:
-        if row['chip'] != 'RK3588':
-            pairs.setdefault((row['network'], row['chip'], row['precision']), {})[row['norm']] = row
-    for row in map(json.loads, (ROOT / 'benchmarks/results/ethos_u.jsonl').read_text().splitlines()):
-        pairs.setdefault((row['network'], row['accelerator'], 'INT8'), {})[row['norm']] = row
-    lines = []
-    for (network, chip, precision), pair in sorted(pairs.items(), key=lambda each: NETWORKS.index(each[0][0])):
-        ln, un = times = [pair.get(norm, {}).get('ms') for norm in ('LN', 'UN')]
-        cells = [f'{ms:.4g}' if ms else 'fails' if norm in pair else '-'
-                 for norm, ms in zip(('LN', 'UN'), times, strict=True)]
-        lines.append([network, chip, precision, *cells, f'{ln / un:.2f}' if ln and un else '-'])
-    return markdown_table(['network', 'chip', 'precision', 'LN, ms', 'UN folded, ms', 'speed-up'], lines)
-
-
-def rockchip_table(rows):
-    lines = []
-    for row in rows:
-        if row['chip'] == 'RK3588':
-            kinds = row.get('operators', {})
-            lines.append([row['network'], row['norm'], row['precision'], *(['fails'] if 'error' in row else [
-                str(sum(kinds.values())), str(kinds.get('exNorm', 0)), str(kinds.get('exDataConvert', 0)),
-                f'{row["megabytes"]:.1f}', f'{row["snr"]:.1f}'])])
-    return markdown_table(['network', 'norm', 'precision', 'operators', 'exNorm', 'exDataConvert', 'MB moved',
-                           'SNR in the simulator, dB'], lines)
-
-
-def failures(rows):
-    return [f'- {row["network"]}, {row["norm"]}, {row["chip"]}, {row["precision"]}: `{row["error"]}`'
-            for row in rows if 'error' in row]
-
-
 def chart(rows):
     """Stacked shares of LN's time by kind of operator, LN beside UN, a panel for each precision on one chip."""
     figure = Figure(figsize=(10, 6), layout='constrained')
@@ -319,14 +284,9 @@ def main(argv=None):
         rows[tuple(row[key] for key in KEY)] = row
         write_text(args.out, ''.join(json.dumps(each) + '\n' for each in rows.values()))
     rows = sorted(rows.values(), key=lambda row: NETWORKS.index(row['network']))
-    page = ROOT / 'docs/chips.md'
-    text = page.read_text()
-    for name, lines in dict(cycles=table(rows), rockchip=rockchip_table(rows), failures=failures(rows)).items():
-        before, mark, after = text.partition(f'<!-- chips: {name} -->\n')
-        text = before + mark + ''.join(f'{line}\n' for line in lines) + after[after.index('<!-- /chips -->'):]
-    write_text(page, text)
     with whole_file(ROOT / 'docs/images/chips.png') as part:
         chart(rows).savefig(part, dpi=120)
+    print('python benchmarks/write_scores.py writes the tables of docs/results/chips.md')
 
 
 if __name__ == '__main__':

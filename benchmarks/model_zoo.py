@@ -65,8 +65,7 @@ MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7
          'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
 # The threshold of a difference, relative to the largest value.
 EXACT = 1e-8
-HEADER = ('model', 'LayerNorms', 'a scale left', 'more left, and why', 'difference', 'with UN: norms', 'folded',
-          'kept, and why', 'difference')
+HEADER = ('model', 'LayerNorms: a scale left', 'UN: folded')
 
 
 def parse_args(argv=None):
@@ -240,17 +239,16 @@ def read(path):
 
 def cells(row):
     if 'error' in row:
-        return row['model'], '', '', '', '', '', '', row['error'].replace('|', '/')[:160], ''
-    first = 'not run', '', '', ''
-    if exact := row.get('exact'):
-        scales = sum(left == SCALE for left in exact['left'].values())
-        first = exact['layer_norms'], scales, listed(exact['why']), f'{exact["difference"]:.0e}'
-    return (row['model'], *first, row['norms'], row['folded'], listed(row['kept']), f'{row["difference"]:.0e}')
+        return row['model'], '', row['error'].replace('|', '/')[:160]
+    exact = row.get('exact')
+    left = f'{list(exact["left"].values()).count(SCALE)}/{exact["layer_norms"]}' if exact else 'not run'
+    return row['model'], left, f'{row["folded"]}/{row["norms"]}'
 
 
 def listed(reasons):
-    """Reasons of norms, each with the number of norms."""
-    return '; '.join(f'{count}: {why}' for why, count in Counter(map(short, reasons.values())).most_common())
+    """The most frequent reasons of norms, each with the number of norms."""
+    counts = Counter(short(reason).partition(';')[0].replace('read by', 'consumed by') for reason in reasons)
+    return '; '.join(f'{why} ({count})' for why, count in counts.most_common(6))
 
 
 def page(rows):
@@ -266,35 +264,25 @@ def page(rows):
     padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
-    return f'''# Models whose norms fold
+    more = [why for part in exact for why in part['why'].values()]
+    kept = [why for row in good for why in row['kept'].values()]
+    return f'''# Models that fold
 
-This page shows which norms `fuse_norms` folds in {len(rows)} architectures. To try another model, see
-[Folding](how_to/fusion.md#the-example). `python benchmarks/model_zoo.py` writes this page.
+What `fuse_norms` folds in {len(rows)} architectures of timm, mmpretrain and mmdet; Swins and ViTs of torchvision and
+transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#the-example).
+`python benchmarks/model_zoo.py` writes this page.
 
-**With LayerNorms.** `fuse_norms(model, example=...)` folds all of a LayerNorm or RMSNorm that is linear, and a scale of
-each token is left. Where more is left, the table has the reason.
-
-- {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms become a scale of each token, all of
-  them in {whole} of {len(exact)} models. {missing} models were not run with their LayerNorms.
-
-**With UN.** Every LayerNorm and RMSNorm is replaced by UN with random statistics. Then `fuse_norms` folds these and the
-BatchNorms. GroupNorm is kept.
-
-- {len(good)} models with {norms} norms: {folded} are folded, {norms - folded} are kept.
-- {padded} of the kept norms are before zero padding, which could be filled as in Swin. These and the folded norms can
-  be folded algebraically: {folded / (folded + padded):.1%} of them are folded.
+- **LayerNorms, folded exactly**: {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms leave
+  a scale of each token, all of them in {whole} of {len(exact)} models. {missing} models were not run with their
+  LayerNorms. More stays where: {listed(more)}.
+- **UN in place of every LayerNorm and RMSNorm**: {len(good)} models with {norms} norms: {folded} are folded,
+  {norms - folded} are kept. {padded} of these are before zero padding, which could be filled as in Swin. Kept where:
+  {listed(kept)}.
 - {len(wrong)} models have different outputs after folding{': ' + ', '.join(wrong) if wrong else ''}.
-- {len(rows) - len(good)} models did not run.
-
-The largest difference is over all outputs in float64, divided by the largest value of that output. Images are as
-small as the architecture allows. Detectors run on two sizes and in the mode `tensor`.
+  {len(rows) - len(good)} models did not run. Outputs are compared in float64, at sizes as small as the architecture
+  allows; detectors run in the mode `tensor`.
 
 {table}
-
-Most norms that are kept cannot be folded by algebra:
-- A sum, a product or a maximum with other values is not a linear layer.
-- A convolution that pads with zeros would need another padding.
-- A norm that computes its statistics at inference is not an affine map.
 '''
 
 

@@ -1,8 +1,9 @@
-"""Definitions, by name, of the tables of training scores in docs/ and projects/ for write_scores.py.
+"""Definitions, by name, of the tables of training scores for write_scores.py.
 
 - `labels`: the headers of the first columns.
 - `rows`: by label, or tuple of labels, the values that select trainings.
 - `columns`: by header the metric, its format (`form`, `digits`, `missing`), and further values that select trainings.
+  A row may have the metric instead, as `measured`.
 - `where`: values that select trainings for the whole table.
 
 A value is that of a field of scores.jsonl, or of one of its options.
@@ -84,7 +85,14 @@ TABLES = {
                  'T2T-ViT, top-1': mean(TOP1, 'count', experiment='t2t', steps=752, **AVX512),
                  'Mask R-CNN with Swin, box AP': mean(BOX, 'count', experiment='maskrcnn_wide_start'),
                  'Swin on photographs, top-1': mean(TOP1, 'count', experiment='photographs_wide_start', **INTEL_BF16)}),
-    # docs/results/norms.md
+    'digits': dict(
+        labels=['config', 'val'], where=PLAIN,
+        rows={('`swin_*_classifier.py`', 'top-1'): dict(experiment='swin_wide_start', measured=mean(TOP1)),
+              ('`t2t_un_classifier.py`', 'top-1'): dict(experiment='t2t', steps=752, **AVX512, measured=mean(TOP1)),
+              ('`swin_*_maskrcnn.py`', 'box AP'): dict(experiment='maskrcnn_wide_start', measured=mean(BOX)),
+              ('`swin_*_maskrcnn.py` ', 'mask AP'): dict(experiment='maskrcnn_wide_start', measured=mean(MASK))},
+        columns={norm: dict(norm=norm) for norm in ('LN', 'UN')}),
+    # docs/results/accuracy.md and benchmarks/NOTES.md
     'swin_wide_start': dict(
         labels=['top-1'], where=dict(experiment='swin_wide_start', **PLAIN),
         rows=same('LN', 'RMSN', 'BN', 'RepBN', 'UN', 'UN+'), columns=by_seed(TOP1, 3)),

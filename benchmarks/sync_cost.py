@@ -49,7 +49,7 @@ def models():
 
 
 def table(ranks: list[int]) -> str:
-    """The table of docs/results/sync_cost.md."""
+    """The table of docs/results/training.md."""
     columns = ['backbone of a', 'norms', 'all-reduces', 'bytes reduced', 'of the gradients\' bytes',
                *(f'sent by each of {n}' for n in ranks)]
     lines = [columns, ['---'] * len(columns)]

@@ -1,11 +1,12 @@
-"""Writes the tables of training scores in docs/ and projects/ from results/scores.jsonl, which has a row per training.
+"""Writes the tables with measured numbers in README, docs/, projects/ and configs/ from the rows in results/.
 
     python benchmarks/write_scores.py                                                  # the tables, from the data
     python benchmarks/write_scores.py --add work_dirs/compare/swin --experiment swin   # new trainings first
 
-score_tables.py defines the tables. In a page, a table is between `<!-- scores: NAME -->` and `<!-- /scores -->`.
-`--add` adds the finished runs of compare_norms.py or of conversion.py, and replaces rows of the same
-training. Run it on the machine of the trainings, because the rows name its CPU.
+score_tables.py defines the tables of training scores, whose data is scores.jsonl with a row per training; row_tables.py
+all others. In a page, a table is between `<!-- scores: NAME -->` and `<!-- /scores -->`.
+`--add` adds the finished runs of compare_norms.py or of conversion.py, and replaces rows of the same training. Run it
+on the machine of the trainings, because the rows name its CPU.
 """
 import argparse
 import csv
@@ -31,13 +32,15 @@ from mmengine.config import Config
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
+from row_tables import ROW_TABLES  # noqa: E402
 from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # Written by int8.py and shifted_light.py: the same trainings in INT8, and on modified images.
 BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_executorch',
            'int8_detector_full', 'shifted_light')
-PAGES = sorted([*ROOT.glob('docs/**/*.md'), *ROOT.glob('projects/**/*.md')])
+PAGES = [ROOT / 'README.md', ROOT / 'benchmarks/NOTES.md',
+         *sorted(page for folder in ('docs', 'projects', 'configs') for page in ROOT.glob(f'{folder}/**/*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
 # The fields that identify a training.
 IDENTITY = ('experiment', 'norm', 'settings', 'options', 'seed', 'steps', 'cpu', 'precision')
@@ -99,30 +102,35 @@ def cell(rows, metric, form='mean', digits=2, missing='not run'):
     return f'{text} ({count}{others})' if form == 'count' or others else text
 
 
-def selected(data, where, wanted, column):
-    """The trainings of a row and a column of a table; later values replace earlier ones."""
-    return [row for row in data if matches(row, {**where, **wanted, **column})]
+def selected(data, *wanted):
+    """The trainings with the values of a table, a row and a column; later values replace earlier ones."""
+    values = {key: value for part in wanted for key, value in part.items()}
+    return [row for row in data if matches(row, values)]
 
 
 def split(column):
-    """The arguments of `cell` in a column, and the values that select trainings."""
+    """The arguments of `cell`, and the values that select trainings."""
     form = {key: column[key] for key in ('metric', 'form', 'digits', 'missing') if key in column}
     return form, {key: value for key, value in column.items() if key not in form}
 
 
 def table(name, data):
     """A table in Markdown."""
-    spec = TABLES[name]
-    header = [*spec['labels'], *spec['columns']]
+    header, rows = ROW_TABLES[name]() if name in ROW_TABLES else score_rows(TABLES[name], data)
+    return '\n'.join(markdown_table(header, [list(map(str, cells)) for cells in rows])) + '\n'
+
+
+def score_rows(spec, data):
+    """The header and the rows of a table of training scores."""
     rows = []
     for label, wanted in spec['rows'].items():
-        cells = []
+        wanted, cells = dict(wanted), []
+        measured = wanted.pop('measured', {})
         for column in spec['columns'].values():
-            form, rest = split(column)
+            form, rest = split({**measured, **column})
             cells.append(cell(selected(data, spec['where'], wanted, rest), **form))
-        labels = label if isinstance(label, tuple) else (label, )
-        rows.append([*labels, *cells])
-    return '\n'.join(markdown_table(header, rows)) + '\n'
+        rows.append([*(label if isinstance(label, tuple) else (label, )), *cells])
+    return [*spec['labels'], *spec['columns']], rows
 
 
 def written(text, data):

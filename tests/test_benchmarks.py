@@ -174,7 +174,7 @@ def test_bytes_are_those_that_a_norm_communicates(norm, script, monkeypatch):
                                          ('Swin-T, detector', 'swin_t_un_maskrcnn_3x')])
 def test_the_table_of_swin_t(row, config, script):
     sync_cost = script('sync_cost')
-    text = (tiny_runs.ROOT / 'docs/results/sync_cost.md').read_text()
+    text = (tiny_runs.ROOT / 'docs/results/training.md').read_text()
     documented = re.search(rf'^\| {row} \|(.*)\|$', text, re.MULTILINE)[1]
     norms, total, gradients = sync_cost.cost(sync_cost.build_backbone(config))
     expected = [norms, 2 * norms, total, round(100 * total / gradients, 2),

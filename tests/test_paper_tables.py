@@ -1,4 +1,5 @@
-"""Each command of docs/paper_tables.md that trains builds its model."""
+"""Each command of a row of the paper's tables that trains builds its model."""
+import json
 import re
 import shlex
 from functools import cache
@@ -15,9 +16,8 @@ from projects.translation.tests.test_configs import SMALL
 
 from . import tiny_runs
 
-LINES = (tiny_runs.ROOT / 'docs/paper_tables.md').read_text().splitlines()
-ROWS = [[cell.strip() for cell in line[1:-1].split('|')] for line in LINES if line.startswith('|')]
-COMMANDS = sorted({row[-1].strip('`') for row in ROWS if row[-1].startswith('`bash')})
+ROWS = (tiny_runs.ROOT / 'benchmarks/results/paper.jsonl').read_text().splitlines()
+COMMANDS = sorted({row['command'] for row in map(json.loads, ROWS) if row['command'].startswith('bash')})
 TRAIN = tiny_runs.load_tool('train')
 
 

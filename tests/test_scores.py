@@ -1,4 +1,4 @@
-"""The tables of training scores are what benchmarks/write_scores.py writes from the data."""
+"""The tables of measured numbers are what benchmarks/write_scores.py writes from the rows."""
 import importlib
 import json
 import re
@@ -10,8 +10,8 @@ from . import tiny_runs
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 ROOT = tiny_runs.ROOT
 # Pages whose scores all stand in marked tables; the one of photographs also has means in its text.
-PAGES = sorted(str(page.relative_to(ROOT)) for folder in ('docs', 'projects') for page in ROOT.glob(f'{folder}/**/*.md')
-               if page.parent.name != 'photographs')
+PAGES = sorted(str(page.relative_to(ROOT)) for folder in ('docs', 'projects', 'configs')
+               for page in ROOT.glob(f'{folder}/**/*.md') if page.parent.name != 'photographs')
 CPU = 'CPU capability usage: AVX2\n'
 
 
@@ -28,11 +28,11 @@ def test_tables_are_those_of_the_data(scores):
         assert scores.written(text, data) == text, f'{page}: call python benchmarks/write_scores.py'
         names += [match[2] for match in scores.MARKED.finditer(text)]
         assert text.count('<!-- scores:') == len(scores.MARKED.findall(text)), page
-    assert sorted(names) == sorted(scores.TABLES)
+    assert sorted(names) == sorted([*scores.TABLES, *scores.ROW_TABLES])
 
 
 def test_a_changed_number_is_noticed(scores):
-    data, text = scores.load(), (ROOT / 'docs/results/norms.md').read_text()
+    data, text = scores.load(), (ROOT / 'docs/results/accuracy.md').read_text()
     last_digit = re.search(r'\d ± ', text).start()
     wrong = f'{text[:last_digit]}{(int(text[last_digit]) + 1) % 10}{text[last_digit + 1:]}'
     assert wrong != text and scores.written(wrong, data) == text

@@ -28,7 +28,7 @@ from mmunorm.utils import PreflightError, write_text
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='config file of a model with LayerNorm')
-    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/published_checkpoints.md')
+    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/checkpoints.md')
     parser.add_argument('--out', required=True, help='folder for the converted checkpoint, its config and a table')
     parser.add_argument('--to', default='UN', metavar='NORM', help=f'the norm to convert to (default: UN): {HELP}')
     parser.add_argument('--num-samples', type=positive, default=512, metavar='N',

@@ -47,7 +47,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, epilog=f'formats:\n\n{table()}',
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config file of a classifier or detector with LayerNorm')
-    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/published_checkpoints.md')
+    parser.add_argument('checkpoint', help='its checkpoint, or a published one: docs/checkpoints.md')
     parser.add_argument('--format', required=True, help='format of the file; see the table below')
     parser.add_argument('--int8', nargs='?', const='', metavar='KIND',
                         help='in INT8; the table below has the kinds, the usual one first')

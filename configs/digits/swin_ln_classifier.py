@@ -12,7 +12,7 @@ model = dict(
         drop_path_rate=0.05,
         pad_small_map=True,
         norm_cfg=dict(type='LN'),
-        # With the default 0.02, such narrow layers learn slowly with any norm: docs/results/norms.md.
+        # With the default 0.02, such narrow layers learn slowly with any norm: docs/results/accuracy.md.
         init_cfg=dict(type='TruncNormal', layer='Linear', std=0.08, bias=0.)),
     neck=dict(type='GlobalAveragePooling'),
     head=dict(

@@ -98,7 +98,7 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
     """The weights of a checkpoint of another project under the names of mmpretrain's classifier or a project's model.
 
     These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
-    RepBN: `alpha` is its `eta`; and those of :func:`published_layout`. See docs/published_checkpoints.md.
+    RepBN: `alpha` is its `eta`; and those of :func:`published_layout`. See docs/checkpoints.md.
 
     Args:
         content (dict): content of the file.

@@ -64,7 +64,7 @@ def command(main):
                 stack.enter_context(completed_annotations())
                 stack.enter_context(restricted(trusted=_is_given('--trust-checkpoint', argv)))
                 # After a softmax, the -100 between shifted windows is a denormal number. CPUs are slow with those: a
-                # digits Swin in float32 trains 2.6 times as fast without them (docs/upstream.md).
+                # digits Swin in float32 trains 2.6 times as fast without them (benchmarks/NOTES.md).
                 stack.callback(torch.set_flush_denormal, False)
                 torch.set_flush_denormal(True)
                 if verbose:

@@ -28,7 +28,7 @@ NORMS = {
     'PN*': dict(type='PN', layer_scale=False),  # PowerNorm without its scale of each token
     'PN': dict(type='PN', layer_scale=True),
     'UN': dict(type='UN'),
-    'UN+': dict(type='UN', centered=True, eta=0.),  # not the paper's: docs/results/norms.md
+    'UN+': dict(type='UN', centered=True, eta=0.),  # not the paper's: docs/results/accuracy.md
     'UN-nofilter': dict(type='UN', outlier_filter=False),
     'RepBN': dict(type='RepBN'),
     'PRepBN': dict(type='PRepBN'),

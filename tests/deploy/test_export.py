@@ -24,7 +24,7 @@ from mmunorm.deploy.saving import whole_files
 from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
-HOW_TO = Path(__file__).parents[2] / 'docs/how_to/export_torch_models.md'
+HOW_TO = Path(__file__).parents[2] / 'docs/how_to/deployment.md'
 MODELS = {
     'timm ViT': lambda: timm.create_model('vit_tiny_patch16_224', img_size=56, patch_size=8, embed_dim=16, depth=2,
                                           num_heads=2, num_classes=5),
@@ -472,28 +472,32 @@ def test_no_kernel_in_integers(tmp_path):
 
 @pytest.mark.parametrize('with_int8', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_how_to(with_int8, tmp_path):
-    """Its blocks, with a small model of each family, in a Python without OpenMMLab; in INT8, of timm alone."""
-    first, *families, int8 = re.findall(r'```python\n(.*?)```', HOW_TO.read_text(), re.DOTALL)
-    assert [family.split()[1] for family in families] == ['timm', 'torchvision', 'transformers'] and 'int8' in int8
-    small = [families[0].replace(', pretrained=True', ', img_size=56, patch_size=8, embed_dim=16, depth=1, '
-                                                            'num_heads=2'),
-             families[1].replace("swin_t(weights='DEFAULT')", 'SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])'),
-             families[2].replace('ViTConfig()', 'ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, '
-                                                'intermediate_size=32, image_size=56, patch_size=8)')]
+    """Its block, with a small model of each family, in a Python without OpenMMLab; in INT8, of timm alone."""
+    block, = re.findall(r'```python\n(import mmunorm\n.*?)```', HOW_TO.read_text(), re.DOTALL)
+    in_float = block.partition("mmunorm.export(model, images[:1], 'model.tflite'")[0]
+    families = {
+        'timm': "timm.create_model('vit_tiny_patch16_224', img_size=56, patch_size=8, embed_dim=16, depth=1, "
+                'num_heads=2)',
+        'torchvision': 'torchvision.models.SwinTransformer([4, 4], 8, [1, 1], [1, 2], [7, 7])',
+        'transformers': 'transformers.ViTForImageClassification(transformers.ViTConfig(hidden_size=16, '
+                        'num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=56, '
+                        'patch_size=8))'}
     if with_int8:
         pytest.importorskip('litert_torch')
+        families = {'timm': families['timm']}
     code = f"""
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain'):
     sys.modules[name] = None
 import torch
 images = torch.randn(4, 3, 56, 56)
-for block in {small[:1] if with_int8 else small!r}:
-    if find_spec(block.split()[1]):
-        exec(block)
-        exec({first!r})
-        exec({int8 if with_int8 else ''!r})
+for package, expression in {families!r}.items():
+    if find_spec(package):
+        globals()[package] = import_module(package)
+        model = eval(expression)
+        exec({block if with_int8 else in_float!r})
 """
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

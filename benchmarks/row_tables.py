@@ -1,0 +1,395 @@
+"""Tables of speed, chips, training, models and of the paper for write_scores.py, each a function of rows of JSON.
+
+`ROW_TABLES` has them by name; a function returns the header and the rows of cells. tables.jsonl has tables whose
+numbers came from the log of one command: a row has its machine, command, seeds and cells.
+"""
+import json
+import shlex
+import statistics
+from functools import partial
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / 'results'
+CHIPS = {'BM1688, CV186X': 'BM1688', 'BM1684X': 'BM1684X', 'Ethos-U85-512': 'ethos-u85-512',
+         'Ethos-U65-512': 'ethos-u65-512', 'Ethos-U55-256': 'ethos-u55-256'}
+NO_FILE = 'no kernel'
+
+
+def read(name):
+    return [json.loads(line) for line in (RESULTS / f'{name}.jsonl').read_text().splitlines()]
+
+
+def select(rows, **wanted):
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def only(rows, **wanted):
+    row, = select(rows, **wanted)
+    return row
+
+
+def quartiles(ratio, digits=3):
+    return f'{ratio["value"]:.{digits}f} ({ratio["low"]:.{digits}f} to {ratio["high"]:.{digits}f})'
+
+
+# Speed of exported files.
+def exact_speed():
+    header = ['network', 'threads', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN']
+    return header, [[row['network'], row['threads'], *(f'{row["ms"][form][1]:.1f}' for form in ('LN', 'exact', 'UN')),
+                     *(f'{row["speedup"][form]:.2f}x' for form in ('exact', 'UN'))] for row in read('exact_speed')]
+
+
+def headline():
+    """README's table: the full-integer file, its accuracy, and the best CPU file of both norms."""
+    rows = []
+    for network in ('Swin-T', 'DeiT-S'):
+        row = only(read('exact_speed'), network=network, threads=1)
+        times = {form: row['ms'][form][1] for form in ('LN', 'exact', 'UN')}
+        rows.append([f'full-integer INT8, {network}, ms', f'{times["LN"]:.1f}',
+                     *(f'{times[form]:.1f} (**{row["speedup"][form]:.2f}x**)' for form in ('exact', 'UN'))])
+    accuracy = {row['form']: row for row in read('exact_int8') if row.get('ranges') == 32}
+    rows.append(['the same, pretrained ViT-S: SNR to its float model, dB', f'{accuracy["LN"]["snr"]:.1f}',
+                 f'**{accuracy["exact, rotated"]["snr"]:.1f}**', 'not measured'])
+    chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
+    rows.append(['Arm Ethos-U85, its compiler\'s estimate, DeiT-S, ms', f'{chip["LN"]:.1f}',
+                 *(f'{chip[form]:.1f} ({chip["LN"] / chip[form]:.2f}x)' for form in ('exact', 'UN'))])
+    best = {row['model']: row['latency_ms']['median'] for row in select(
+        read('deployed_speed_intel_xeon'), network='Swin-T', threads=1, format='litert-products')}
+    rows.append(['best INT8 file for a CPU with floating point, Swin-T, ms, another Xeon', f'{best["LN"]:.1f}',
+                 'not measured', f'{best["UN"]:.1f} ({best["LN"] / best["UN"]:.2f}x)'])
+    return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded'], rows
+
+
+def deployed(name, cpu, columns):
+    """A cell has the milliseconds of LN and UN, and how much faster UN is where the control shows less."""
+    rows = [row for row in read(name) if cpu in row['environment']['cpu']]
+    labels = list(dict.fromkeys(row['label'] for row in rows))
+    lines = []
+    for label in labels:
+        cells = []
+        for network, threads in columns.values():
+            pair = {row['model']: row for row in select(rows, network=network, threads=threads, label=label)}
+            cells.append(times_of(pair))
+        if any(cells):
+            lines.append([label.replace('LiteRT INT8, ', 'LiteRT, '), *cells])
+    first = {key: select(rows, network=key[0], threads=key[1])[0] for key in columns.values()}
+    lines.append(['control', *(f'{first[key]["control"]["ratio"]["value"]:.3f}' for key in columns.values())])
+    return ['LN/UN, ms', *columns], lines
+
+
+def times_of(pair):
+    if 'UN' not in pair or pair['UN'].get('error'):
+        return ''
+    time = {model: f'{row["latency_ms"]["median"]:.4g}' for model, row in pair.items() if not row.get('error')}
+    text = f'{time.get("LN", NO_FILE)}/{time["UN"]}'
+    speed, control = pair['UN'].get('to_baseline'), pair['UN']['control']['ratio']
+    if speed and not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
+        text += f' ({speed["value"]:.2f}x)'
+    return text
+
+
+def deployed_xeon():
+    return deployed('deployed_speed_intel_xeon', 'Xeon', {
+        'Swin-T, 1 thread': ('Swin-T', 1), 'Swin-T, 2': ('Swin-T', 2), 'DeiT-S, 1': ('DeiT-S', 1),
+        'Mask R-CNN, 1': ('Mask R-CNN', 1)})
+
+
+def deployed_epyc():
+    return deployed('deployed_speed', 'EPYC', {
+        'T2T-ViT-14, 1 thread': ('T2T-ViT-14', 1), 'Mask R-CNN, 1': ('Mask R-CNN', 1),
+        'Mask R-CNN, 2': ('Mask R-CNN', 2)})
+
+
+def export_families():
+    lines = []
+    for row in read('export_families'):
+        ms = {form: statistics.median(values) for form, values in row['ms'].items()}
+        difference = row['difference']
+        lines.append([row['model'], f'{row["folded"]} of {row["norms"]}',
+                      f'{difference:.0e}' if difference else 'its head starts with 0', f'{ms["LN"]:.0f}',
+                      f'{ms["UN"]:.0f}', f'{ms["LN"] / ms["UN"]:.2f}x', f'{ms["LN again"] / ms["LN"]:.2f}'])
+    return ['model', 'norms folded', 'float file, to torch', 'LN, ms', 'UN, ms', 'UN over LN', 'control'], lines
+
+
+# Chips.
+def chip_cell(pair):
+    if not pair:
+        return ''
+    ln, un = (pair.get(norm, {}).get('ms') for norm in ('LN', 'UN'))
+    text = '/'.join(f'{ms:.4g}' if ms else 'fails' for ms in (ln, un))
+    return f'{text} ({ln / un:.2f}x)' if ln and un else text
+
+
+def chips():
+    found = {}
+    for row in read('chips'):
+        if row['chip'] != 'RK3588':
+            found.setdefault((row['network'], row['precision']), {}).setdefault(row['chip'], {})[row['norm']] = row
+    for row in read('ethos_u'):
+        found[row['network'], 'INT8'].setdefault(row['accelerator'], {})[row['norm']] = row
+    for pairs in found.values():  # the compiler has one model of both chips
+        if 'CV186X' in pairs:
+            assert {norm: row['ms'] for norm, row in pairs['CV186X'].items()} == {
+                norm: row['ms'] for norm, row in pairs['BM1688'].items()}
+    networks = list(dict.fromkeys(network for network, _ in found))
+    order = sorted(found, key=lambda key: networks.index(key[0]))
+    return ['LN/UN, ms', 'type', *CHIPS], [
+        [*key, *(chip_cell(found[key].get(chip)) for chip in CHIPS.values())] for key in order]
+
+
+def ethos_exact():
+    pairs = {}
+    for row in read('ethos_u_exact'):
+        pairs.setdefault(row['accelerator'], {})[row['norm']] = row['ms']
+    return ['DeiT-S', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN'], [
+        [chip, *(f'{pairs[chip][form]:.1f}' for form in ('LN', 'exact', 'UN')),
+         *(f'{pairs[chip]["LN"] / pairs[chip][form]:.2f}x' for form in ('exact', 'UN'))]
+        for chip in ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')]
+
+
+def rockchip():
+    found = {}
+    for row in select(read('chips'), chip='RK3588'):
+        found.setdefault((row['network'], row['precision']), {})[row['norm']] = row
+    return ['LN/UN', 'type', 'operators', 'exNorm', 'MB moved', 'SNR in the simulator, dB'], [
+        [network, precision, *('/'.join(form(pair[norm]) for norm in ('LN', 'UN')) for form in (
+            lambda row: str(sum(row['operators'].values())), lambda row: str(row['operators'].get('exNorm', 0)),
+            lambda row: f'{row["megabytes"]:.1f}', lambda row: f'{row["snr"]:.1f}'))]
+        for (network, precision), pair in found.items()]
+
+
+def chip_failures():
+    return ['network', 'norm', 'chip', 'type', "the compiler's message"], [
+        [row['network'], row['norm'], row['chip'], row['precision'], f'`{row["error"].replace("|", chr(92) + "|")}`']
+        for row in read('chips') if 'error' in row]
+
+
+def chips_real_vit():
+    """A pretrained ViT-S on Sophgo's chips: estimates, and accuracy in the simulator."""
+    found = {}
+    for row in read('chips_real_vit'):
+        found.setdefault((row['chip'], row['precision'], row['opt']), {})[row['norm']] = row
+    return ['chip', 'type', 'level of optimization', 'LN/UN, ms'], [
+        [chip, precision, opt, chip_cell(pair)] for (chip, precision, opt), pair in found.items()]
+
+
+def chips_accuracy():
+    return ['BM1688, simulator', 'SNR to the original, dB', 'to itself in float, dB', 'centered class token'], [
+        [row['norm'], f'{row["snr"]:.1f}', f'{row["snr_to_itself"]:.1f}', f'{row["centred"]:.3f}']
+        for row in read('chips_accuracy')]
+
+
+# Training, and inference on a GPU.
+def gpu_inference():
+    names = {'swin_t_un_imagenet': 'Swin-T', 't2t_vit_14_un_imagenet': 'T2T-ViT-14',
+             'swin_t_un_maskrcnn_3x': 'Mask R-CNN'}
+    found = {}
+    for row in read('nvidia_h200'):
+        found.setdefault((row['model'], row['mode']), {})[row['name']] = row
+    lines = []
+    for (model, mode), forms in found.items():
+        cells = []
+        for name, row in forms.items():
+            speed = row['throughput']['median']
+            text = f'{speed:.1f}' if speed < 100 else f'{speed:.0f}'
+            folded = name not in ('LN', 'UN')
+            cells.append(f'{text} ({row["to_ln"]["throughput"]["value"]:.3f}x)' if folded else text)
+        memory = next(row for name, row in forms.items() if name.startswith('UN') and name != 'UN')
+        lines.append([names[model], 'AMP, float16' if 'fp16' in mode else 'float32', *cells,
+                      f'{memory["to_ln"]["peak_memory"]:.2f}'])
+    return ['images/s', 'type', *next(iter(found.values())), 'memory, folded / LN'], lines
+
+
+def gpu_steps():
+    lines, rows = [], read('train_step_nvidia_h200')
+    for mode in ('eager', 'compiled'):
+        for amp in (None, 'fp16'):
+            pair = {row['norm']: row for row in select(rows, mode=mode, amp=amp)}
+            if pair:
+                lines.append([mode, 'AMP, float16' if amp else 'float32',
+                              *(f'{pair[norm]["seconds"] * 1e3:.1f}' for norm in ('LN', 'UN')),
+                              quartiles(pair['UN']['to_ln']), f'{pair["UN"]["peak_memory_to_ln"]:.2f}'])
+    return ['', 'type', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)', 'memory, UN / LN'], lines
+
+
+def cpu_steps():
+    lines = []
+    for name, machine in (('amd_epyc', 'AMD EPYC, 2 threads'),
+                          ('intel_r_xeon_r_processor_2_50ghz', 'Intel Xeon, 1 thread, averages in numpy')):
+        pair = {row['norm']: row for row in read(f'train_step_{name}')}
+        lines.append([machine, pair['LN']['batch'], *(f'{pair[norm]["seconds"] * 1e3:.0f}' for norm in ('LN', 'UN')),
+                      quartiles(pair['UN']['to_ln'])])
+    return ['Swin-T, float32', 'batch', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)'], lines
+
+
+def layers():
+    rows = read('norm_layers_amd_epyc')
+    norms = list(dict.fromkeys(row['norm'] for row in rows))[1:]
+    lines = []
+    for mode in ('eager', 'compiled'):
+        for shape in dict.fromkeys(tuple(row['shape']) for row in rows):
+            found = {row['norm']: row for row in select(rows, mode=mode, shape=list(shape))}
+            lines.append([str(shape), mode, f'{found["LayerNorm"]["seconds"] * 1e3:.2f}', *(
+                f'{found[norm]["to_ln"]["value"]:.2f} ({found[norm]["peak_memory_to_ln"]:.2f})' for norm in norms)])
+    return ['input', 'mode', 'LayerNorm, ms', *norms], lines
+
+
+def tiny_layer():
+    rows = read('tiny_layer_intel_r_xeon_r_processor_2_50ghz')
+    least = rows[0]['least']
+    return ['', 'least time, us', "times LayerNorm's", 'ATen calls'], [
+        [row['norm'], f'{row["least"] * 1e6:.0f}', '' if row is rows[0] else f'{row["least"] / least:.1f}',
+         row['calls']] for row in rows]
+
+
+# A pretrained ViT.
+def adapted():
+    h100 = [row for row in read('adapt_vit_nvidia_h100') if row['stage'] != 'trial']
+    return ['', 'all tokens', 'centered class token', '10th percentile', 'worst image', 'same image found'], [
+        [row['stage'], *(f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'percentile_10', 'worst',
+                                                              'same_image'))] for row in h100]
+
+
+def adapted_all():
+    rows = [row for row in read('adapt_vit_all_crops') if 'LayerNorm' not in row['model']]
+    return ['model', 'crops', 'all tokens', 'centered class token', '10th percentile', 'worst image'], [
+        [row['model'], f'{row["crops"]} {row["domain"]}', *(
+            f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'p10', 'worst'))] for row in rows]
+
+
+def adapted_variants():
+    """Means over the seeds of the batches."""
+    rows = read('adapt_vit_variants')
+    lines = []
+    for variant in dict.fromkeys(row['variant'] for row in rows):
+        found = select(rows, variant=variant)
+        lines.append([variant, len(found), *(
+            f'{statistics.mean(row[key] for row in found):.3f}' for key in ('tokens', 'pooled', 'p10'))])
+    return ['variant', 'seeds', 'all tokens', 'centered class token', '10th percentile'], lines
+
+
+# The paper.
+def paper(columns, **wanted):
+    """A row for each norm or setting, a column for each model."""
+    rows = [row for row in read('paper') if all(row.get(key) == value for key, value in wanted.items())
+            and row['model'] in columns]
+    lines = {}
+    for row in rows:
+        label = (row['norm'], ) if 'norm' in row else tuple(row['setting'].values())
+        lines.setdefault(label, {})[row['model']] = row['paper']
+    first = rows[0]
+    header = ['norm'] if 'norm' in first else list(first['setting'])
+    return [*header, *columns.values()], [[*label, *(found.get(model, '') for model in columns)]
+                                          for label, found in lines.items()]
+
+
+def paper_2():
+    return paper({'Swin-T, ImageNet': 'Swin-T', 'T2T-ViT-14, ImageNet': 'T2T-ViT-14',
+                  'T2T-ViT-14, CIFAR-10': 'CIFAR-10', 'T2T-ViT-14, CIFAR-100': 'CIFAR-100'}, table=2)
+
+
+def paper_detectors():
+    three, four = ({row['norm']: row for row in select(read('paper'), table=number)} for number in (3, 4))
+    parts = ('AP50', 'AP75', 'AP_s', 'AP_m', 'AP_l')
+    return ['norm', 'Faster R-CNN, box AP', *parts, 'Mask R-CNN, box AP / mask AP'], [
+        [norm, three[norm]['paper']['AP'], *(three[norm]['paper'][part] for part in parts), four[norm]['paper']]
+        for norm in three]
+
+
+def paper_8():
+    rows = select(read('paper'), table=8)
+    return ['RTX 3090', *rows[0]['paper']], [[row['model'], *row['paper'].values()] for row in rows]
+
+
+def paper_averages():
+    rows, others = select(read('paper'), table=5), select(read('paper'), table=9)
+    return [*rows[0]['setting'], 'Table 5: box AP / mask AP', 'Table 9: BLEU', '`--norm`'], [
+        [*row['setting'].values(), row['paper'], other['paper'], norm_option(row)]
+        for row, other in zip(rows, others, strict=True)]
+
+
+def norm_option(row):
+    """What the command gives to --norm."""
+    words = shlex.split(row['command'])
+    return f'`{words[words.index("--norm") + 1]}`' if '--norm' in words else 'the recipe'
+
+
+def paper_setting(number):
+    """A row for each setting, a column for each model."""
+    rows = [row for row in read('paper') if row['table'] == number and 'setting' in row]
+    return paper({row['model']: row['model'] for row in rows}, table=number)
+
+
+def paper_1():
+    return paper({'IWSLT14 German to English': 'IWSLT14 de-en', 'WMT14 English to French': 'WMT14 en-fr'}, table=1)
+
+
+def stored(name, columns=None):
+    """A table of tables.jsonl, or some of its columns."""
+    rows = [row['cells'] for row in select(read('tables'), table=name)]
+    columns = columns or list(rows[0])
+    return columns, [[row[column].replace('|', '\\|') for column in columns] for row in rows]
+
+
+# The projects.
+def residual_steps():
+    found = {}
+    for row in read('residual_step_amd_epyc'):
+        name = {'digits, 48 layers': 'width 64, 48 layers'}.get(row['model'], row['model'])
+        found.setdefault(f'{name}, {row["norm"]}', {})[row['scheme']] = quartiles(row['to_post_norm'])
+    schemes = ('DeepNorm', 'BranchNorm', 'PreNorm')
+    return ['', *schemes], [[name, *(cells[scheme] for scheme in schemes)] for name, cells in sorted(found.items())]
+
+
+def low_light_speed():
+    found = {}
+    for row in read('low_light_speed_amd_epyc'):
+        found.setdefault(tuple(row['shape'][2:]), {})[row['norm']] = row
+    norms = [norm for norm in next(iter(found.values())) if norm != 'LN']
+    return ['image', 'LN, ms', *(f'{norm} / LN' for norm in norms)], [
+        [' x '.join(map(str, shape)), f'{rows["LN"]["seconds"] * 1e3:.0f}',
+         *(quartiles(rows[norm]['to_ln'], 2) for norm in norms)] for shape, rows in found.items()]
+
+
+def translation_speed():
+    return ['what', 'norm', 'tokens / s', 'time / LN'], [
+        [row['what'], row['norm'], f'{row["tokens"] / row["seconds"]:.0f}', f'{row["to_ln"]["value"]:.2f}']
+        for row in read('translation_speed_amd_epyc')]
+
+
+# Which command writes a file of rows, by the beginning of its name.
+COMMANDS = {
+    'adapt_vit': 'benchmarks/adapt_vit.py', 'amd_epyc': 'benchmarks/fuse_models.py',
+    'chips_accuracy': 'benchmarks/chips_accuracy.py', 'chips': 'benchmarks/chips.py',
+    'deployed_speed': 'benchmarks/deployed_speed.py', 'ethos_u': 'benchmarks/ethos_u.py',
+    'exact_int8': 'benchmarks/exact_int8.py', 'exact_speed': 'files in rotation in one process',
+    'export_families': 'benchmarks/export_families.py', 'gpu_': 'benchmarks/gpu.py', 'int8': 'benchmarks/int8.py',
+    'low_light_speed': 'projects/low_light/tools/benchmark.py', 'model_zoo': 'benchmarks/model_zoo.py',
+    'norm_layers': 'benchmarks/norm_layers.py', 'nvidia_h200': 'benchmarks/fuse_models.py',
+    'paper': 'from the paper', 'real_vit': 'benchmarks/real_vit.py', 'residual_step': 'benchmarks/residual_step.py',
+    'scores': 'benchmarks/write_scores.py', 'shifted_light': 'benchmarks/shifted_light.py',
+    'tables': 'named in each row', 'tiny_layer': 'benchmarks/tiny_layer.py', 'train_step': 'benchmarks/train_step.py',
+    'translation_speed': 'projects/translation/tools/benchmark.py'}
+
+
+def data_files():
+    """Each file of rows, what wrote it, and the machines that its rows name."""
+    lines = []
+    for path in sorted(RESULTS.glob('*.jsonl')):
+        rows = read(path.stem)
+        machines = {row.get('environment', {}).get('device') or row.get('device') or row.get('cpu')
+                    or row.get('compiler') for row in rows} - {None}
+        command = next((text for start, text in COMMANDS.items() if path.name.startswith(start)), '')
+        lines.append([f'[{path.name}](../../benchmarks/results/{path.name})', len(rows),
+                      f'`{command}`' if '/' in command else command, '; '.join(sorted(machines)).replace('(R)', '')])
+    return ['file', 'rows', 'written by', 'measured on'], lines
+
+
+ROW_TABLES = {function.__name__: function for function in (
+    exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip, chip_failures,
+    chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted, adapted_all,
+    adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
+    residual_steps, low_light_speed, translation_speed, data_files)}
+ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
+ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
+ROW_TABLES['zoo'] = partial(stored, 'zoo', ['model', 'score', 'sha256 begins'])
